@@ -265,8 +265,8 @@ def test_progress_is_shown_on_a_terminal(no_color: bool, monkeypatch: pytest.Mon
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("NO_COLOR", "1" if no_color else "")
-    with progress.watch_shares("begun") as tell:
-        tell(0.25, lambda: "a quarter")
+    with progress.watch_fraction("begun") as show:
+        show(0.25, lambda: "a quarter")
     with progress.show_busy("busy"):
         pass
     assert ("25 %" in stderr.text) == (not no_color)

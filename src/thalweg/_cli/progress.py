@@ -13,11 +13,11 @@ from thalweg._cli.log_progress import ProgressLines
 
 
 @contextmanager
-def watch_shares(title: str) -> Iterator[Callable[[float, Callable[[], str]], None]]:
-    """Yield a callback for a share from 0 to 1 and a function that returns the text to show."""
+def watch_fraction(label: str) -> Iterator[Callable[[float, Callable[[], str]], None]]:
+    """Yield a callback for a fraction from 0 to 1 and a function that returns the text to show."""
     console = make_console(stderr=True)
     if not console.is_terminal:
-        yield ProgressLines().tell
+        yield ProgressLines().show
         return
 
     # The callback refreshes the bar: a refreshing thread would disturb timings.
@@ -26,10 +26,10 @@ def watch_shares(title: str) -> Iterator[Callable[[float, Callable[[], str]], No
         TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(), console=console,
         transient=True, auto_refresh=False,
     ) as bar:  # fmt: skip
-        task = bar.add_task(title, total=1.0)
+        task = bar.add_task(label, total=1.0)
         bar.refresh()
-        yield lambda share, text: bar.update(
-            task, description=text(), completed=share, refresh=True
+        yield lambda fraction, text: bar.update(
+            task, description=text(), completed=fraction, refresh=True
         )
 
 

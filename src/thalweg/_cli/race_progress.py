@@ -36,15 +36,18 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
     with Live(bar, console=console, transient=True, auto_refresh=False) as live:
         live.refresh()
 
-        def progress(race: Race, part: Fraction) -> None:
+        def progress(fraction: Fraction, race: Race) -> None:
             nonlocal last_update
             if monotonic() - last_update < INTERVAL:
                 return
             bar.update(
-                task, description=_title_of(race, part), total=1.0, completed=part.done(race)
+                task,
+                description=_describe_step(race, fraction),
+                total=1.0,
+                completed=fraction.done(race),
             )
             # With several learning rates each, there are more lanes than lines.
-            table = [] if part.searching else [report.table([race], console.width)]
+            table = [] if fraction.searching else [report.table([race], console.width)]
             display: object = Group(bar, *table)
             live.update(display, refresh=True)
             last_update = monotonic()
@@ -53,17 +56,17 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
 
 
 def _in_lines(lines: ProgressLines) -> Progress:
-    def progress(race: Race, part: Fraction) -> None:
+    def progress(fraction: Fraction, race: Race) -> None:
         def text() -> str:
             best = race.ranked()[0]
             ahead = f", ahead: {best.name} with {best.scores.test_accuracy:.1%}"
             scored = best.evaluations and best.diverged_at is None
-            return f"{_title_of(race, part)} of {race.steps:,}{ahead if scored else ''}"
+            return f"{_describe_step(race, fraction)} of {race.steps:,}{ahead if scored else ''}"
 
-        lines.tell(part.done(race), text)
+        lines.show(fraction.done(race), text)
 
     return progress
 
 
-def _title_of(race: Race, part: Fraction) -> str:
-    return f"{part.title}, step {race.step:,}" if part.title else f"step {race.step:,}"
+def _describe_step(race: Race, fraction: Fraction) -> str:
+    return f"{fraction.label}, step {race.step:,}" if fraction.label else f"step {race.step:,}"

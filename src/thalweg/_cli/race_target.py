@@ -16,7 +16,7 @@ from thalweg._base.terminal_tables import fitted
 from thalweg._cli.console import make_console
 from thalweg._cli.options import RaceOptions, Stopped, usable_cores
 from thalweg._cli.output_paths import check_writable
-from thalweg._cli.progress import watch_shares
+from thalweg._cli.progress import watch_fraction
 from thalweg._cli.race.errors import RaceError
 from thalweg._cli.race.report import lay_out_table
 from thalweg._cli.race.target import picture
@@ -35,9 +35,11 @@ def race_to_targets(options: RaceOptions) -> None:
     check_writable(options.out, output_paths)
     results = _begin(plan, output_paths[0], options.resume)
     try:
-        with watch_shares("first trials") as tell:
+        with watch_fraction("first trials") as show:
             jobs = options.jobs or max(1, usable_cores() // options.threads)
-            run_all(results, output_paths[0], jobs, lambda share, text: tell(share, lambda: text))
+            run_all(
+                results, output_paths[0], jobs, lambda fraction, text: show(fraction, lambda: text)
+            )
     except KeyboardInterrupt as error:
         if not results.outcomes:
             raise
@@ -101,19 +103,19 @@ def _print(console: Console, results: Results, summary: Summary, output_paths: l
 
 
 def _table(
-    plan: StudyPlan, ranking: Sequence[RankedRun], number_format: str,
+    plan: StudyPlan, ranking: Sequence[RankedRun], cost_format: str,
     extra_cells: Sequence[dict[str, str]], width: int,
 ) -> Table:  # fmt: skip
     """Return a table of a ranking, with as many columns as fit into `width`.
 
-    Costs are formatted by `number_format`, or "-" if infinite. `extra_cells` has further cells by
+    Costs are formatted by `cost_format`, or "-" if infinite. `extra_cells` has further cells by
     heading for each row, or is empty.
     """
 
     rows: list[dict[str, str]] = []
     for index, run in enumerate(ranking):
         ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
-        costs = {name: f"{cost:{number_format}}" if math.isfinite(cost) else "-"
+        costs = {name: f"{cost:{cost_format}}" if math.isfinite(cost) else "-"
                  for name, cost in run.costs.items()}  # fmt: skip
         extra = extra_cells[index] if extra_cells else {}
         rows.append(

@@ -268,7 +268,7 @@ def _measure_all(
     console = make_console(stderr=True)
     lines = None if console.is_terminal else ProgressLines()
     with _progress_bar(console, disable=quiet or lines is not None) as progress:
-        for place, (name, entry) in enumerate(entries.items()):
+        for index, (name, entry) in enumerate(entries.items()):
             task = progress.add_task(f"{name} on {shapes.name}", total=rounds, now="")
 
             def doing(activity: str, task: Any = task) -> None:
@@ -276,13 +276,13 @@ def _measure_all(
 
             def done(
                 count: int, total: int, timings: Timings, task: Any = task, name: str = name,
-                place: int = place,
+                index: int = index,
             ) -> None:  # fmt: skip
                 nonlocal has_explained
                 progress.update(task, completed=count, total=total)
                 if lines is not None:
-                    share = (place + count / total) / len(entries)
-                    lines.tell(share, lambda: f"{name}: {count} of {total} rounds")
+                    fraction = (index + count / total) / len(entries)
+                    lines.show(fraction, lambda: f"{name}: {count} of {total} rounds")
                 if not has_explained and count < total <= len(timings.cores_of_others):
                     has_explained = True
                     console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)

@@ -164,14 +164,14 @@ def _describe_gpus() -> list[dict[str, str]]:
     """Return the name of each GPU, and how steps run there."""
 
     gpus: list[dict[str, str]] = []
-    for number in range(torch.cuda.device_count()):
-        device = torch.device("cuda", number)
-        architecture = driver.of_torch().describe_device(number)
-        is_tried = torch.cuda.get_device_capability(number) >= (8, 0)
+    for index in range(torch.cuda.device_count()):
+        device = torch.device("cuda", index)
+        architecture = driver.of_torch().describe_device(index)
+        is_tried = torch.cuda.get_device_capability(index) >= (8, 0)
         steps = "Triton kernels" + ", never run on this capability" * (not is_tried)
         if not takes_device(device, "auto"):
             steps = f"torch functions: {why_unfused(device)}"
-        name = torch.cuda.get_device_name(number)
+        name = torch.cuda.get_device_name(index)
         gpus.append({"name": name, "architecture": architecture, "steps": steps})
     for kind in ("mps", "xpu"):
         if torch.get_device_module(kind).is_available():

@@ -171,7 +171,7 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
 )
 @click.option(
     "--set",
-    "numbers",
+    "hypers",
     multiple=True,
     metavar="NAME=VALUE",
     help="A hyperparameter that the file does not contain, such as learning_rate=0.01.",
@@ -188,7 +188,7 @@ def convert(
     rules: str | None,
     optimizer: str | None,
     which: int | None,
-    numbers: tuple[str, ...],
+    hypers: tuple[str, ...],
     allow_loss: bool,
     force: bool,
     as_json: bool,
@@ -216,7 +216,7 @@ def convert(
     if existing and not force:
         raise click.ClickException(f"{existing[0]} is there: give another OUT, or --force.")
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
-    arguments: dict[str, Any] = dict(map(_parse_number, numbers))
+    arguments: dict[str, Any] = dict(map(_parse_number, hypers))
     omitted_names: Sequence[str] = ()
     report: list[str] = []
     try:
@@ -284,7 +284,7 @@ def _watch_progress(path: str) -> Iterator[Progress | None]:
     console, name = make_console(stderr=True), escape_text(os.path.basename(path))
     if not console.is_terminal:
         lines = ProgressLines()
-        yield lambda done, total: lines.tell(
+        yield lambda done, total: lines.show(
             done / max(total, 1), lambda: f"{name}: {_format_size(done)} of {_format_size(total)}"
         )
         return
@@ -329,8 +329,8 @@ def _print_summary(listing: Listing) -> Iterator[str]:
     yield from listing.optimizers
     optimizer = None if listing.optimizers else listing.document.get("optimizer")
     if isinstance(optimizer, dict):
-        numbers = format_arguments(optimizer.get("arguments"))
-        yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
+        hypers = format_arguments(optimizer.get("arguments"))
+        yield f"optimizer: {optimizer.get('class')}" + (f" ({hypers})" if hypers else "")
     if listing.document.get("step") is not None and not listing.optimizers:
         yield f"step: {listing.document['step']}"
     for name, value in as_object(listing.document.get("metrics")).items():
@@ -360,13 +360,13 @@ def _print_tree(listing: Listing) -> object:
     root = Tree(Text(escape_text(listing.path)))
     branches: dict[tuple[str, ...], Tree] = {(): root}
     for tensor in listing.tensors:
-        parts = tuple(tensor.name.split("/"))
-        for depth in range(1, len(parts)):
-            if parts[:depth] not in branches:
-                parent = branches[parts[: depth - 1]]
-                branches[parts[:depth]] = parent.add(Text(escape_text(parts[depth - 1])))
+        pieces = tuple(tensor.name.split("/"))
+        for depth in range(1, len(pieces)):
+            if pieces[:depth] not in branches:
+                parent = branches[pieces[: depth - 1]]
+                branches[pieces[:depth]] = parent.add(Text(escape_text(pieces[depth - 1])))
         shape = " x ".join(map(str, tensor.shape)) or "()"
-        branches[parts[:-1]].add(Text(escape_text(f"{parts[-1]}  {tensor.dtype} {shape}")))
+        branches[pieces[:-1]].add(Text(escape_text(f"{pieces[-1]}  {tensor.dtype} {shape}")))
     return root
 
 

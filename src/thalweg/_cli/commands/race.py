@@ -15,7 +15,7 @@ from thalweg._base.literals import split_at_commas
 from thalweg._cli.console import make_console
 from thalweg._cli.launch import launch_ranks
 from thalweg._cli.options import RaceOptions, Rates, Stopped, Whole, clamp_threads
-from thalweg._cli.output_paths import check_writable, refuse_folder
+from thalweg._cli.output_paths import check_writable, refuse_directory
 from thalweg._cli.race import events, html_page, outcome, plot, report
 from thalweg._cli.race.contestant import Contestant
 from thalweg._cli.race.contestants import line_up
@@ -40,20 +40,20 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
     """Parse --lr: `0.01`, `Adam=0.01,Ftrl=0.5`, a list of both, or `sweep`."""
     shared: float | None = None
     by_name: dict[str, float] = {}
-    parts = split_at_commas(value or "")
-    if SWEEP in map(str.lower, parts):
-        if len(parts) > 1:
+    pieces = split_at_commas(value or "")
+    if SWEEP in map(str.lower, pieces):
+        if len(pieces) > 1:
             raise click.BadParameter(
                 f"'{SWEEP}' stands alone: everyone tries as many learning rates."
             )
         return Rates(None, {}, sweep=True)
-    for part in parts:
-        name, equals, number = part.rpartition("=")
+    for piece in pieces:
+        name, equals, rate_text = piece.rpartition("=")
         try:
-            rate = float(number)
+            rate = float(rate_text)
         except ValueError:
             raise click.BadParameter(
-                f"'{part}' is neither a number nor NAME=NUMBER, nor '{SWEEP}'."
+                f"'{piece}' is neither a number nor NAME=NUMBER, nor '{SWEEP}'."
             ) from None
         if equals:
             by_name[name.strip()] = rate
@@ -327,16 +327,16 @@ def _run_race(options: RaceOptions, output_paths: list[Path]) -> None:
         ran(None)
         return
     console = make_console(stderr=options.as_json)
-    with _events_folder(options.logdir, problem) as events_folder:
+    with _make_events_directory(options.logdir, problem) as events_directory:
         with watch_race(make_console(stderr=True), problem) as progress:
             result = ran(progress)
         report.save(result, output_paths[0])
         plot.save(result, output_paths[1])
         if options.report is not None:
             html_page.save(result, options.report)
-        if events_folder is not None:
-            events.save(result, events_folder)
-            output_paths.append(events_folder)
+        if events_directory is not None:
+            events.save(result, events_directory)
+            output_paths.append(events_directory)
     if options.as_json:
         click.echo(report.text(result))
     else:
@@ -358,17 +358,17 @@ def _describe_stop(result: RaceOutcome) -> str:
 
 
 @contextmanager
-def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
+def _make_events_directory(logdir: Path | None, problem: str) -> Iterator[Path | None]:
     if logdir is None:
         yield None
         return
 
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(events.folder(logdir, problem))
+            directory = stack.enter_context(events.make_directory(logdir, problem))
         except OSError as error:
-            raise refuse_folder("--logdir", logdir, error) from error
-        yield folder
+            raise refuse_directory("--logdir", logdir, error) from error
+        yield directory
 
 
 def _print_race(console: Any, result: RaceOutcome, output_paths: list[Path]) -> None:

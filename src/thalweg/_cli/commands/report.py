@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from thalweg._cli.output_paths import check_writable
-from thalweg._cli.progress import watch_shares
+from thalweg._cli.progress import watch_fraction
 from thalweg._cli.race.report import whole
 from thalweg._cli.report.history import History, read_history
 from thalweg._cli.report.json_values import plain_warned
@@ -69,5 +69,5 @@ def _read(run: Path) -> History:
     if not run.is_file() or run.stat().st_size < LARGE:
         return read_history(run)
     name = escape_text(run.name)
-    with watch_shares(name) as progress:
-        return read_history(run, lambda share: progress(share, lambda: name))
+    with watch_fraction(name) as progress:
+        return read_history(run, lambda fraction: progress(fraction, lambda: name))

@@ -19,7 +19,7 @@ from rich.text import Text
 from thalweg import optim
 from thalweg._base.literals import names_file
 from thalweg._cli import registry, rule_loader
-from thalweg._cli.class_facts import numbers_of, sparse_words
+from thalweg._cli.class_facts import describe_sparse_update, numbers_of
 from thalweg._cli.console import make_console
 from thalweg._cli.registry import OPTIM, by_class, torch_rules
 from thalweg._engines.pass_updates import sweeps_in_order
@@ -50,7 +50,9 @@ def rules(as_json: bool) -> None:
         table.add_column(heading, overflow="fold")
     for rule in RULES:
         table.add_row(
-            rule.name, ", ".join(slot.name for slot in rule.slots) or "-", sparse_words(rule)
+            rule.name,
+            ", ".join(slot.name for slot in rule.slots) or "-",
+            describe_sparse_update(rule),
         )
     console = make_console()
     console.print(table)
@@ -221,10 +223,10 @@ def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]
     if cls is None:
         return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
     return [
-        (number.hyper.name, number.default, number.doc)
-        if number.argument or number.default is not None
-        else (number.hyper.name, number.hyper.default, number.doc)
-        for number in numbers_of(rule, cls)
+        (hyper_facts.hyper.name, hyper_facts.default, hyper_facts.doc)
+        if hyper_facts.argument or hyper_facts.default is not None
+        else (hyper_facts.hyper.name, hyper_facts.hyper.default, hyper_facts.doc)
+        for hyper_facts in numbers_of(rule, cls)
     ]
 
 
@@ -247,7 +249,7 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
         ],
         "powers": dict(rule.powers),
         "sweeps": len(sweeps_in_order(rule)),
-        "sparse": sparse_words(rule, cls),
+        "sparse": describe_sparse_update(rule, cls),
         "source": rule.source,
         "differs": rule.differs,
     }
@@ -259,12 +261,12 @@ def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:
         return rules_by_name[name.lower()], None
-    titles = {rule.name.lower(): title for title, rule in registry.torch_rules().items()}
-    title = titles.get(name.lower(), name)
-    if names_file(title):
-        return rule_loader.load_rule(title), None
+    names_by_rule = {rule.name.lower(): label for label, rule in registry.torch_rules().items()}
+    label = names_by_rule.get(name.lower(), name)
+    if names_file(label):
+        return rule_loader.load_rule(label), None
     try:
-        entry = registry.named(registry.spelled(title))
+        entry = registry.named(registry.spelled(label))
         # Facts of torch's classes are those of thalweg.optim's classes of the same name.
         original = getattr(entry.cls, "factory", None)
         return entry.rule, original and getattr(optim, original.__name__, None)
@@ -278,7 +280,7 @@ def _of_torch(rule: Rule) -> Rule | None:
     # A user-defined rule may have the name of a built-in one.
     if rule not in RULES:
         return None
-    torch_rules_by_name = {title.lower(): torch_rule for title, torch_rule in torch_rules().items()}
+    torch_rules_by_name = {label.lower(): torch_rule for label, torch_rule in torch_rules().items()}
     torch_rule_ = torch_rules_by_name.get((OPTIM + rule.name).lower())
     return None if torch_rule_ is rule else torch_rule_
 
@@ -300,10 +302,10 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
     if torchs is not None:
         formulas = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
     _print_formulas(
-        console, {title: formula_source(shown_rule) for title, shown_rule in formulas.items()}
+        console, {label: formula_source(shown_rule) for label, shown_rule in formulas.items()}
     )
-    for title, lines in _sections_of(rule, cls):
-        console.print(Text(f"\n{title}", style="bold"))
+    for label, lines in _sections_of(rule, cls):
+        console.print(Text(f"\n{label}", style="bold"))
         for line in lines:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
@@ -314,14 +316,14 @@ def _print_formulas(console: Console, texts: dict[str, str]) -> None:
     widths = [max(map(len, text.splitlines())) for text in texts.values()]
     if len(texts) > 1 and sum(widths) + 3 <= console.width:
         table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
-        for title in texts:
-            table.add_column(title, header_style="bold", no_wrap=True)
+        for label in texts:
+            table.add_column(label, header_style="bold", no_wrap=True)
         table.add_row(*(_print_code(console, text) for text in texts.values()))
         console.print()
         console.print(table)
         return
-    for title, text in texts.items():
-        console.print(Text(f"\n{title}", style="bold"))
+    for label, text in texts.items():
+        console.print(Text(f"\n{label}", style="bold"))
         console.print(_print_code(console, text), soft_wrap=True)
 
 
@@ -344,5 +346,5 @@ def _sections_of(rule: Rule, cls: type[Any] | None) -> Iterator[tuple[str, list[
     for power, hyper in rule.powers.items():
         defaults.append(f"{power:<20} {hyper} to the power of the step")
     yield "Defaults", defaults
-    yield "Sparse gradient", [sparse_words(rule, cls)]
+    yield "Sparse gradient", [describe_sparse_update(rule, cls)]
     yield "Differs from torch.optim", [rule.differs or "nothing noted"]

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thalweg._cli.console import make_console
-from thalweg._cli.progress import watch_shares
+from thalweg._cli.progress import watch_fraction
 from thalweg._cli.scan import table
 from thalweg._cli.scan.script import Name, ScanError, Scanned
 from thalweg._cli.scan.script import scan as scanned
@@ -56,9 +56,9 @@ def scan(files: tuple[str, ...], names: bool, markdown: bool, as_json: bool) -> 
     scripts: list[Scanned] = []
     failed: list[str] = []
     paths = list(_find_scripts(files))
-    with watch_shares("scanning") as progress:
-        for number, path in enumerate(paths):
-            progress(number / len(paths), lambda path=path: escape_text(path))
+    with watch_fraction("scanning") as progress:
+        for index, path in enumerate(paths):
+            progress(index / len(paths), lambda path=path: escape_text(path))
             try:
                 scripts.append(scanned(path))
             except ScanError as error:

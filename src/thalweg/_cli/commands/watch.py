@@ -79,7 +79,7 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
 
 def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
 
-    places = rank_layers(latest.rows).indices[:layers].tolist() if latest.rows else []
+    indices = rank_layers(latest.rows).indices[:layers].tolist() if latest.rows else []
     return {
         "step": latest.step,
         "measured": latest.measured_step,
@@ -87,7 +87,7 @@ def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
         "layers": [
             {"name": latest.names[index]}
             | {key: plain_number(float(row[index])) for key, row in latest.rows.items()}
-            for index in places
+            for index in indices
         ],
         "warned": [plain_warned(warning) for warning in latest.warnings],
         "damaged": latest.damaged,
@@ -96,20 +96,20 @@ def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
 
 def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:
 
-    parts: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
+    renderables: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
     notes: list[Text] = []
     if latest.rows:
-        fitting = max(3, console.height - 10 - MAX_WARNINGS)
+        max_rows = max(3, console.height - 10 - MAX_WARNINGS)
         rows = {escape_text(key): row for key, row in latest.rows.items()}
-        worst = rank_layers(rows)
+        ranking = rank_layers(rows)
         names = [escape_text(name) for name in latest.names]
-        max_layers = layers or fitting
-        parts.append(make_table(rows, names, worst, max_layers, console.width))
+        max_layers = layers or max_rows
+        renderables.append(make_table(rows, names, ranking, max_layers, console.width))
         hidden = len(names) - max_layers
         remainder = f"; {hidden:,} more" if hidden > 0 else ""
-        notes.append(Text(f"Worst first: {worst.words}{remainder}.", style="dim"))
+        notes.append(Text(f"Worst first: {ranking.description}{remainder}.", style="dim"))
     for warning in latest.warnings[-MAX_WARNINGS:]:
         notes.append(Text(escape_text(warning), style="yellow"))
     if latest.damaged:
         notes.append(Text(tell_damaged(latest.damaged), style="yellow"))
-    return Group(*parts, *notes)
+    return Group(*renderables, *notes)
