@@ -59,7 +59,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
     """Return {tensor: value} for `feed_dict`, with values as torch tensors of the tensors' dtypes.
 
     Raises:
-        InvalidTypeError: A key is no tensor, or a value has another dtype or is symbolic.
+        InvalidTypeError: A key is no tensor, or a value is symbolic or loses digits in the dtype.
         InvalidArgumentError: A key is of another graph, or a value has another shape.
         LayoutError: A value is a tensor whose storage was cut.
     """

@@ -153,7 +153,17 @@ class GradientsOfRun:
         retain_graph: bool,
         create_graph: bool,
     ) -> list[Gradient]:
-        """Return the gradient of each x; zeros or None where this run does not connect it."""
+        """Return the gradient of each of `xs`.
+
+        Args:
+            ys: Values to differentiate.
+            weights: The output gradient of each of `ys`; None stands for ones.
+            xs: Values with respect to which is differentiated.
+            stops: Values through which no gradient flows.
+            by_rows: For each of `xs` whether its gradient is `IndexedSlices`.
+            zeros: For each of `xs` whether zeros, and not None, stand for no connection.
+            retain_graph, create_graph: As in `torch.autograd.grad`.
+        """
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
         indices = [index for index, x in enumerate(xs) if x.requires_grad]
         ends = [xs[index] for index in indices]

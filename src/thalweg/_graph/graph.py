@@ -75,7 +75,7 @@ class Graph(Nodes):
     def write(
         self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
-        """Add an operation that writes to a variable in place; see `in_place.write`."""
+        """Add an operation that writes to a variable in place; see `inplace_ops.write`."""
         write(variable, name, args, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""`while_loop`, `map_fn`, `scan` and `foldl`: functions that run again and again."""
+"""`while_loop`, `map_fn`, `scan`, `foldl` and `foldr`: operations that call a function repeatedly."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ def _add_loop(
     back_prop: bool,
     limit: object,
 ) -> Any:
-    """Add the operation of a loop; return the final loop variables in their structure."""
+    """Add the operation of a loop; return the final loop variables in their structure.
+
+    Raise InvalidTypeError if `body` changes the structure, a dtype or a declared shape.
+    """
     graph = get_default_graph()
     start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
     first = list(leaves_of(start))
@@ -258,6 +261,7 @@ def _add_fold(
 
         def apply_once(*given: object) -> object:
             """Return the next value for the leaves of a value and a row."""
+            # One iterator: the leaves of the value come first, those of the row behind them.
             leaves = iter(given)
             return fn(packed(state, leaves), packed(elems, leaves))
 

@@ -53,7 +53,7 @@ def call_module(
         _call_on_copies if _writes_to_inputs(module) else _call_functionally, module
     )
     arguments = (weights, buffers, tuple(args), dict(kwargs))
-    sparse = frozenset(_row_gradients(module, weights))
+    sparse = frozenset(_find_sparse_weights(module, weights))
     return recording.record(graph, call, arguments, {}, node_name, sparse, stateful=bool(buffers))
 
 
@@ -104,10 +104,10 @@ def _scope_path(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _row_gradients(
+def _find_sparse_weights(
     module: torch.nn.Module, weights: Mapping[str, GraphVariable]
 ) -> set[GraphVariable]:
-    """Return the weights of sparse embeddings that no other layer shares."""
+    """Return the weights that only embeddings with `sparse=True` use."""
     sparse: set[GraphVariable] = set()
     dense: set[GraphVariable] = set()
     for path, layer in module.named_modules(remove_duplicate=False):

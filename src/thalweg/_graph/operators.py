@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,19 +26,6 @@ _MISSING |= {"storage", "untyped_storage", "data_ptr", "stride", "storage_offset
 _MISSING |= {"layout", "is_meta", "is_cuda", "is_cpu"}
 _REFLECTED = {"radd", "rsub", "rmul", "rdiv", "rtruediv", "rpow", "rmatmul", "rfloordiv", "rmod"}
 _ASSIGN_HINT = "Use assign, assign_add or assign_sub on a variable."
-
-
-class OperatorRecorder(Protocol):
-    """Interface of a graph for symbolic tensors."""
-
-    def call(
-        self,
-        function: Callable[..., object],
-        args: Sequence[object],
-        kwargs: Mapping[str, object] | None = None,
-        name: str | None = None,
-    ) -> Any:
-        """Add a node that calls `function`; return its outputs."""
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
@@ -83,7 +70,7 @@ class Operators(Symbolic):
     shape: Any
 
     @property
-    def graph(self) -> OperatorRecorder:
+    def graph(self) -> Any:
         """The graph that records."""
         raise NotImplementedError
 

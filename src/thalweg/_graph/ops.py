@@ -117,9 +117,9 @@ def constant(
 
 
 def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return the elements in one dimension, padded to `room` with the last one, or with zeros.
+    """Return the elements in one dimension, padded to `capacity` with the last one, or with zeros.
 
-    Raise in eager mode, and for more than `room` elements.
+    Raise in eager mode, and for more than `capacity` elements.
     """
     count = tensor.numel()
     message = f"{count} values do not fit shape {tuple(shape)}, which holds {capacity}."
@@ -137,7 +137,7 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
     Args:
         value: A symbolic tensor, slices, a torch parameter or other object with a symbol, what
             `to_tensor` takes, or a list in which some elements are symbolic tensors of one shape.
-        dtype: Optional.
+        dtype: Optional; an eager tensor of another dtype is converted.
         name: Optional.
 
     Raises:
@@ -302,7 +302,7 @@ def _scatter_function(update: str) -> Callable[..., Any]:
         return ref
 
     apply.__name__ = apply.__qualname__ = f"scatter_{update}"
-    apply.__doc__ = f"""Change rows of a variable by "{update}"; see `ground.scattering.scatter`.
+    apply.__doc__ = f"""Change rows of a variable by "{update}"; see `_base.scatter.scatter`.
 
     Args:
         ref: The variable.

@@ -101,9 +101,10 @@ class RunPlan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Call the `abandoned` callback of the first operation after the failure, if it has one.
+        """Pass an error to threads that wait for the first operation that did not run.
 
-        Threads that wait for such an operation get `error`; the failed operation itself is skipped.
+        The first operation with a callback `abandoned`, from the failed one on, gets the error by
+        that callback; if it is the failed operation itself, nothing is called.
 
         Args:
             failed: The step that failed; None if the run has not begun.
@@ -133,7 +134,7 @@ class SubgraphRun:
         frame = thread.frames[-1]
         frame.update(zip(self.parameters, values, strict=True))
         with grad_kept():
-            return frame.session.carry_out(self.plan, frame, frame.session.copy_if_shared)
+            return frame.session.carry_out(self.plan, frame, frame.session.values.copy_if_shared)
 
 
 def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPlan:
@@ -192,7 +193,7 @@ def _plan_block(
         *(_plan_operation(op, derivatives, fed) for op in operations if op.function is not None),
         *final,
     ]
-    _place_results(steps, fetches, fed, derivatives.watched)
+    _record_uses(steps, fetches, fed, derivatives.watched)
     for step in steps:
         has_subgraphs = bool(step.operation.subgraphs)  # which see to it themselves
         step.grad = bool(derivatives.operations) and (step.lock == SHARED or has_subgraphs)
@@ -400,7 +401,7 @@ def _pseudo_step(variable: GraphVariable, function: Callable[..., object], is_li
     return Step(variable.op, function, fill_variable, SHARED, returns_output=True, results=results)
 
 
-def _place_results(
+def _record_uses(
     steps: Sequence[Step],
     fetches: Sequence[Operation | SymbolicTensor],
     fed: Fed,
@@ -412,7 +413,7 @@ def _place_results(
 
     Args:
         steps: All steps, in the order of the run.
-        fetches: The operations and tensors to fetch; the place of a tensor goes to `fetched`.
+        fetches: The operations and tensors to fetch; the index of a tensor is added to `fetched`.
         fed: Tensors with values from the caller, which are not results of a step.
         sources: Tensors with respect to which a step computes gradients.
     """

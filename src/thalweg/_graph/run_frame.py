@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from thalweg._base.execution_context import SessionVariable
-from thalweg._core.atomic_section import Call, calls, drain
+from thalweg._core.atomic_section import calls, drain
 from thalweg._core.commit import add_note
 from thalweg._core.nest import leaves_of
 from thalweg._graph.gradients import as_differentiable
@@ -42,13 +42,6 @@ class RunFrame(Protocol):
 
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
         """Return the value of a tensor that the run of `frame` lacks or has released."""
-
-    def copy_if_shared(self, value: object) -> Any:
-        """Return a value, copied if it shares memory with a variable."""
-
-    def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """Return calls of C functions that restore the present values of variables."""
-        ...
 
     def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
         """Run a plan in `frame`; return the exported values of its fetches."""
@@ -101,6 +94,7 @@ class Frame(dict[SymbolicTensor, Any]):
         step = steps[0]
         try:
             for step in steps:
+                # The mode is set where it changes, since many steps are shorter than the call.
                 if step.grad is not records:
                     records = step.grad
                     torch.set_grad_enabled(records)
@@ -132,7 +126,7 @@ class Frame(dict[SymbolicTensor, Any]):
 
     def begin_unit(self, unit: Unit, variables: Sequence[GraphVariable]) -> None:
         """Record the present values of variables, for `_undo_units` until `end_unit`."""
-        self.undo[unit] = calls(self.session.putting_back(variables))
+        self.undo[unit] = calls(self.session.values.putting_back(variables))
 
     def end_unit(self, unit: Unit) -> None:
         """Keep everything written since `begin_unit`."""
@@ -161,7 +155,7 @@ class Frame(dict[SymbolicTensor, Any]):
             if output_use.crosses_write:
                 is_dense = type(output) is torch.Tensor and output.layout is torch.strided
                 if not is_dense or output.untyped_storage().data_ptr() in memory:
-                    output = self.session.copy_if_shared(output)
+                    output = self.session.values.copy_if_shared(output)
             if output_use.is_live:
                 self[output_use.tensor] = output
             for index in output_use.fetched:

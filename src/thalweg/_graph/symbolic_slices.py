@@ -117,7 +117,7 @@ class SymbolicSlices(SymbolicRows):
 
 
 def _add_field(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
-    """Return a new node for one field, values or indices, of `source`."""
+    """Return a new node for a field of `source`: values, indices or dense_shape (int64)."""
 
     def get_field(slices: IndexedSlices) -> object:
         value = getattr(slices, name)

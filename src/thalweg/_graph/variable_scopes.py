@@ -157,7 +157,7 @@ def variable_scope(
     constraint: Constraint | None = None,
     auxiliary_name_scope: bool = True,
 ) -> Iterator[VariableScope]:
-    """Return a context manager: names of variables begin with a name; yields the scope.
+    """Return a context manager that puts new variables below a name; it yields the scope.
 
     Args:
         name_or_scope: A name below the current scope, a scope to enter again, or None.
@@ -174,8 +174,7 @@ def variable_scope(
         auxiliary_name_scope: True if a name scope is opened with it.
 
     Raises:
-        InvalidArgumentError: There is neither a name nor a default.
-        InvalidTypeError: The name is of another type.
+        InvalidTypeError: There is neither a name nor a default, or the name is of another type.
         InvalidArgumentError: The custom getter or the partitioner is not callable.
     """
     _check_scope_arguments(name_or_scope, default_name, partitioner, custom_getter)

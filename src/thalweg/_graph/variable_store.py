@@ -115,7 +115,10 @@ class Leaves:
         return partial(vars(self).update, attributes)
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """Return calls of C functions that restore the present state of variables."""
+        """Return calls of C functions that restore the present values of variables.
+
+        If one has no value, or no static shape, they also restore which variables have values.
+        """
         leaves = [leaf for leaf in map(self.leaf_by_variable.get, variables) if leaf is not None]
         with no_grad():
             values = putting_back(leaves)

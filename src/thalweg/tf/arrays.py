@@ -20,7 +20,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import concat_split, matrix_products
 from thalweg.tf.concat_split import *
 from thalweg.tf.concat_split import as_known_int
-from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
+from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, set_static, sizes, tensor
 from thalweg.tf.matrix_products import *
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
@@ -86,7 +86,7 @@ def fill(dims: object, value: object, name: str | None = None) -> Tensor:
     """Return a tensor of one number."""
     filling = tensor(value)
     full = call(lambda num, size: num.expand(sizes(size)), filling, sizes_of(dims), name="Fill")
-    return told(full, filling.dtype, lambda: known_sizes(dims))
+    return set_static(full, filling.dtype, lambda: known_sizes(dims))
 
 
 def zeros_like(input: object, dtype: object = None, name: str | None = None) -> Tensor:
@@ -161,7 +161,7 @@ def range(
         is_open = None in bounds or not bounds[-1]
         return [None if is_open else len(builtins.range(*bounds))]  # pyright: ignore
 
-    return told(call(count, *operands, name=name), kind, static_shape)
+    return set_static(call(count, *operands, name=name), kind, static_shape)
 
 
 def linspace(start: object, stop: object, num: object, name: str | None = None) -> Tensor:
@@ -174,7 +174,7 @@ def linspace(start: object, stop: object, num: object, name: str | None = None) 
         return torch.linspace(first.item(), end.item(), int(count), dtype=kind, device=device)
 
     points = call(spread, first, end, num, name=name or "linspace")
-    return told(points, kind, lambda: [known_size(num)])
+    return set_static(points, kind, lambda: [known_size(num)])
 
 
 def one_hot(
@@ -215,7 +215,7 @@ def one_hot(
         return sizes
 
     encoding = call(encode, ids, depth, hot, cold, name=name or "one_hot")
-    return told(encoding, kind, static_shape)
+    return set_static(encoding, kind, static_shape)
 
 
 def tensor_or_value(operand: object, dtype: object = None) -> Tensor:
@@ -269,7 +269,7 @@ def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:
         return None if dims is None else [None if size == -1 else size for size in dims]
 
     reshaped = call(lambda x, size: x.reshape(sizes(size)), source, target, name=name or "Reshape")
-    return told(reshaped, source.dtype, static_shape)
+    return set_static(reshaped, source.dtype, static_shape)
 
 
 @named_in_graphs(2, "name")
@@ -323,7 +323,7 @@ def squeeze(
     if source.shape is not UNKNOWN:
         remaining_sizes(source.shape)
     squeezed = call(drop, source, name=name or "Squeeze")
-    return told(
+    return set_static(
         squeezed,
         source.dtype,
         lambda: remaining_sizes(source.shape) if axes and source.shape else None,
@@ -350,14 +350,14 @@ def tile(input: object, multiples: object, name: str | None = None) -> Tensor:
         return x.repeat(sizes(counts))
 
     tiled = call(repeat, source, repeats, name=name or "Tile")
-    return told(tiled, source.dtype, static_shape)
+    return set_static(tiled, source.dtype, static_shape)
 
 
 def broadcast_to(input: object, shape: object, name: str | None = None) -> Tensor:
     """Return the tensor repeated along dimensions of size 1, up to a shape."""
     source, target = tensor(input), sizes_of(shape)
     output = call(lambda x, size: x.expand(sizes(size)), source, target, name=name or "BroadcastTo")
-    return told(output, source.dtype, lambda: known_sizes(target))
+    return set_static(output, source.dtype, lambda: known_sizes(target))
 
 
 @named_in_graphs(3, "name")

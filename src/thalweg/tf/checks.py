@@ -76,7 +76,7 @@ def _compare_two(
     def check(x: object, y: object) -> object:
         return accepts, pair(x, y), f"Condition x {sign} y did not hold element-wise:"
 
-    doc = f"Have InvalidArgumentError raised unless x {sign} y for all elements."
+    doc = f"Raise InvalidArgumentError unless x {sign} y for all elements."
     return name_function(check, label, doc)
 
 
@@ -87,7 +87,7 @@ def _compare_with_zero(
     def check(x: object) -> object:
         return accepts, [tensor(x)], f"Condition x {sign} 0 did not hold element-wise:"
 
-    doc = f"Have InvalidArgumentError raised unless x {sign} 0 for all elements."
+    doc = f"Raise InvalidArgumentError unless x {sign} 0 for all elements."
     return name_function(check, label, doc)
 
 

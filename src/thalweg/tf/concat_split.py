@@ -112,7 +112,7 @@ def _are_sizes(sizes_or_count: object) -> bool:
 
 
 def _resolve_sizes(total: int, num_pieces: int | None, lengths: object, axis: int) -> list[int]:
-    """Return the sizes of `num_parts` equal parts, or the split sizes with -1 resolved."""
+    """Return the sizes of `num_pieces` equal pieces, or the split sizes with -1 resolved."""
     if num_pieces is not None:
         if num_pieces < 1 or total % num_pieces:
             raise InvalidArgumentError(
@@ -136,7 +136,10 @@ def _add_split(
     shapes: Sequence[Any],
     name: str,
 ) -> list[Tensor]:
-    """Return `function(operand, split_sizes)`, in a graph as an operation with these shapes."""
+    """Return `function(operand, split_sizes)`, in a graph as an operation with these shapes.
+
+    Raise InvalidArgumentError in a graph if `shapes` is empty, as the count of pieces is unknown.
+    """
     symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:
         return list(function(operand, split_sizes))

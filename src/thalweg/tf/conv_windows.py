@@ -180,6 +180,7 @@ def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: 
             f" with strides {windows.stride} and padding {windows.padding!r} makes {folded} of it."
         )
     function: Callable[..., Any] = _SPREAD[len(kernel) - 1]
+    # torch pads both ends alike, which TensorFlow's SAME does not: crop the whole result.
     uncropped = function(data, _outputs_first(filters), stride=windows.stride)
     crops = [
         (-leading, size + leading - full)
@@ -211,7 +212,7 @@ def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
 
 
 def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
-    """Return the mean of the elements in each window, without padding."""
+    """Return the mean of the elements in each window; padding does not count."""
 
     def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         function = functools.partial(
@@ -219,6 +220,7 @@ def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
         )
         if not any(map(any, margins)):
             return function(operand)
+        # torch divides by the size of the window, which includes padding at the ends.
         ones = torch.ones_like(operand[:1, :1])
         sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (operand, ones))
         return function(sums) / function(counts)

@@ -67,7 +67,7 @@ def _holds_tensor(item: object) -> bool:
 
 
 def tensors_alike(values: Sequence[object], dtype: object = None) -> list[Tensor]:
-    """Return values as tensors; arrays and numbers take the dtype of the first tensor in them.
+    """Return values as tensors; arrays and numbers take the dtype of the first tensor in `values`.
 
     Args:
         values: Tensors, arrays, numbers or nested lists of these.
@@ -148,12 +148,18 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
 sizes = _graph.ints  # of what is no symbolic tensor
 
 
-def told(
+def set_static(
     result: Result,
     dtype: torch.dtype | None = None,
     shape: Callable[[], Sequence[int | None] | None] = lambda: None,
 ) -> Result:
-    """Return a result; set the dtype and static shape of a symbolic one."""
+    """Set the dtype and static shape of a symbolic `result` in place; return it.
+
+    Args:
+        result: A tensor; one that is not symbolic is returned unchanged.
+        dtype: The dtype if the result has none.
+        shape: Called for a symbolic result; returns sizes to set, or None to set none.
+    """
     if isinstance(result, _graph.SymbolicTensor):
         result.dtype = dtype if result.dtype is None else result.dtype
         static_shape = shape()

@@ -184,7 +184,11 @@ def conv2d_transpose(
 def transposed(
     input: Tensor, filters: Tensor, output_shape: object, windows: Windows, name: str
 ) -> Tensor:
-    """Compute `conv_windows.spread` as an operation; `output_shape` may be None."""
+    """Return the transposed convolution of `input`, see `conv_windows.spread`.
+
+    `output_shape` is the whole shape of the result, of which only the spatial sizes count; None
+    derives them from `windows`.
+    """
     shape_arg = _shape_argument(output_shape)
     inner = slice(2, None) if windows.channels_first else slice(1, -1)
 

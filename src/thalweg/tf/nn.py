@@ -273,13 +273,18 @@ def dropout(
         InvalidArgumentError: `rate` is a number that is not in [0, 1).
         InvalidTypeError: `x` are integers; or in graph mode `rate` is given by position.
     """
-    return dropped(tensor(x), rate, noise_shape, seed, name or "dropout")
+    return apply_dropout(tensor(x), rate, noise_shape, seed, name or "dropout")
 
 
-def dropped(
+def apply_dropout(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Tensor:
-    """Apply `dropout` if `training`, a bool or a tensor, is true."""
+    """Apply `dropout` if `training`, a bool or a tensor, is true; otherwise return the values of `x`.
+
+    Raises:
+        InvalidArgumentError: `rate` is a number outside of [0, 1).
+        InvalidTypeError: `x` has integers.
+    """
     if isinstance(rate, int | float) and not 0 <= rate < 1:
         raise InvalidArgumentError(f"rate must be in [0, 1), not {rate}.")
     if x.dtype is not None and not (x.dtype.is_floating_point or x.dtype.is_complex):

@@ -40,8 +40,8 @@ def numpy_function(
         name: Optional.
 
     Returns:
-        A tensor, or a list of tensors if `Tout` is one; an operation in graph mode if that is
-        empty.
+        A tensor, or a list of tensors if `Tout` is a list; if that is empty, None, or in graph
+        mode the operation.
 
     Raises:
         InvalidArgumentError: It returns another number of values, or other dtypes.

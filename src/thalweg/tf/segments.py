@@ -11,7 +11,7 @@ from torch import Tensor
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import known_size
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf.convert import call, tensor, told
+from thalweg.tf.convert import call, set_static, tensor
 from thalweg.tf.operators import name_function
 
 __all__ = [
@@ -61,7 +61,7 @@ def _unsorted_reduction(kind: str) -> Callable[..., Tensor]:
                 return None
             return [known_size(num_segments), *rows.shape[len(ids.shape) :]]
 
-        return told(reduction, rows.dtype, static_shape)
+        return set_static(reduction, rows.dtype, static_shape)
 
     doc = f"The {kind} of the rows of each of `num_segments` segments, in any order."
     return name_function(apply, label, doc)
@@ -82,7 +82,7 @@ def _sorted_reduction(kind: str) -> Callable[..., Tensor]:
 
         rows = tensor(data)
         reduction = call(reduce, rows, tensor(segment_ids), name=name or label)
-        return told(reduction, rows.dtype, lambda: rows.shape and [None, *rows.shape[1:]])
+        return set_static(reduction, rows.dtype, lambda: rows.shape and [None, *rows.shape[1:]])
 
     doc = f"The {kind} of the rows of each segment; their numbers do not decrease."
     return name_function(apply, label, doc)

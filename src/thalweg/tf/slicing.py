@@ -16,7 +16,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import known_size, known_sizes, sizes_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.arrays import shape as shape_of
-from thalweg.tf.convert import call, is_tensor, pair, sizes, tensor, told
+from thalweg.tf.convert import call, is_tensor, pair, set_static, sizes, tensor
 from thalweg.tf.elementwise import cast
 from thalweg.tf.random import uniform
 from thalweg.variable import as_dtype
@@ -60,7 +60,7 @@ def slice(input_: object, begin: object, size: object, name: str | None = None) 
             for remaining_size, count in zip(remaining_sizes, dims, strict=True)
         ]
 
-    return told(
+    return set_static(
         call(cut, source, start_sizes, requested_sizes, name=name or "Slice"),
         source.dtype,
         static_shape,
@@ -112,7 +112,7 @@ def strided_slice(
     operands = [
         None if argument is None else sizes_of(argument) for argument in (begin, end, strides)
     ]
-    return told(call(cut, source, *operands, name=name or "StridedSlice"), source.dtype)
+    return set_static(call(cut, source, *operands, name=name or "StridedSlice"), source.dtype)
 
 
 def pad(
@@ -131,6 +131,9 @@ def pad(
             which mirrors before and after them.
         constant_values: What is added with "CONSTANT".
         name: Optional.
+
+    Raises:
+        InvalidArgumentError: The mode is unknown, or `paddings` has not two numbers per dimension.
     """
     kind = mode.lower()
     if kind not in ("constant", "reflect", "symmetric"):
@@ -155,7 +158,7 @@ def pad(
         return x
 
     source, padding_sizes = as_tensor(tensor), sizes_of(paddings)
-    return told(call(widen, source, padding_sizes, name=name or "Pad"), source.dtype)
+    return set_static(call(widen, source, padding_sizes, name=name or "Pad"), source.dtype)
 
 
 def reverse(tensor: object, axis: object, name: str | None = None) -> Tensor:
@@ -186,7 +189,10 @@ def meshgrid(*args: object, indexing: str = "xy", name: str | None = None) -> li
 def boolean_mask(
     tensor: object, mask: object, name: str = "boolean_mask", axis: int | None = None
 ) -> Tensor:
-    """Return the parts of a tensor where a mask is true, along one dimension."""
+    """Return the slices of a tensor where a mask is true, stacked along one dimension.
+
+    The dimensions of the mask are those of the tensor from `axis` on, 0 by default.
+    """
 
     def choose(x: Tensor, bools: Tensor) -> Tensor:
         first = (axis or 0) % max(x.dim(), 1)
@@ -206,13 +212,19 @@ def boolean_mask(
         first = (axis or 0) % max(len(source.shape), 1)
         return [*source.shape[:first], None, *source.shape[first + len(bools.shape) :]]
 
-    return told(call(choose, source, bools, name=name), source.dtype, static_shape)
+    return set_static(call(choose, source, bools, name=name), source.dtype, static_shape)
 
 
 def gather_nd(
     params: object, indices: object, name: str | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """Return elements or parts of `params`; the last dimension of `indices` has their indices."""
+    """Return elements or slices of `params`, whose indices the last dimension of `indices` has.
+
+    `batch_dims` is 0, or 1 to index each row of `params` by the same row of `indices`.
+
+    Raises:
+        InvalidArgumentError: `batch_dims` is another number, or on the CPU an index is out of range.
+    """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:
         if batch_dims:
@@ -229,7 +241,7 @@ def _pick_elements(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return the last dimension of `places` as indices of a tensor of this shape.
+    """Return the last dimension of `positions` as indices of a tensor of this shape.
 
     Raises:
         InvalidArgumentError: On the CPU, if one is out of range.
@@ -255,13 +267,16 @@ def scatter_nd(indices: object, updates: object, shape: object, name: str | None
         return zeros.index_put(indices_of(positions, zeros.shape), values, accumulate=True)
 
     scattered = call(put, positions, values, output_sizes, name=name or "ScatterNd")
-    return told(scattered, values.dtype, lambda: known_sizes(output_sizes))
+    return set_static(scattered, values.dtype, lambda: known_sizes(output_sizes))
 
 
 def sequence_mask(
     lengths: object, maxlen: object = None, dtype: object = torch.bool, name: str | None = None
 ) -> Tensor:
-    """Return rows of `length` ones and then zeros, `maxlen` (the largest length) in all."""
+    """Return a row for each length: that many ones, then zeros up to `maxlen`.
+
+    `maxlen` is by default the largest length.
+    """
 
     def mark(lengths: Tensor, limit: Tensor) -> Tensor:
         largest = int(lengths.max()) if limit is None and lengths.numel() else 0
@@ -272,7 +287,7 @@ def sequence_mask(
     kind, all_lengths = as_dtype(dtype), tensor(lengths)
     width = None if maxlen is None else known_size(maxlen)
     masks = call(mark, all_lengths, maxlen, name=name or "SequenceMask")
-    return told(
+    return set_static(
         masks, kind, lambda: None if all_lengths.shape is UNKNOWN else [*all_lengths.shape, width]
     )
 

@@ -74,7 +74,10 @@ def add_step(
 
 
 def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
-    """Return the (gradient, variable) pairs after the gradient hooks, validated."""
+    """Return the (gradient, variable) pairs that the gradient hooks return, without None gradients.
+
+    Variables that the hooks add get slots. Raise ValueError if no gradient is left.
+    """
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
     ids = {id(var) for var in optimizer._slots.owners()}  # of variables with slots
     for hook in (*before, "_transform_gradients"):

@@ -192,6 +192,8 @@ def convert_to_tensor_or_indexed_slices(
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
     """Select elements as `tf.where`, but for equal shapes; a vector of conditions selects rows.
 
+    Without `x` and `y` return the indices at which `condition` is true.
+
     Raises:
         InvalidArgumentError: The shapes differ.
     """

@@ -152,7 +152,7 @@ class Dataset:
             output_types = tuple(output_types)
         spec = output_signature
         if spec is None:
-            spec = specs.paired(output_types, output_shapes)
+            spec = specs.pair_specs(output_types, output_shapes)
         dtypes = mapped(lambda tensor_spec: tensor_spec.dtype, spec)
         generator_args = [np.asarray(arg) for arg in args]
 

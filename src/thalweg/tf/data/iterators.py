@@ -64,7 +64,7 @@ class Iterator:
             shared_name: Ignored, as is `output_classes`.
         """
         begin_graphs()
-        return InGraph(specs.paired(output_types, output_shapes), None)
+        return InGraph(specs.pair_specs(output_types, output_shapes), None)
 
 
 class InGraph:

@@ -79,7 +79,9 @@ def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]
 
 
 def values_for(spec: Any, values: Any) -> list[Any]:
-    """Return a number for each tensor of an element, of a nest of them or one for all; 0 if None.
+    """Return a list with the padding value of each tensor of an element.
+
+    `values` is a nest like `spec`, one value for all tensors, or None, which stands for 0.
 
     Raises:
         InvalidArgumentError: The nest is not that of an element, or a number is computed.
@@ -125,14 +127,17 @@ def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
     return TensorSpec(None if sizes is None else [size, *sizes], spec.dtype)
 
 
-def paired(types: Any, shapes: Any) -> Any:
-    """Return the specs of a nest of dtypes, and one of shapes, or None."""
+def pair_specs(types: Any, shapes: Any) -> Any:
+    """Return the nest of `TensorSpec` for nests of dtypes and shapes; lists become tuples.
+
+    `shapes` may be None where no shape is known.
+    """
     if isinstance(types, dict):
-        return {key: paired(kind, shapes and shapes[key]) for key, kind in types.items()}
+        return {key: pair_specs(kind, shapes and shapes[key]) for key, kind in types.items()}
     if isinstance(types, tuple | list):
         shapes_in_order = shapes if shapes is not None else [None] * len(types)
         return tuple(
-            paired(kind, shape) for kind, shape in zip(types, shapes_in_order, strict=True)
+            pair_specs(kind, shape) for kind, shape in zip(types, shapes_in_order, strict=True)
         )
     return TensorSpec(shapes, types)
 

@@ -99,6 +99,7 @@ def shuffle_elements(
     while buffer:
         index = draw_below(len(buffer), generator)
         yield buffer[index]
+        # No element is None: datasets convert theirs to tensors.
         next_element = next(elements, None)
         if next_element is None:
             buffer[index] = buffer[-1]

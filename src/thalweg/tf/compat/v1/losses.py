@@ -202,14 +202,14 @@ def _weighted(
 
 @_weighted("absolute_difference", "labels predictions")
 def absolute_difference(labels: object, predictions: object) -> Tensor:
-    """Return the absolute difference of labels and predictions of one shape."""
+    """Reduce the absolute differences of labels and predictions of one shape."""
     operands = _alike_floats(labels=labels, predictions=predictions)
     return call(lambda label, guess: (guess - label).abs(), *operands, name="absolute_difference")
 
 
 @_weighted("mean_squared_error", "labels predictions")
 def mean_squared_error(labels: object, predictions: object) -> Tensor:
-    """Return the squared difference of labels and predictions of one shape."""
+    """Reduce the squared differences of labels and predictions of one shape."""
     operands = _alike_floats(labels=labels, predictions=predictions)
     return call(lambda label, guess: (guess - label).square(), *operands, name="mean_squared_error")
 
@@ -218,7 +218,7 @@ def mean_squared_error(labels: object, predictions: object) -> Tensor:
 def cosine_distance(
     labels: object, predictions: object, axis: int | None = None, dim: int | None = None
 ) -> Tensor:
-    """Return 1 minus the inner product along an axis, which is kept, of vectors with norm 1.
+    """Reduce 1 minus the inner products along an axis, which is kept, of vectors with norm 1.
 
     `dim` is an older name of `axis`.
 
@@ -238,7 +238,7 @@ def cosine_distance(
 
 @_weighted("hinge_loss", "labels logits")
 def hinge_loss(labels: object, logits: object) -> Tensor:
-    """Return max(0, 1 - s logits) with s = 1 for the label 1 and -1 for 0."""
+    """Reduce max(0, 1 - s logits) with s = 1 for the label 1 and -1 for 0."""
 
     def hinge(label: Tensor, logit: Tensor) -> Tensor:
         return torch.relu(1 - (2 * label - 1) * logit)
@@ -248,7 +248,7 @@ def hinge_loss(labels: object, logits: object) -> Tensor:
 
 @_weighted("huber_loss", "labels predictions", "delta")
 def huber_loss(labels: object, predictions: object, delta: float = 1.0) -> Tensor:
-    """Return half the squared difference up to `delta`, and a linear loss beyond."""
+    """Reduce half the squared differences up to `delta`, and a linear loss beyond."""
 
     def huber(label: Tensor, prediction: Tensor) -> Tensor:
         error = (prediction - label).abs()
@@ -260,7 +260,7 @@ def huber_loss(labels: object, predictions: object, delta: float = 1.0) -> Tenso
 
 @_weighted("log_loss", "labels predictions", "epsilon")
 def log_loss(labels: object, predictions: object, epsilon: float = 1e-7) -> Tensor:
-    """Return the cross entropy of labels and probabilities; `epsilon` is added in logarithms."""
+    """Reduce the cross entropies of labels and probabilities; logarithms are of p + `epsilon`."""
 
     def entropy(label: Tensor, probability: Tensor) -> Tensor:
         return (
@@ -274,7 +274,7 @@ def log_loss(labels: object, predictions: object, epsilon: float = 1e-7) -> Tens
 def sigmoid_cross_entropy(
     multi_class_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
-    """Return the cross entropy of labels and `sigmoid(logits)`, for each element.
+    """Reduce the cross entropies of labels and `sigmoid(logits)`, one for each element.
 
     `label_smoothing` is the fraction by which labels move toward 1/2.
     """
@@ -289,7 +289,7 @@ def sigmoid_cross_entropy(
 def softmax_cross_entropy(
     onehot_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
-    """Return the weighted cross entropy of labels and `softmax(logits)`, reduced to one number.
+    """Reduce the cross entropies of labels and `softmax(logits)`, one for each row.
 
     `Reduction.NONE` returns one number for each row. `label_smoothing` is the fraction by which
     labels move toward equal ones. No gradient flows into labels. In graph mode the loss is added to
@@ -314,7 +314,7 @@ def sparse_softmax_cross_entropy(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Return the cross entropy of class numbers and `softmax(logits)`, for each row.
+    """Reduce the cross entropies of class numbers and `softmax(logits)`, one for each row.
 
     Labels and weights may have a last dimension of size 1.
     """

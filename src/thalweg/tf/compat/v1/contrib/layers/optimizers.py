@@ -128,7 +128,11 @@ def _after(collected: list[Any], update_ops: Sequence[Any] | None, loss: Any) ->
 def _make_rate(
     learning_rate: Any, decay: Callable[[Any, Any], Any] | None, step: Any, summaries: Sequence[str]
 ) -> Any:
-    """Return the learning rate as a variable or tensor, decayed and summarized; None for None."""
+    """Return the learning rate as a scalar variable or tensor; None for None.
+
+    A rate that `decay(rate, step)` changes is summarized. Raise InvalidArgumentError for a negative
+    rate, or for a decay without a step.
+    """
     if learning_rate is None:
         return None
     # An unknown shape of a graph's tensor is false, as that of a scalar.
@@ -206,7 +210,11 @@ def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
 def _clip_and_summarize(
     pairs: Pairs, clip: Any, summaries: Sequence[str], loss: Any
 ) -> list[tuple[Any, Any]]:
-    """Return the pairs with clipped gradients, and add the summaries of loss and gradients."""
+    """Return the pairs with clipped gradients; add the summaries of loss and gradients.
+
+    `clip` is the maximum global norm, a function of the pairs that returns pairs, or None. Raise
+    InvalidArgumentError for other objects.
+    """
     has_norms = "global_gradient_norm" in summaries or "gradient_norm" in summaries
     if has_norms:
         summary.scalar("global_norm/gradient_norm", global_norm([grad for grad, _ in pairs]))
