@@ -137,7 +137,7 @@ def _check_rank(
     text += f"The tensor must have {rank_text}"
     if source.shape is UNKNOWN:
         return must_hold(
-            lambda value: accepts(value.dim()), [source], f"{text}:", values, name=name
+            lambda operand: accepts(operand.dim()), [source], f"{text}:", values, name=name
         )
     if not accepts(len(source.shape)):
         raise InvalidArgumentError(f"{text}, but has shape {tuple(source.shape)}.")
@@ -219,14 +219,14 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
     """
     expected, source = _graph.Shape(shape), tensor(x)
 
-    def check(value: Tensor) -> Tensor:
-        if not (value.device.type == "meta" or expected.accepts(tuple(value.shape))):
-            refuse(value)
-        return value.clone()
+    def check(operand: Tensor) -> Tensor:
+        if not (operand.device.type == "meta" or expected.accepts(tuple(operand.shape))):
+            refuse(operand)
+        return operand.clone()
 
-    def refuse(value: Tensor) -> None:
+    def refuse(operand: Tensor) -> None:
         raise InvalidArgumentError(
-            f"Shape of tensor {tuple(value.shape)} is not compatible with expected shape"
+            f"Shape of tensor {tuple(operand.shape)} is not compatible with expected shape"
             f" {tuple(expected)}."
         )
 
@@ -241,14 +241,14 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
 def check_numerics(tensor: object, message: str, name: str | None = None) -> Tensor:
     """Return the tensor; raise InvalidArgumentError if an element is NaN or infinite."""
 
-    def check(value: Tensor) -> Tensor:
-        if value.device.type == "meta":
-            return value.clone()
-        kinds = [("NaN", value.isnan().any()), ("Inf", value.isinf().any())]
+    def check(operand: Tensor) -> Tensor:
+        if operand.device.type == "meta":
+            return operand.clone()
+        kinds = [("NaN", operand.isnan().any()), ("Inf", operand.isinf().any())]
         bad_kinds = " and ".join(kind for kind, is_present in reversed(kinds) if is_present)
         if bad_kinds:
             raise InvalidArgumentError(f"{message} : Tensor had {bad_kinds} values")
-        return value.clone()
+        return operand.clone()
 
     return call(check, as_tensor(tensor), name=name or "CheckNumerics")
 
@@ -266,12 +266,12 @@ def add_check_numerics_ops() -> Any:
     return group(*(check_numerics(x, x.name) for x in floats), name="check_numerics_ops")
 
 
-def _wait_for_check(check: object, value: object) -> Any:
+def _wait_for_check(check: object, operand: object) -> Any:
     """Return a value that depends on a check, in graph mode."""
     if check is None:
-        return value
+        return operand
     with control_dependencies([check]):
-        return _graph.identity(value)
+        return _graph.identity(operand)
 
 
 as_tensor = tensor  # an argument of `assert_type` has this name

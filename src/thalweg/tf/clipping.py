@@ -48,7 +48,7 @@ def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | 
 def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
     """Return the common norm of tensors and slices, or None if all items are None."""
     _check_list(t_list)
-    operands = [_get_values(item) for item in t_list if item is not None]
+    operands = [_get_values(operand) for operand in t_list if operand is not None]
     if not operands:
         return None
 
@@ -83,7 +83,9 @@ def clip_by_global_norm(
         return limit * torch.minimum(1 / size, inverse) + (size - size)
 
     scale = call(factor, norm, _as_limit(clip_norm), name=name or "clip_by_global_norm")
-    return [item if item is None else scale_values(item, scale) for item in t_list], norm
+    return [
+        operand if operand is None else scale_values(operand, scale) for operand in t_list
+    ], norm
 
 
 def _as_limit(clip_norm: object) -> float | Tensor:
@@ -97,15 +99,15 @@ def _match_limit(tensor: torch.Tensor, limit: object) -> torch.Tensor:
     return torch.as_tensor(limit, dtype=tensor.dtype, device=tensor.device)
 
 
-def _get_values(item: object) -> Tensor:
-    return tensor(item.values if isinstance(item, _SLICES) else item)
+def _get_values(operand: object) -> Tensor:
+    return tensor(operand.values if isinstance(operand, _SLICES) else operand)
 
 
-def scale_values(item: object, scale: object) -> Any:
+def scale_values(operand: object, scale: object) -> Any:
     """Return a tensor or slices, multiplied by a scalar."""
-    values = call(torch.mul, _get_values(item), scale)
-    if isinstance(item, _SLICES):
-        return type(item)(values, item.indices, item.dense_shape)
+    values = call(torch.mul, _get_values(operand), scale)
+    if isinstance(operand, _SLICES):
+        return type(operand)(values, operand.indices, operand.dense_shape)
     return values
 
 

@@ -63,7 +63,7 @@ def with_common_arguments(
 def with_older_arguments(
     function: Callable[..., Result],
     order: str,
-    renamed: Mapping[str, str] | None = None,
+    newer_by_older: Mapping[str, str] | None = None,
     label: str = "",
     **defaults: object,
 ) -> Callable[..., Result]:
@@ -72,18 +72,18 @@ def with_older_arguments(
     Args:
         function: The function of TensorFlow 2; it is called with keyword arguments.
         order: Names of TensorFlow 1's arguments, in their order. One that `function` does not take
-            and that is not renamed is ignored.
-        renamed: TensorFlow 2's names by older names. The value of an older name is used if the
+            and that has no newer name is ignored.
+        newer_by_older: TensorFlow 2's names by older names. The value of an older name is used if the
             other argument is None; if both are, the default of `function` applies.
         label: Name of the returned function, by default that of `function`.
         defaults: Defaults of TensorFlow 1 that are not those of `function`. By default an argument
             that `function` does not take is None.
     """
-    newer_parameters, renamed = inspect.signature(function).parameters, renamed or {}
+    newer_parameters, newer_by_older = inspect.signature(function).parameters, newer_by_older or {}
     names, label = order.split(), label or function.__name__
 
     def find_default(name: str) -> object:
-        newer_name = renamed.get(name, name)
+        newer_name = newer_by_older.get(name, name)
         is_alternative = newer_name != name and newer_name in names
         if name in defaults or is_alternative or newer_name not in newer_parameters:
             return defaults.get(name)
@@ -98,7 +98,7 @@ def with_older_arguments(
         bound = bind_arguments(signature, label, args, kwargs)
         bound.apply_defaults()
         values = bound.arguments
-        for older_name, name in renamed.items():
+        for older_name, name in newer_by_older.items():
             older_value = values.pop(older_name)
             if values.get(name) is None:
                 values[name] = older_value
@@ -107,17 +107,17 @@ def with_older_arguments(
         return function(**{name: x for name, x in values.items() if name in newer_parameters})
 
     apply.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    doc = _describe(function.__name__, names, renamed, set(newer_parameters))
+    doc = _describe(function.__name__, names, newer_by_older, set(newer_parameters))
     return name_function(apply, label, doc)
 
 
 def _describe(
-    name: str, names: Sequence[str], renamed: Mapping[str, str], newer_names: set[str]
+    name: str, names: Sequence[str], newer_by_older: Mapping[str, str], newer_names: set[str]
 ) -> str:
     """Return the docstring of a function of TensorFlow 1 that calls TensorFlow 2's `name`."""
     text = f"Compute `{name}` of TensorFlow 2, with TensorFlow 1's arguments"
     text += "".join(
-        f"; `{older}` is an older name of `{newer}`" for older, newer in renamed.items()
+        f"; `{older}` is an older name of `{newer}`" for older, newer in newer_by_older.items()
     )
-    ignored = [argument for argument in names if argument not in {*renamed, *newer_names}]
+    ignored = [argument for argument in names if argument not in {*newer_by_older, *newer_names}]
     return text + "".join(f"; `{argument}` is ignored" for argument in ignored) + "."

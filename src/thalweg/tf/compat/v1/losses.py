@@ -171,7 +171,7 @@ def _alike_floats(**pairs: object) -> list[Tensor]:
 
 
 def _weighted(
-    default_scope: str, names: str, extra: str = "", last: str = ""
+    default_scope: str, names: str, extra_names: str = "", trailing_names: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Tensor]]:
     """Return a decorator that weights and reduces the losses that a function returns.
 
@@ -181,8 +181,8 @@ def _weighted(
     Args:
         default_scope: Scope of the reduction if `scope` is None.
         names: The arguments before `weights`.
-        extra: The arguments behind `weights`.
-        last: The arguments behind `reduction`.
+        extra_names: The arguments behind `weights`.
+        trailing_names: The arguments behind `reduction`.
     """
 
     def reduce(
@@ -196,7 +196,7 @@ def _weighted(
             losses, weights, scope or default_scope, loss_collection, reduction
         )
 
-    order = f"{names} weights {extra} scope loss_collection reduction {last}"
+    order = f"{names} weights {extra_names} scope loss_collection reduction {trailing_names}"
     return with_common_arguments(reduce, order)
 
 
@@ -214,7 +214,7 @@ def mean_squared_error(labels: object, predictions: object) -> Tensor:
     return call(lambda label, guess: (guess - label).square(), *operands, name="mean_squared_error")
 
 
-@_weighted("cosine_distance_loss", "labels predictions axis", last="dim")
+@_weighted("cosine_distance_loss", "labels predictions axis", trailing_names="dim")
 def cosine_distance(
     labels: object, predictions: object, axis: int | None = None, dim: int | None = None
 ) -> Tensor:

@@ -42,13 +42,13 @@ class _Counts(NamedTuple):
         measure: Called with the weights, which may be None, and the values of `inputs`; returns an
             increment for each sum.
         inputs: Tensors.
-        result: Returns the metric's value from the sums.
+        finish: Returns the metric's value from the sums.
     """
 
     shapes: dict[str, tuple[int, ...]]
     measure: Callable[..., Sequence[object]]
     inputs: Sequence[object]
-    result: Callable[..., object]
+    finish: Callable[..., object]
 
 
 def _counting(
@@ -93,19 +93,19 @@ def _count_over_runs(
         )
     keys = [GraphKeys.LOCAL_VARIABLES, GraphKeys.METRIC_VARIABLES]
     zeros = partial(torch.zeros, dtype=torch.float32, device=torch.get_default_device())
-    shapes, measure, inputs, result = counts
+    shapes, measure, inputs, finish = counts
     with _graph.name_scope(name):
         sums = [
             _graph.Variable(zeros(shape), False, keys, name=label)
             for label, shape in shapes.items()
         ]
-        value = call(result, *(total.read_value() for total in sums), name="value")
+        value = call(finish, *(total.read_value() for total in sums), name="value")
         operands = [None if weights is None else tensor(weights), *map(tensor, inputs)]
         increments = call(lambda *values: tuple(measure(*values)), *operands, name="measured")
         updated_sums = [
             total.assign_add(step) for total, step in zip(sums, increments, strict=True)
         ]
-        update = call(result, *updated_sums, name="update_op")
+        update = call(finish, *updated_sums, name="update_op")
     for names, target in zip(collections, (value, update), strict=True):
         if names:
             _graph.get_default_graph().add_to_collections(names, target)
@@ -134,7 +134,7 @@ def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
 def _count_mean(
     function: Callable[..., Any],
     inputs: Sequence[object],
-    result: Callable[[Tensor, Tensor], object] = quotient,
+    finish: Callable[[Tensor, Tensor], object] = quotient,
 ) -> _Counts:
     """Return the counts of the weighted mean of `function(*inputs)`."""
 
@@ -143,7 +143,7 @@ def _count_mean(
         weights = _broadcast_weights(weight, values)
         return (values * weights).sum(), weights.sum()
 
-    return _Counts({"total": (), "count": ()}, measure, inputs, result)
+    return _Counts({"total": (), "count": ()}, measure, inputs, finish)
 
 
 @_counting("mean")
@@ -181,7 +181,7 @@ def _error_metric(
     metric_name: str,
     function: Callable[[Any], Any],
     doc_start: str,
-    result: Callable[[Any, Any], object] = quotient,
+    finish: Callable[[Any, Any], object] = quotient,
 ) -> Callable[..., Metric]:
     def error(label: Tensor, prediction: Tensor) -> Tensor:
         label, prediction = _squeeze_alike(label, prediction)
@@ -189,7 +189,7 @@ def _error_metric(
 
     @_counting(metric_name)
     def metric(labels: object, predictions: object) -> _Counts:
-        return _count_mean(error, [labels, predictions], result)
+        return _count_mean(error, [labels, predictions], finish)
 
     return name_function(metric, metric_name, f"The {doc_start} of labels and predictions.")
 
@@ -213,14 +213,14 @@ _KINDS = {
 
 
 def _confusion_metric(
-    metric_name: str, counts: dict[str, str], result: Callable[..., object], doc_start: str
+    metric_name: str, counts: dict[str, str], finish: Callable[..., object], doc_start: str
 ) -> Callable[..., Metric]:
     """Return a metric from counts of true and false labels and predictions.
 
     Args:
         metric_name: Name of the metric.
         counts: Names of its variables, each with the entry of `_KINDS` that it counts.
-        result: Returns the metric's value from the counts.
+        finish: Returns the metric's value from the counts.
         doc_start: Description of the value.
     """
 
@@ -232,7 +232,7 @@ def _confusion_metric(
 
     @_counting(metric_name)
     def metric(labels: object, predictions: object) -> _Counts:
-        return _Counts(dict.fromkeys(counts, ()), measure, [labels, predictions], result)
+        return _Counts(dict.fromkeys(counts, ()), measure, [labels, predictions], finish)
 
     return name_function(
         metric, metric_name, f"{doc_start}; labels and predictions count as bools."
