@@ -1,4 +1,4 @@
-"""`while_loop`, `map_fn`, `scan`, `foldl` and `foldr`: operations that call a function repeatedly."""
+"""`while_loop`, `map_fn`, `scan`, `foldl`, `foldr`: operations that call a function repeatedly."""
 
 from __future__ import annotations
 
@@ -260,8 +260,7 @@ def _add_fold(
         )
 
         def apply_once(*given: object) -> object:
-            """Return the next value for the leaves of a value and a row."""
-            # One iterator: the leaves of the value come first, those of the row behind them.
+            """Return the next value for the leaves of a value, followed by those of a row."""
             leaves = iter(given)
             return fn(packed(state, leaves), packed(elems, leaves))
 

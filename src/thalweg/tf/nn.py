@@ -279,7 +279,7 @@ def dropout(
 def apply_dropout(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Tensor:
-    """Apply `dropout` if `training`, a bool or a tensor, is true; otherwise return the values of `x`.
+    """Apply `dropout` if `training`, a bool or a tensor, is true; else return the values of `x`.
 
     Raises:
         InvalidArgumentError: `rate` is a number outside of [0, 1).

@@ -73,8 +73,8 @@ def with_older_arguments(
         function: The function of TensorFlow 2; it is called with keyword arguments.
         order: Names of TensorFlow 1's arguments, in their order. One that `function` does not take
             and that has no newer name is ignored.
-        newer_by_older: TensorFlow 2's names by older names. The value of an older name is used if the
-            other argument is None; if both are, the default of `function` applies.
+        newer_by_older: TensorFlow 2's names by older names. The value of an older name is used if
+            the other argument is None; if both are, the default of `function` applies.
         label: Name of the returned function, by default that of `function`.
         defaults: Defaults of TensorFlow 1 that are not those of `function`. By default an argument
             that `function` does not take is None.

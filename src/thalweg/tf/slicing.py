@@ -223,7 +223,7 @@ def gather_nd(
     `batch_dims` is 0, or 1 to index each row of `params` by the same row of `indices`.
 
     Raises:
-        InvalidArgumentError: `batch_dims` is another number, or on the CPU an index is out of range.
+        InvalidArgumentError: `batch_dims` is another number, or on the CPU an index is too large.
     """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def race_seeds(
         sweeps: Whether contestants try learning rates in the first race and keep the best one.
         epochs, threads, strategy: See `run`.
         measures: Whether steps of the first race are measured; see `run`.
-        progress: Called from time to time with the place of the present race in the total, and the race.
+        progress: Called from time to time with the fraction that the present race is, and the race.
 
     Returns:
         The finished races; after Ctrl-C in the first race, its steps so far.
