@@ -49,7 +49,7 @@ def _pooling_class(
     class_name: str, sizes: int, function: Callable[..., object], op: str
 ) -> type[Pooling]:
     rank = sizes + 2
-    body = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "TITLE": op}
+    body = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "OP_NAME": op}
     return type(
         class_name, (Pooling,), {**body, "__doc__": Pooling.__doc__, "__module__": __name__}
     )
