@@ -54,7 +54,6 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
         rule: The rule.
         cls: The class.
     """
-
     signature = inspect.signature(cls)
     names = [hyper.name for hyper in rule.hypers]
     keywords = _KEYWORDS.get(f"{cls.__module__}.{cls.__qualname__}", {})
