@@ -34,4 +34,4 @@ def texts(path: Path, group_path: str = "") -> dict[str, list[bytes]]:
         for name in group_path.split("/") if group_path else []:
             group = group.members[name]
         assert isinstance(group, Group)
-        return {name: attribute.read_texts() for name, attribute in group.attributes.items()}
+        return {name: attribute.texts for name, attribute in group.attributes.items()}

@@ -20,6 +20,7 @@ from thalweg._formats import syscalls, temp_files
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
 Buffer = bytes | bytearray | memoryview
+Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 _CHUNK = 1 << 22  # bytes written at once, between two calls of `progress`
@@ -56,17 +57,7 @@ def replace(
         CheckpointWriteError: A system call failed; the old file is unchanged.
         InvalidArgumentError: The path is not a file, or there are not `total` bytes.
     """
-    commit = _Commit(os.fsdecode(path), total, progress, reserved)
-    with commit.report_write_errors():
-        folder = syscalls.open_folder(os.path.dirname(commit.target))
-    try:
-        temp_files.remove_abandoned(commit.target)
-        with commit.write_temporary(parts, make_head):
-            commit.rename_into_place()
-        with commit.report_write_errors():
-            syscalls.sync_folder(folder)
-    finally:
-        syscalls.close_folder(folder)
+    _replace_all([(os.fsdecode(path), parts, total)], progress, reserved, make_head)
 
 
 def replace_together(
@@ -86,15 +77,26 @@ def replace_together(
         CheckpointWriteError: A system call failed; the message describes the remaining files.
         InvalidArgumentError: A path is not a file, or there are not as many bytes as stated.
     """
+    _replace_all(files, progress)
+
+
+def _replace_all(
+    files: Iterable[tuple[str, Iterable[Buffer], int]],
+    progress: Progress | None,
+    reserved: int = 0,
+    make_head: Callable[[], Buffer] | None = None,
+) -> None:
+    """Replace files as `replace_together` does, each with a head as `replace` writes it."""
     commits: list[_Commit] = []
     with contextlib.ExitStack() as exit_stack:
         for path, parts, total in files:
-            commit = _Commit(path, total, None if commits else progress, 0, tuple(commits))
+            reports = None if commits else progress
+            commit = _Commit(path, total, reports, reserved, tuple(commits))
             with commit.report_write_errors():
-                commit.folder = syscalls.open_folder(os.path.dirname(commit.target))
-            exit_stack.callback(syscalls.close_folder, commit.folder)
+                folder = syscalls.opened_folder(os.path.dirname(commit.target))
+                commit.folder = exit_stack.enter_context(folder)
             temp_files.remove_abandoned(commit.target)
-            exit_stack.enter_context(commit.write_temporary(parts, None))
+            exit_stack.enter_context(commit.write_temporary(parts, make_head))
             commits.append(commit)
         for commit in commits:
             commit.rename_into_place()
@@ -153,11 +155,8 @@ def make_folder(path: str | os.PathLike[str]) -> None:
             os.mkdir(full_path)
         if not os.path.isdir(full_path):
             raise NotADirectoryError(errno.ENOTDIR, "It is there, and is no folder")
-        folder = syscalls.open_folder(parent)
-        try:
+        with syscalls.opened_folder(parent) as folder:
             syscalls.sync_folder(folder)
-        finally:
-            syscalls.close_folder(folder)
     except OSError as error:
         raise CheckpointWriteError(error.errno, f"{full_path}: {error.strerror}.") from error
 
@@ -176,7 +175,7 @@ class _Commit:
         total: int,
         progress: Progress | None,
         reserved: int,
-        earlier: tuple[_Commit, ...] = (),
+        earlier: tuple[_Commit, ...],
     ) -> None:
         self._path, self._total, self._progress, self._reserved = path, total, progress, reserved
         self._earlier = earlier

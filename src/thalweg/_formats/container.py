@@ -6,12 +6,13 @@ import contextlib
 import mmap
 import os
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from thalweg._formats import atomic_write, format_detection, header, tensor_payload
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.checksum import crc32c
 from thalweg._formats.header import Description, TensorHeader
 from thalweg._formats.header_draft import Draft
@@ -29,9 +30,6 @@ __all__ = [
     "verify",
     "write",
 ]  # fmt: skip
-
-Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux, which Python does not name
 _PIECE = 1 << 20  # bytes that a cache holds between two uses of them

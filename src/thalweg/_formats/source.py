@@ -65,6 +65,23 @@ class SourceFile:
             raise self.data_loss_error(address, f"{label} is reached twice")
         self._visited.add(address)
 
+    def read_structure(self, begin: int, size: int, signature: bytes, label: str) -> FilePart:
+        """Return a structure whose next byte is the one after its signature; read it only once.
+
+        Args:
+            begin, size: Offset and number of the bytes, signature included.
+            signature: The bytes with which a valid structure begins.
+            label: A description for errors.
+
+        Raises:
+            DataLossError: The signature is another, the file is too short, or the structure at
+                `begin` was read before.
+        """
+        self.visit_once(begin, label)
+        part = self.read_part(begin, size, label)
+        part.expect_signature(signature, label)
+        return part
+
     def begins_with(self, signature: bytes) -> bool:
         """Return True if the file begins with a signature."""
         size = len(signature)

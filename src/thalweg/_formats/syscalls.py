@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
 try:
@@ -95,17 +95,18 @@ def sync(descriptor: int) -> None:
     retry_interrupted(os.fsync, descriptor)
 
 
-def open_folder(path: str) -> int | None:
-    """Return a directory's descriptor; None on systems without them."""
+@contextlib.contextmanager
+def opened_folder(path: str) -> Generator[int | None]:
+    """Open a directory, yield its descriptor, and close it; yield None on systems without them."""
     if not hasattr(os, "O_DIRECTORY"):
-        return None
+        yield None
+        return
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
-    return retry_interrupted(os.open, path, flags)
-
-
-def close_folder(folder: int | None) -> None:
-    """Close a directory; errors have no consequence and are ignored."""
-    if folder is not None:
+    folder = retry_interrupted(os.open, path, flags)
+    try:
+        yield folder
+    finally:
+        # Nothing was written to the descriptor: errors of closing it have no consequence.
         with contextlib.suppress(OSError):
             os.close(folder)
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
+from thalweg._formats.atomic_write import Progress
 from thalweg._formats.checksum import combine_checksums, crc32c
 from thalweg._formats.header import TensorHeader
 from thalweg.errors import DataLossError
-
-Progress = Callable[[int, int], None]
 
 _CACHED = 1 << 20  # bytes that stay in the cache between copy and checksum
 _BATCH = 1 << 22  # bytes of one task of a thread

@@ -12,15 +12,13 @@ import numpy as np
 import torch
 
 from thalweg._formats import bundle, container, keras_files
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.path_resolution import PathKind, locate_checkpoint
 from thalweg._formats.stored_tensor import StoredTensor, TensorInfo
 from thalweg.checkpoint.summary import step_of
 from thalweg.checkpoint.tensorflow.convert import compare_converted
 from thalweg.checkpoint.tensorflow.load import load_outline
 from thalweg.errors import DataLossError, ThalwegError
-
-Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ import torch
 
 from thalweg._base.showing import show_value
 from thalweg._formats import atomic_write, container
+from thalweg._formats.atomic_write import Progress
 from thalweg._formats.retention import Keeper
 from thalweg.checkpoint.async_save import Saving
 from thalweg.checkpoint.json_encoding import JsonReader
 from thalweg.checkpoint.named_state import Variables
-from thalweg.checkpoint.save_restore import Progress, Restored, restore, take_snapshot
+from thalweg.checkpoint.save_restore import Restored, restore, take_snapshot
 from thalweg.errors import (
     CheckpointWarning,
     InvalidArgumentError,

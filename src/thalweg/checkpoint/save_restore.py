@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from thalweg._core import state
 from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.slots import SlotStore
 from thalweg._formats import container
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.format_detection import TRAINING, reader_of
 from thalweg._formats.json_text import as_object
 from thalweg._formats.path_resolution import locate_checkpoint
@@ -47,8 +48,6 @@ from thalweg.errors import (
 if TYPE_CHECKING:
     from thalweg.distribute.process_group import Ranks
 
-Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 KIND = TRAINING
 
 

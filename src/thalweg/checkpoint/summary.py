@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from thalweg._formats import container
-from thalweg._formats.container import Path
+from thalweg._formats.atomic_write import Path
 from thalweg._formats.header import Description
 from thalweg._formats.json_text import as_object
 from thalweg._formats.stored_tensor import StoredTensor

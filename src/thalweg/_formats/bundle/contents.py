@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
@@ -11,9 +10,6 @@ from thalweg._formats.bundle.errors import CorruptFileError, quote_name
 from thalweg._formats.bundle.object_graph import ObjectGraph
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import UnsupportedCheckpointError, listed
-
-Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -86,8 +87,7 @@ def read_index(folder: Folder) -> Index:
     Raises:
         CorruptFileError: The index is damaged, inconsistent or of an unsupported kind.
     """
-    file = folder.open_file(".index")
-    try:
+    with closing(folder.open_file(".index")) as file:
         if file.size > LIMIT:
             raise CorruptFileError(
                 f"the index has {file.size} bytes, no more than {LIMIT} are read"
@@ -96,8 +96,6 @@ def read_index(folder: Folder) -> Index:
             key_values = iterate_entries(file.read, file.size)
             header = _parse_header(next(key_values, None))
             return Index(header.shards, _describe_entries(key_values, header))
-    finally:
-        file.close()
 
 
 def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:

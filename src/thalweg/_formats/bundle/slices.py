@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -87,11 +87,10 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
         )
 
 
-def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that no two slices overlap.
+def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
+    """Check that no two slices overlap, so that with the right count of elements they fill `shape`.
 
-    With the right number of elements, they then cover the tensor. Memory is a byte for each
-    element, so the file must be large enough for the elements.
+    Memory is a byte for each element, so the file must be large enough for the elements.
 
     Raises:
         CorruptFileError: Two slices overlap.
@@ -107,24 +106,28 @@ def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
 
 
 def join_parts(
-    parts: Iterable[tuple[tuple[int, ...], tuple[int, ...], np.ndarray[Any, Any]]],
+    boxes: Collection[Box],
+    contents: Iterable[np.ndarray[Any, Any]],
     shape: tuple[int, ...],
     width: int,
 ) -> np.ndarray[Any, Any]:
     """Return the bytes of a tensor, as a one-dimensional array, from those of its slices.
 
-    The slices are not validated: elements that no slice covers are arbitrary; see `check_tiling`.
-
     Args:
-        parts: For each slice its origin, its shape, and its bytes; requested one at a time.
+        boxes: The origin and shape of each slice, with as many elements as `check_count` requires.
+        contents: The bytes of each slice, requested one at a time after all boxes were compared.
         shape: The shape of the tensor.
         width: The number of bytes of an element.
+
+    Raises:
+        CorruptFileError: Two slices overlap.
     """
     import numpy as np
 
+    _check_tiling(boxes, shape)
     element = np.dtype(f"V{width}")
     joined = np.empty(shape, element)
-    for origin, lengths, content in parts:
+    for (origin, lengths), content in zip(boxes, contents, strict=True):
         joined[_slices_of_region(origin, lengths)] = content.view(element).reshape(lengths)
     return joined.reshape(-1).view(np.uint8)
 

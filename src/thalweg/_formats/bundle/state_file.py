@@ -6,6 +6,7 @@ It is a CheckpointState of tensorflow/python/training/checkpoint_state.proto, as
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,15 +64,12 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
     title = os.path.join(directory, name)
     try:
         with raise_flaws(title), Folder(title) as opened_folder:
-            file = opened_folder.open_file("")
-            try:
+            with closing(opened_folder.open_file("")) as file:
                 if file.size > LIMIT:
                     raise CorruptFileError(
                         f"it has {file.size} bytes, no more than {LIMIT} are read"
                     )
                 state = _parse_state(decode_text(file.read(0, file.size)))
-            finally:
-                file.close()
             return _with_absolute_paths(directory, state)
     except FileNotFoundError:
         return None

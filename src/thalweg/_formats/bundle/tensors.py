@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from thalweg._formats.atomic_write import Progress
 from thalweg._formats.bundle import object_graph, slices, strings
 from thalweg._formats.bundle.checkpoint_directory import File, Folder
-from thalweg._formats.bundle.contents import Bundle, Progress
+from thalweg._formats.bundle.contents import Bundle
 from thalweg._formats.bundle.dtypes import NAMES, STRING
 from thalweg._formats.bundle.errors import (
     CorruptFileError,
@@ -83,9 +84,9 @@ class BundleReader:
         if tensor.is_whole:
             content = self._read_part(tensor.parts[0])
         else:
-            slices.check_tiling([(part.origin, part.shape) for part in tensor.parts], tensor.shape)
-            parts = ((part.origin, part.shape, self._read_part(part)) for part in tensor.parts)
-            content = slices.join_parts(parts, tensor.shape, ITEM_BYTES[kind])
+            boxes = [(part.origin, part.shape) for part in tensor.parts]
+            contents = map(self._read_part, tensor.parts)
+            content = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
         if kind == "BOOL" and content.size and content.max() > 1:
             raise CorruptFileError(f"it is bool and has bytes up to {content.max()}")
         return StoredTensor(kind, tensor.shape, content.data)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from thalweg._formats.atomic_write import Progress
 from thalweg._formats.bundle import messages, slices
 from thalweg._formats.bundle.checkpoint_directory import File, Folder
-from thalweg._formats.bundle.contents import Bundle, Progress, check_dtypes
+from thalweg._formats.bundle.contents import Bundle, check_dtypes
 from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.index import LARGEST, SHARDS
-from thalweg._formats.bundle.messages import Slice
 from thalweg._formats.bundle.proto import BYTES, VARINT, ProtoMessage
 from thalweg._formats.bundle.table import is_table, iterate_entries
 from thalweg._formats.bundle.tensor_proto import tensor_bytes, tensor_strings
@@ -41,16 +41,12 @@ class _Tensor:
     Attributes:
         dtype: The number of the dtype.
         shape: The shape.
-        slices: Its slices, by the keys of their entries.
+        slices: The origin and shape of each slice, by the key of the slice's entry.
     """
 
     dtype: int
     shape: tuple[int, ...]
-    slices: dict[bytes, Slice] = field(default_factory=dict[bytes, Slice])
-
-    def shape_of(self, key: bytes) -> tuple[int, ...]:
-        """Return the shape of a slice."""
-        return slices.bounding_box(self.slices[key], self.shape)[1]
+    slices: dict[bytes, slices.Box] = field(default_factory=dict[bytes, Any])
 
     @property
     def bytes(self) -> int:
@@ -144,12 +140,8 @@ def is_table_file(folder: Folder, suffix: str) -> bool:
 @contextmanager
 def _open_file(folder: Folder, suffix: str) -> Generator[File]:
     """Return a context manager that opens a file and adds its name to errors."""
-    with locate_flaws(suffix or "file"):
-        file = folder.open_file(suffix)
-        try:
-            yield file
-        finally:
-            file.close()
+    with locate_flaws(suffix or "file"), closing(folder.open_file(suffix)) as file:
+        yield file
 
 
 def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
@@ -194,11 +186,11 @@ def _add_slices(described: dict[str, _Tensor], message: ProtoMessage) -> None:
             )
         for element in message.every(4):
             extents = messages.slice_of(element)
-            slices.bounding_box(extents, shape)
+            box = slices.bounding_box(extents, shape)
             key = slices.key_of(name, extents)
             if key in tensor.slices:
                 raise CorruptFileError(f"the slice {slices.format_extents(extents)} comes twice")
-            tensor.slices[key] = extents
+            tensor.slices[key] = box
 
 
 def _check_tensor(tensor: _Tensor) -> None:
@@ -207,13 +199,13 @@ def _check_tensor(tensor: _Tensor) -> None:
         raise CorruptFileError(f"it is {name_of(tensor.dtype)} in {len(tensor.slices)} slices")
     if prod(length for length in tensor.shape if length) * 16 >= LARGEST:
         raise CorruptFileError(f"its shape is {tensor.shape}, beyond all memory")
-    slices.check_count([tensor.shape_of(key) for key in tensor.slices], tensor.shape)
+    slices.check_count([shape for _, shape in tensor.slices.values()], tensor.shape)
 
 
 def _slice_values(serialized: bytes, tensor: _Tensor, key: bytes) -> object:
     """Return the bytes of a slice, or its strings."""
     content = ProtoMessage(ProtoMessage(serialized, {2: BYTES}).data(2), {3: BYTES}).data(3)
-    count = prod(tensor.shape_of(key))
+    count = prod(tensor.slices[key][1])
     if tensor.dtype == STRING:
         return tensor_strings(content, count)
     return tensor_bytes(content, tensor.dtype, count)
@@ -224,10 +216,6 @@ def _join_slices(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> S
     kind = NAMES[tensor.dtype]
     if len(parts) == 1:
         return StoredTensor(kind, tensor.shape, next(iter(parts.values())).data)
-    boxes = {
-        key: slices.bounding_box(extents, tensor.shape) for key, extents in tensor.slices.items()
-    }
-    slices.check_tiling(boxes.values(), tensor.shape)
-    located = ((*boxes[key], part) for key, part in parts.items())
-    joined = slices.join_parts(located, tensor.shape, ITEM_BYTES[kind])
+    boxes, contents = tensor.slices.values(), parts.values()
+    joined = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
     return StoredTensor(kind, tensor.shape, joined.data)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from thalweg._formats import atomic_write
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import object_graph
-from thalweg._formats.bundle.contents import Path, Progress
 from thalweg._formats.bundle.dtypes import NUMBERS, STRING
 from thalweg._formats.bundle.errors import quote_name
 from thalweg._formats.bundle.messages import RANK, BundleEntry, BundleHeader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from thalweg._base.lazy import lazy
 from thalweg._formats.hdf5 import types
 from thalweg._formats.hdf5.headers import ATTRIBUTE, ATTRIBUTE_INFO, HeaderMessage
 from thalweg._formats.hdf5.heaps import GlobalHeap, decode_name
@@ -36,21 +37,15 @@ class TextAttribute:
         name = self._parts.pop(0)
         self.name = decode_name(name.source, name.offset, bytes(name.data).split(b"\0")[0])
         self._values, self._heap = payload, heap
-        self._texts: list[bytes] | None = None
 
-    def read_texts(self) -> list[bytes]:
-        """Return the elements, row by row; one for a single value.
+    @lazy
+    def texts(self) -> list[bytes]:
+        """Elements of the attribute as bytes, row by row; one for a single value.
 
         Raises:
             DataLossError: The elements are missing.
             UnsupportedCheckpointError: The elements are not text.
         """
-        if self._texts is None:
-            self._texts = self._read_texts()
-        return self._texts
-
-    def _read_texts(self) -> list[bytes]:
-        """Return the elements; raise the errors of `read_texts`."""
         payload = self._values
         shape = types.parse_shape(self._parts[1])
         count = 0 if shape is None else math.prod(shape)

@@ -37,9 +37,7 @@ def _bytes_for(limit: int) -> int:
 
 def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FilePart]:
     """Yield the records of a version 2 B-tree of a kind, in no particular order."""
-    source.visit_once(address, "a tree")
-    head = source.read_part(address, 38, "a tree")
-    head.expect_signature(b"BTHD\0" + bytes([kind]), "a tree")
+    head = source.read_structure(address, 38, b"BTHD\0" + bytes([kind]), "a tree")
     node, width, depth = head.take_number(4), head.take_number(2), head.take_number(2)
     head.take(2)
     root, count, record_count = head.take_address(), head.take_number(2), head.take_number(8)
@@ -61,13 +59,10 @@ def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FileP
     pending = [(root, count, depth)]
     while pending:
         begin, count, level = pending.pop()
-        source.visit_once(begin, "a node of a tree")
         pointer = 8 + count_width + count_widths[level - 1] if level else 0
         size = 10 + count * width + (count + 1) * pointer
-        part = source.read_part(begin, size, "a node of a tree")
-        part.expect_signature(
-            (b"BTIN\0" if level else b"BTLF\0") + bytes([kind]), "a node of a tree"
-        )
+        signature = (b"BTIN\0" if level else b"BTLF\0") + bytes([kind])
+        part = source.read_structure(begin, size, signature, "a node of a tree")
         yield from (part.take_part(width) for _ in range(count))
         for _ in range(count + 1 if level else 0):
             child = part.take_stored_address("a child of a node")
@@ -81,9 +76,7 @@ class _Heap:
 
     def __init__(self, source: SourceFile, address: int) -> None:
         self._source = source
-        source.visit_once(address, "a heap")
-        head = source.read_part(address, 146, "a heap")
-        head.expect_signature(b"FRHP\0", "a heap")
+        head = source.read_structure(address, 146, b"FRHP\0", "a heap")
         self._width, filters, self._flags = (
             head.take_number(2),
             head.take_number(2),
@@ -114,12 +107,9 @@ class _Heap:
         pending = [(0, address, rows)]
         while pending:
             offset, address, rows = pending.pop(0)
-            self._source.visit_once(address, "a table of blocks")
             head = 13 + self._offset
-            part = self._source.read_part(
-                address, head + 8 * rows * self._columns + 4, "a table of blocks"
-            )
-            part.expect_signature(b"FHIB\0", "a table of blocks")
+            table_size = head + 8 * rows * self._columns + 4
+            part = self._source.read_structure(address, table_size, b"FHIB\0", "a table of blocks")
             part.take(head - 5)
             for row in range(rows):
                 size = self._first << max(row - 1, 0)
@@ -157,9 +147,7 @@ class _Heap:
     def _read_block(self, address: int, size: int) -> FilePart:
         """Return a block of the heap; raise DataLossError if its checksum differs."""
         source = self._source
-        source.visit_once(address, "a block of a heap")
-        part = source.read_part(address, size, "a block of a heap")
-        part.expect_signature(b"FHDB\0", "a block of a heap")
+        part = source.read_structure(address, size, b"FHDB\0", "a block of a heap")
         if self._flags & 2:
             part.take(8 + self._offset)
             begin = 13 + self._offset

@@ -16,9 +16,7 @@ class LocalHeap:
     """
 
     def __init__(self, source: SourceFile, address: int) -> None:
-        source.visit_once(address, "a heap of names")
-        head = source.read_part(address, 32, "a heap of names")
-        head.expect_signature(b"HEAP\0\0\0\0", "a heap of names")
+        head = source.read_structure(address, 32, b"HEAP\0\0\0\0", "a heap of names")
         size = head.take_number(8)
         head.take_number(8)
         self._names = source.read_part(

@@ -61,9 +61,7 @@ def _symbol_table_links(
 ) -> Iterator[tuple[str, int, int]]:
     """Yield (name, address, offset in the file) of the links in a tree of tables."""
     for _, node in iterate_leaves(source, tree, kind=0, width=8):
-        source.visit_once(node, "a table of links")
-        head = source.read_part(node, 8, "a table of links")
-        head.expect_signature(b"SNOD\1\0", "a table of links")
+        head = source.read_structure(node, 8, b"SNOD\1\0", "a table of links")
         table = source.read_part(node + 8, 40 * head.take_number(2), "a table of links")
         while table.left:
             begin, entry = table.offset, table.take_part(40)

@@ -14,8 +14,6 @@ def array_of(dataset: ArrayDataset) -> StoredTensor:
     """
     attribute = dataset.attributes.get("dtype")
     is_bfloat16 = (
-        attribute is not None
-        and dataset.elements.size == 2
-        and attribute.read_texts() == [b"bfloat16"]
+        attribute is not None and dataset.elements.size == 2 and attribute.texts == [b"bfloat16"]
     )
     return dataset.read("BF16" if is_bfloat16 else None)

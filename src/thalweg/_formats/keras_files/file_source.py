@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 from thalweg._formats import atomic_write
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.source import SourceFile
 
 
 @contextlib.contextmanager
-def open_source(
-    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
-) -> Generator[SourceFile]:
+def open_source(path: Path, progress: Progress | None = None) -> Generator[SourceFile]:
     """Open a file, and yield its bytes while the block runs.
 
     Args:

@@ -38,9 +38,7 @@ def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays,
 def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> OptimizerDescription:
     """Return the class and configuration of the optimizer in a JSON attribute."""
     title = f"{source.title}: {attribute.name}"
-    return optimizer_of(
-        title, load_json(title, b"".join(attribute.read_texts())).get("optimizer_config")
-    )
+    return optimizer_of(title, load_json(title, b"".join(attribute.texts)).get("optimizer_config"))
 
 
 def _read_variables(source: SourceFile, model: Group) -> Arrays:
@@ -86,7 +84,7 @@ def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
         else [f"{title}{number}" for number in range(len(attributes))]
     )
     for attribute in titles:
-        for text in attributes[attribute].read_texts() if attribute in attributes else []:
+        for text in attributes[attribute].texts if attribute in attributes else []:
             try:
                 yield text.decode()
             except UnicodeDecodeError as error:

@@ -85,4 +85,4 @@ def _stored_name(group: Group) -> str:
     inner = group.members.get(VARIABLES)
     if not isinstance(inner, Group) or "name" not in inner.attributes:
         return ""
-    return b"".join(inner.attributes["name"].read_texts()).decode(errors="replace")
+    return b"".join(inner.attributes["name"].texts).decode(errors="replace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg._core import state
 from thalweg._formats import bundle, container
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.path_resolution import PathKind, locate_checkpoint
@@ -46,9 +47,6 @@ FORMS = ("thalweg", "tf", "tf1")
 _ORIGIN = "tensorflow"  # the key in `extra` of a converted file
 _AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
 _NAMES = "names"  # the key of names and axes from the rules
-
-Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 
 
 def convert(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor
 
 from thalweg._formats import bundle
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import ObjectGraph
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.export.export_contents import copy_contents
@@ -21,7 +21,7 @@ Kind = Literal["tf2", "tf1"]
 
 
 def save(
-    prefix: str | os.PathLike[str],
+    prefix: Path,
     optimizer: object,
     variables: object,
     rules: object = None,
@@ -29,7 +29,7 @@ def save(
     *,
     global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Write variables and an optimizer as a TensorFlow checkpoint.
 
