@@ -23,18 +23,19 @@ from thalweg._formats.format_detection import TRAINING, reader_of
 from thalweg._formats.json_text import as_object
 from thalweg._formats.path_resolution import locate_checkpoint
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
-from thalweg.checkpoint import optimizer_config, schedule_state
-from thalweg.checkpoint.extra_states import extra_states, with_extra_states
+from thalweg.checkpoint import optimizer_config
 from thalweg.checkpoint.json_encoding import JsonReader, Writer
 from thalweg.checkpoint.named_state import (
     Variables,
     as_checkpointable,
+    extra_states,
     gather_dtensors,
     name_tensors,
     prepare_loading,
     prepare_values,
     slots_of,
     state_of,
+    with_extra_states,
 )
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter, without_converted
 from thalweg.errors import (
@@ -181,7 +182,7 @@ def _copy_training(
         with nullcontext() if shards is None else shards.collecting():
             document["state"] = state_writer(state_of(optimizer, named_tensors), "optimizer")
         document["optimizer"] = optimizer_config.describe_optimizer(optimizer, named_tensors)
-        document["rates"] = state_writer(schedule_state.states_of(optimizer), "rates")
+        document["rates"] = state_writer(optimizer_config.list_schedule_states(optimizer), "rates")
     document["variables"] = content_writer(gather_dtensors(named_tensors), "variables")
     if module_states := extra_states(module):
         document["extra_states"] = content_writer(module_states, "extra_states")
@@ -425,7 +426,7 @@ def _prepare_optimizer(
         loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, named_tensors))
         return [
             loading,
-            schedule_state.prepare_rates(
+            optimizer_config.prepare_schedules(
                 optimizer, _read_by_name(reader, document, "rates"), check_arguments
             ),
         ]

@@ -318,7 +318,7 @@ def _as_json(listing: Listing) -> dict[str, object]:
 
 def _print_summary(listing: Listing) -> Iterator[str]:
     from thalweg._formats.json_text import as_object
-    from thalweg.checkpoint.summary import format_arguments, in_words
+    from thalweg.checkpoint.inspection import format_arguments, in_words
 
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(listing.tensors)

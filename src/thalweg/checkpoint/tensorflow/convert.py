@@ -28,9 +28,8 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.load import load
-from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import with_axes
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import TargetTensors, with_axes
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import SAME, Place, Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.variable_mapping import permute_shape
 from thalweg.checkpoint.tensorflow.restore import choose_optimizer, restore
 from thalweg.checkpoint.tensorflow.save import save, tensors_of

@@ -12,10 +12,9 @@ from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import ObjectGraph
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.export.export_contents import copy_contents
-from thalweg.checkpoint.tensorflow.export.object_checkpoint import as_objects
-from thalweg.checkpoint.tensorflow.export.saver_checkpoint import as_saver
+from thalweg.checkpoint.tensorflow.export.layouts import as_objects, as_saver
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 
 Kind = Literal["tf2", "tf1"]
 

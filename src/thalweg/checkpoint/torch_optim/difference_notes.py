@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thalweg.checkpoint.torch_optim.counterparts import Counterpart
-from thalweg.checkpoint.torch_optim.hyperparameters import constant_hypers, decay_of
+from thalweg.checkpoint.torch_optim.counterparts import Counterpart, constant_hypers, decay_of
 from thalweg.checkpoint.torch_optim.parse_state_dict import Group, is_on, number_option
 from thalweg.errors import NumericsWarning, warn
 

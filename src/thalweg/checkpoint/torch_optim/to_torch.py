@@ -15,10 +15,11 @@ from thalweg._core.grads_and_vars import check_variables, distinct, flatten
 from thalweg._core.hyperparameters import as_hyper
 from thalweg.checkpoint.step_inference import steps_of
 from thalweg.checkpoint.torch_optim import difference_notes
-from thalweg.checkpoint.torch_optim.counterparts import Counterpart, counterpart_of
-from thalweg.checkpoint.torch_optim.hyperparameters import (
+from thalweg.checkpoint.torch_optim.counterparts import (
+    Counterpart,
     beta_of,
     constant_hypers,
+    counterpart_of,
     current_hypers,
     decay_of,
     is_classic,

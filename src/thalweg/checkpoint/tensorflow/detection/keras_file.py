@@ -16,7 +16,6 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     Slots,
     TensorFlowCheckpoint,
 )
-from thalweg.checkpoint.tensorflow.detection.keras_classes import SCALING, UNSUPPORTED, keras_class
 from thalweg.checkpoint.tensorflow.detection.keras_config import (
     hyperparameters_of,
     momentum_product,
@@ -24,9 +23,23 @@ from thalweg.checkpoint.tensorflow.detection.keras_config import (
     refused_of,
 )
 from thalweg.checkpoint.tensorflow.detection.keras_objects import SLOT_KINDS
-from thalweg.checkpoint.tensorflow.detection.loss_scales import SCALE, STEPS, if_valid, scaled_by
-from thalweg.checkpoint.tensorflow.detection.scalars import INTEGERS, as_number, count_of
-from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.detection.scalars import (
+    INTEGERS,
+    SCALE,
+    STEPS,
+    as_number,
+    count_of,
+    if_valid,
+    scaled_by,
+)
+from thalweg.checkpoint.tensorflow.detection.slot_families import (
+    KERAS,
+    SCALING,
+    UNSUPPORTED,
+    Family,
+    keras_class,
+    with_slots,
+)
 from thalweg.checkpoint.tensorflow.detection.variable_order import trained_in
 
 if TYPE_CHECKING:

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import FoundOptimizer, Slots
-from thalweg.checkpoint.tensorflow.detection.keras_classes import UNSUPPORTED
 from thalweg.checkpoint.tensorflow.detection.keras_config import EPSILON_NOTE
 from thalweg.checkpoint.tensorflow.detection.scalars import as_number, count_of
-from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.detection.slot_families import (
+    KERAS,
+    UNSUPPORTED,
+    Family,
+    with_slots,
+)
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner, owners_of
 
 if TYPE_CHECKING:

@@ -20,13 +20,16 @@ from thalweg.checkpoint.tensorflow.detection.keras_objects import (
     ListedVariables,
     sort_numbered,
 )
-from thalweg.checkpoint.tensorflow.detection.loss_scales import (
+from thalweg.checkpoint.tensorflow.detection.scalars import (
+    FLOATS,
+    INTEGERS,
     OF_KERAS_3,
     OF_SCALES,
+    as_number,
+    count_of,
     if_valid,
     scaled_by,
 )
-from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS, as_number, count_of
 from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, V1, Family, with_slots
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner
 from thalweg.errors import DataLossError

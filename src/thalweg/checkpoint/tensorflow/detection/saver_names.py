@@ -21,10 +21,9 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
     Slots,
     TensorFlowCheckpoint,
+    split_mixed_precision,
 )
-from thalweg.checkpoint.tensorflow.detection.loss_scales import scale_in, scaled_by
-from thalweg.checkpoint.tensorflow.detection.mixed_precision import split_mixed_precision
-from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS
+from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS, scale_in, scaled_by
 from thalweg.checkpoint.tensorflow.detection.slot_families import V1, Family, families_titled
 from thalweg.errors import UnsupportedCheckpointError, listed
 

@@ -1,8 +1,9 @@
-"""Scalars of a file as Python numbers."""
+"""Scalars of a file as Python numbers, and those of a dynamic loss scale."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from thalweg._core import state
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.variable import dtype_name
+
+if TYPE_CHECKING:
+    from thalweg._formats.stored_tensor import StoredTensor
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 FLOATS = ("F64", "F32", "F16")
@@ -61,3 +65,33 @@ def as_count(count: int, dtype: torch.dtype) -> Tensor:
         problem = f"global_step is {count} in the file, which {dtype_name(dtype)} does not hold"
         raise state.mismatch([problem])
     return tensor
+
+
+SCALE, STEPS = "current_loss_scale", "good_steps"
+# The names of TensorFlow, of its first versions, and of Keras 3.
+OF_SCALES = {SCALE: SCALE, STEPS: STEPS, "num_good_steps": STEPS}
+OF_KERAS_3 = {"dynamic_scale": SCALE, "step_counter": STEPS}
+
+
+def scaled_by(scale: Mapping[str, StoredTensor]) -> tuple[str, ...]:
+    """Return a note about continuing without the loss scale, or () if there is none."""
+    if not scale:
+        return ()
+    return (
+        f"the loss was scaled, at the end by {scale[SCALE].array().item()}; here it is not, unless"
+        " restore(..., loss_scale=DynamicLossScale()) takes it over",
+    )
+
+
+def if_valid(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return a copy of the entries if dtypes and shapes are those of a loss scale, else {}."""
+    is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
+    are_counts = all(tensor.dtype in INTEGERS for name, tensor in scale.items() if name != SCALE)
+    are_scalars = not any(tensor.shape for tensor in scale.values())
+    return dict(scale) if is_scale and are_counts and are_scalars else {}
+
+
+def scale_in(stored_tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the two variables that a Saver stores of a loss scale; {} if they are missing."""
+    scale = {name: stored_tensors[name] for name in (SCALE, STEPS) if name in stored_tensors}
+    return if_valid(scale) if len(scale) == 2 else {}
