@@ -10,7 +10,7 @@ import h5py
 
 from thalweg._formats.hdf5 import file
 from thalweg._formats.hdf5.file import Group
-from thalweg._formats.keras_files.file_source import open_source
+from thalweg._formats.source import open_source
 from thalweg._formats.stored_tensor import StoredTensor
 
 

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Generator, Iterable
 from typing import BinaryIO
 
-from thalweg._formats import syscalls, temp_files
+from thalweg._formats import syscalls
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
 Buffer = bytes | bytearray | memoryview
@@ -95,7 +95,7 @@ def _replace_all(
             with commit.report_write_errors():
                 folder = syscalls.opened_folder(os.path.dirname(commit.target))
                 commit.folder = exit_stack.enter_context(folder)
-            temp_files.remove_abandoned(commit.target)
+            syscalls.remove_abandoned(commit.target)
             exit_stack.enter_context(commit.write_temporary(parts, make_head))
             commits.append(commit)
         for commit in commits:
@@ -226,13 +226,13 @@ class _Commit:
     ) -> Generator[None]:
         """Write the new content to a temporary file; the block must call `rename_into_place`."""
         with self.report_write_errors():
-            self._temporary = temporary = temp_files.name_of(self.target)
-        temp_files.active_paths.add(temporary)
+            self._temporary = temporary = syscalls.make_temporary_name(self.target)
+        syscalls.active_paths.add(temporary)
         try:
             mode = 0o666 if self._previous is None else self._previous.st_mode & 0o666
             with self.report_write_errors():
                 descriptor = syscalls.retry_interrupted(
-                    os.open, temporary, _NEW | temp_files.SAFELY, mode | 0o600
+                    os.open, temporary, _NEW | syscalls.SAFELY, mode | 0o600
                 )
             try:
                 try:
@@ -249,7 +249,7 @@ class _Commit:
                     syscalls.retry_interrupted(os.unlink, temporary)
                 raise
         finally:
-            temp_files.active_paths.discard(temporary)
+            syscalls.active_paths.discard(temporary)
 
     def rename_into_place(self) -> None:
         """Rename the temporary file to the target."""
@@ -263,7 +263,7 @@ class _Commit:
         """Write all parts and the head to a descriptor, and sync it."""
         # Some file systems have no locks.
         with contextlib.suppress(OSError):
-            temp_files.lock_file(descriptor)
+            syscalls.lock_file(descriptor)
         if self._reserved:
             with self.report_write_errors():
                 syscalls.retry_interrupted(os.lseek, descriptor, self._reserved, os.SEEK_SET)

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 from thalweg._formats import atomic_write, format_detection, header, tensor_payload
 from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.checksum import crc32c
-from thalweg._formats.header import Description, TensorHeader
-from thalweg._formats.header_draft import Draft
+from thalweg._formats.header import Description, Draft, TensorHeader
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import DataLossError, ThalwegError
 

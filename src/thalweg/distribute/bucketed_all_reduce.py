@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thalweg.distribute.buckets import Bucket, Sending, Sent, plan_buckets
-from thalweg.distribute.compression import Compression
+from thalweg.distribute.buckets import Bucket, Compression, Sending, Sent, plan_buckets
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.reduce_scatter import Scatter
 from thalweg.distribute.sharding.shards import Shards

@@ -15,8 +15,7 @@ from thalweg._core.grads_and_vars import check_variables, flatten
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import is_number
 from thalweg.autodiff import Gradient, GradientTape
-from thalweg.distribute.buckets import SIZE, Sending
-from thalweg.distribute.compression import DTYPES
+from thalweg.distribute.buckets import DTYPES, SIZE, Sending
 from thalweg.distribute.consistency_check import Agreement
 from thalweg.distribute.context import (
     enter_cross_replica,
@@ -24,12 +23,11 @@ from thalweg.distribute.context import (
     in_cross_replica_context,
     innermost_context,
 )
-from thalweg.distribute.extended import Extended
+from thalweg.distribute.extended import Extended, ReplicaContext
 from thalweg.distribute.handshake import PendingCollective, report_error
 from thalweg.distribute.nested_all_reduce import all_reduce
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.reducer import Reducer
-from thalweg.distribute.replica import ReplicaContext
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.tree_reduction import over_batches
 from thalweg.errors import InvalidArgumentError, InvalidTypeError

@@ -10,7 +10,7 @@ from math import prod
 
 from thalweg._formats.bundle import messages, slices
 from thalweg._formats.bundle.checkpoint_directory import Folder
-from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
+from thalweg._formats.bundle.contents import NAMES, STRING, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.messages import BundleEntry, BundleHeader
 from thalweg._formats.bundle.proto import decode_text

@@ -11,8 +11,7 @@ from thalweg._formats import atomic_write, format_detection
 from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import object_graph, v1_format
 from thalweg._formats.bundle.checkpoint_directory import Folder
-from thalweg._formats.bundle.contents import Bundle, check_dtypes
-from thalweg._formats.bundle.dtypes import VARIANT, name_of
+from thalweg._formats.bundle.contents import VARIANT, Bundle, check_dtypes, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, raise_flaws
 from thalweg._formats.bundle.index import Index, read_index
 from thalweg._formats.bundle.tensors import BundleReader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thalweg._formats.bundle.dtypes import NAMES, name_of
+from thalweg._formats.bundle.contents import NAMES, name_of
 from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg._formats.bundle.proto import (
     BYTES,

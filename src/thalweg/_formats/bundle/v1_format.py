@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from thalweg._formats.atomic_write import Progress
 from thalweg._formats.bundle import messages, slices
 from thalweg._formats.bundle.checkpoint_directory import File, Folder
-from thalweg._formats.bundle.contents import Bundle, check_dtypes
-from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
+from thalweg._formats.bundle.contents import NAMES, STRING, Bundle, check_dtypes, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.index import LARGEST, SHARDS
 from thalweg._formats.bundle.proto import BYTES, VARINT, ProtoMessage

@@ -9,12 +9,12 @@ from math import prod
 from thalweg._formats import atomic_write
 from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import object_graph
-from thalweg._formats.bundle.dtypes import NUMBERS, STRING
+from thalweg._formats.bundle.contents import NUMBERS, STRING
 from thalweg._formats.bundle.errors import quote_name
 from thalweg._formats.bundle.messages import RANK, BundleEntry, BundleHeader
 from thalweg._formats.bundle.object_graph import ObjectGraph
-from thalweg._formats.bundle.strings import encoded_strings
 from thalweg._formats.bundle.table import encoded_table
+from thalweg._formats.bundle.tensors import encoded_strings
 from thalweg._formats.checksum import crc32c, mask_checksum
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError

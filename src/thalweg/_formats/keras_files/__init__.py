@@ -13,8 +13,8 @@ from thalweg._formats import atomic_write, format_detection
 from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.hdf5 import file
 from thalweg._formats.keras_files import archive, keras3, legacy
-from thalweg._formats.keras_files.file_source import open_source
 from thalweg._formats.keras_files.keras3 import Place
+from thalweg._formats.source import open_source
 from thalweg._formats.stored_tensor import StoredTensor
 
 

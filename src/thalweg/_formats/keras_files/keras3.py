@@ -14,14 +14,20 @@ from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
 from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import archive as zipped
-from thalweg._formats.keras_files.arrays import Arrays, array_of
 from thalweg._formats.keras_files.config import (
     OptimizerDescription,
     layers_of,
     load_json,
     optimizer_of,
 )
-from thalweg._formats.keras_files.names import LAYERS, VARIABLES, by_number, variables_by_path
+from thalweg._formats.keras_files.names import (
+    LAYERS,
+    VARIABLES,
+    Arrays,
+    array_of,
+    by_number,
+    variables_by_path,
+)
 from thalweg._formats.source import SourceFile
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"

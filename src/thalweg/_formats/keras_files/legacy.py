@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from thalweg._formats.hdf5.attributes import TextAttribute
 from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
-from thalweg._formats.keras_files.arrays import Arrays, array_of
 from thalweg._formats.keras_files.config import OptimizerDescription, load_json, optimizer_of
+from thalweg._formats.keras_files.names import Arrays, array_of
 from thalweg._formats.source import SourceFile
 
 _MODEL, _OPTIMIZER = "model_weights", "optimizer_weights"

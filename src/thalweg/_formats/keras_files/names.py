@@ -1,4 +1,4 @@
-"""Names of variables that Keras 3 has numbered."""
+"""Arrays with the dtypes of Keras, and names of variables that Keras 3 has numbered."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from typing import Any
 
 from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
+from thalweg._formats.stored_tensor import StoredTensor
+
+Arrays = dict[str, StoredTensor]
+
+
+def array_of(dataset: ArrayDataset) -> StoredTensor:
+    """Return the array of a dataset; two-byte elements with an attribute "dtype" may be
+    bfloat16.
+    """
+    attribute = dataset.attributes.get("dtype")
+    is_bfloat16 = (
+        attribute is not None and dataset.elements.size == 2 and attribute.texts == [b"bfloat16"]
+    )
+    return dataset.read("BF16" if is_bfloat16 else None)
+
 
 VARIABLES, LAYERS = "vars", "layers"  # names of groups
 

@@ -1,11 +1,11 @@
-"""Shards of one optimizer's slots."""
+"""Shards of one optimizer's slots, which are pieces of variables."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,53 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._engines import layout
 from thalweg._engines.reduction_order import LEAF
+from thalweg.distribute.consistency_check import hash_bytes
 from thalweg.distribute.handshake import PendingCollective, RankMessage, report_error
 from thalweg.distribute.process_group import Ranks
-from thalweg.distribute.sharding.shard_layout import Piece, pieces_of
 from thalweg.errors import InvalidArgumentError, LayoutError, ReplicaLostError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of
+
+
+class Piece(NamedTuple):
+    """Range of elements of a variable, in row-major order, of one rank.
+
+    Attributes:
+        rank: The rank.
+        start, stop: The first element, and the one after the last.
+    """
+
+    rank: int
+    start: int
+    stop: int
+
+
+def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
+    """Divide the elements of a variable among ranks, in pieces that end where leaves of reductions
+    end.
+
+    Loads of ranks that differ by at most a leaf still do afterwards. Return at most one piece per
+    rank, in the order of elements.
+
+    Args:
+        size: The number of elements.
+        loads: The bytes that each rank has of other variables.
+        unit: The number of elements that stay together: those of a leaf, or all.
+    """
+    if not size:
+        return []
+    units = -(-size // unit)
+    base_count, num_longer = divmod(units, len(loads))
+    order = sorted(range(len(loads)), key=lambda rank: (loads[rank], rank))
+    counts = {rank: base_count + (position < num_longer) for position, rank in enumerate(order)}
+    # The last unit may be a short one: it is for the rank that has most of those that get one.
+    last_rank = order[num_longer - 1]
+    ranks = [rank for rank in range(len(loads)) if counts[rank] and rank != last_rank]
+    pieces: list[Piece] = []
+    for rank in [*ranks, last_rank]:
+        start = pieces[-1].stop if pieces else 0
+        pieces.append(Piece(rank, start, min(start + counts[rank] * unit, size)))
+    return pieces
 
 
 @dataclass
@@ -66,8 +107,7 @@ class Shards:
         """Hash of the layout, to compare ranks."""
         if self._digest is None:
             text = repr([(entry.size, entry.pieces) for entry in self._layouts.values()])
-            digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
-            self._digest = int.from_bytes(digest, "little")
+            self._digest = hash_bytes(text.encode())
         return self._digest
 
     def cut_new(self, variables: Sequence[Tensor]) -> None:
