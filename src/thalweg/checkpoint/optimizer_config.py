@@ -59,7 +59,7 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
         InvalidTypeError: An argument has a type that cannot be encoded.
     """
     names = {id(variable): name for name, variable in variables.items()}
-    return _ConfigEncoder(names).class_and_arguments(optimizer)
+    return _ConfigWriter(names).describe(optimizer)
 
 
 def _name_of_class(cls: type[object]) -> str:
@@ -133,7 +133,7 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
             f"The optimizer is of your own class {config['class'].removeprefix('mine:')!r}. Make"
             " it, and give it: restore(path, optimizer=...)."
         )
-    reader = JsonReader({}, _ConfigDecoder(variables))
+    reader = _ConfigReader(variables)
     arguments = {}
     for name, argument in config["arguments"].items():
         user_part = _find_user_part(argument)
@@ -149,7 +149,7 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
         raise InvalidConfigError(f"{config['class']} cannot be made: {error}") from error
 
 
-class _ConfigEncoder:
+class _ConfigWriter(Writer):
     """Encoder of an optimizer's class and arguments as JSON.
 
     Args:
@@ -157,23 +157,24 @@ class _ConfigEncoder:
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
         self._names = names
-        self._writer = Writer(self)
 
-    def class_and_arguments(self, optimizer: Any) -> dict[str, object]:
+    def describe(self, optimizer: Any) -> dict[str, object]:
         """Return {"class": name, "arguments": {name: JSON value}} of an optimizer."""
         is_torchs = isinstance(optimizer, TorchOptimizerAdapter)
         return {
             "class": optimizer.title if is_torchs else _name_of_class(optimizer.__class__),
-            "arguments": self._writer(optimizer._arguments(), ""),
+            "arguments": self(optimizer._arguments(), ""),
         }
 
-    def __call__(self, argument: object, name: str) -> Any:
-        """Return an argument of an optimizer as JSON; NotImplemented if `Writer` itself encodes it.
+    def __call__(self, python_value: Any, name: str) -> Any:
+        """Return an argument of an optimizer, or a value in an argument, as JSON.
 
-        Schedules, rules, optimizers, tensors, classes, dtypes and sets are encoded here. Functions,
-        rules and schedules of the user become `{YOURS: text}`, which only names them.
+        `Writer` encodes all but schedules, rules, optimizers, tensors, classes, dtypes and sets.
+        Functions, rules and schedules of the user become `{YOURS: text}`, which only names them.
         """
+        argument: object = python_value
         if isinstance(argument, LearningRateSchedule):
             return self._describe_schedule(argument)
         if isinstance(argument, Rule):
@@ -192,16 +193,16 @@ class _ConfigEncoder:
             return {YOURS: f"the function {function_name!r}"}
         if isinstance(argument, frozenset | set):
             return sorted(map(str, cast(set[Any], argument)))
-        return NotImplemented
+        return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
         """Return an optimizer, rule or factory argument as a marked dict."""
         if kind is OPTIMIZERS:
-            return {OPTIMIZER: self.class_and_arguments(argument)}
+            return {OPTIMIZER: self.describe(argument)}
         name = kind.name_of(maker)
         if name is None:
             return {YOURS: f"{kind.words} {maker.__name__!r}"}
-        arguments = self._writer(argument._arguments(), "")
+        arguments = self(argument._arguments(), "")
         if kind is LOSS_SCALERS:
             return {LOSS_SCALER: arguments}
         return {RATE: {"function": name, "arguments": arguments}}
@@ -214,29 +215,30 @@ class _ConfigEncoder:
             return {VARIABLE: name}
         if tensor.dim():
             return {YOURS: f"a tensor of shape {tuple(tensor.shape)}"}
-        return {NUMBER: [dtype_name(tensor.dtype), Writer()(tensor.item(), "")]}
+        return {NUMBER: [dtype_name(tensor.dtype), self(tensor.item(), "")]}
 
     def _describe_schedule(self, schedule: LearningRateSchedule) -> object:
         """Return a schedule as a marked dict with its class and arguments."""
         with suppress(NotImplementedError, TypeError, ValueError):
             config = schedules.serialize(schedule)
             if type(schedules.deserialize(config)) is type(schedule):
-                return {SCHEDULE: self._writer(config, "")}
+                return {SCHEDULE: self(config, "")}
         return {YOURS: f"your schedule {type(schedule).__name__!r}"}
 
 
-class _ConfigDecoder:
-    """Decoder of the marked dicts of `_ConfigEncoder`.
+class _ConfigReader(JsonReader):
+    """Decoder of the JSON of `_ConfigWriter`.
 
     Args:
         variables: Variables by name.
     """
 
     def __init__(self, variables: Mapping[str, Tensor]) -> None:
+        super().__init__({})
         self._variables = variables
 
-    def __call__(self, mark: str, content: Any) -> Any:
-        """Return the object that a marked dict describes; NotImplemented for marks of `JsonReader`.
+    def read_marked(self, mark: str, content: Any) -> Any:
+        """Return the object that a marked dict describes.
 
         Args:
             mark: The only key of the dict, such as "$schedule".
@@ -246,20 +248,19 @@ class _ConfigDecoder:
             NotFoundError: A variable is not among `variables`, or the argument needs user code.
             InvalidConfigError: A number is malformed, or a class rejects its arguments.
         """
-        reader = JsonReader({}, self)
         if mark == SCHEDULE:
-            return schedules.deserialize(reader(content))
+            return schedules.deserialize(self(content))
         if mark == RATE:
-            return RATES.find(content["function"])(**reader(content["arguments"]))
+            return RATES.find(content["function"])(**self(content["arguments"]))
         if mark == RULE:
             return {rule.name: rule for rule in _all_rules()}[content]
         if mark == OPTIMIZER:
             return make_optimizer(content, self._variables)
         if mark == LOSS_SCALER:
-            return LOSS_SCALERS.find("AutomaticLossScaler")(**reader(content))
+            return LOSS_SCALERS.find("AutomaticLossScaler")(**self(content))
         if mark == NUMBER:
             dtype, number = content
-            if not is_number(decoded_number := reader(number)):
+            if not is_number(decoded_number := self(number)):
                 raise InvalidConfigError(f"{NUMBER} of {str(number)[:80]} is no number.")
             return to_tensor(decoded_number, dtype)
         if mark == VARIABLE:
@@ -269,7 +270,7 @@ class _ConfigDecoder:
                     " given."
                 )
             return self._variables[content]
-        return NotImplemented
+        return super().read_marked(mark, content)
 
 
 def _all_rules() -> Sequence[Rule]:

@@ -380,27 +380,54 @@ def _warn_of_rest(path: str, states: Mapping[str, object], names: Sequence[str])
 
 
 def _choose_optimizer(
-    document: Mapping[str, object],
-    optimizer: object,
+    document: Mapping[str, Any],
+    optimizer: Any,
     named_tensors: Mapping[str, Tensor],
     check_arguments: bool,
     convert: bool,
 ) -> Any:
-    """Return the optimizer to restore: `optimizer`, a new one for None, or None without an
-    optimizer.
+    """Return `optimizer`, or for None a new one as the file describes it.
 
-    The last case occurs for `optimizer=False`, and if neither argument nor file has one.
+    Args:
+        document: The document of the file.
+        optimizer: The user's optimizer, None, or False to restore none.
+        named_tensors: Variables by name, which arguments may refer to.
+        check_arguments: True if arguments must be equal; the class must be in any case.
+        convert: True if arguments that `convert` changes may differ.
+
+    Returns:
+        The optimizer to restore; None for False, and if neither argument nor file has one.
 
     Raises:
         CheckpointMismatchError: The file has no optimizer, or one of another class or arguments.
+        NotFoundError: The class or an argument of a new optimizer is user code.
     """
     if optimizer is False:
         return None
-    if "optimizer" in document:
-        return _match_optimizer(document, optimizer, named_tensors, check_arguments, convert)
-    if optimizer is not None:
-        raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
-    return None
+    if "optimizer" not in document:
+        if optimizer is not None:
+            raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
+        return None
+    saved_config = document["optimizer"]
+    if optimizer is None:
+        return optimizer_config.make_optimizer(saved_config, named_tensors)
+    current_config = optimizer_config.describe_optimizer(optimizer, named_tensors)
+    loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
+    differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
+    unconvertible = differences
+    if isinstance(optimizer, TorchOptimizerAdapter):
+        configs = (saved_config, current_config)
+        rests = [*map(without_converted, configs, configs[::-1])]
+        unconvertible = optimizer_config.describe_differences(rests[0], rests[1], loaded)
+    if convert:
+        differences = unconvertible
+    is_other_class = saved_config["class"] != current_config["class"]
+    if differences and (check_arguments or is_other_class):
+        ways = ["check_arguments=False"] * bool(unconvertible)
+        ways += ["convert=True"] * (unconvertible != differences)
+        hint = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other_class)
+        raise state.mismatch(differences, outcome=f"Nothing was loaded.{hint}")
+    return optimizer
 
 
 def _prepare_optimizer(
@@ -444,48 +471,6 @@ def _name_file_in_errors(path: str) -> Generator[None]:
     except ThalwegError as error:
         error.args = (f"{path}: {error}",)
         raise
-
-
-def _match_optimizer(
-    document: Mapping[str, Any],
-    optimizer: Any,
-    named_tensors: Mapping[str, Tensor],
-    check_arguments: bool,
-    convert: bool,
-) -> object:
-    """Return `optimizer`, or a new one as the file describes it for None.
-
-    Args:
-        document: The document of the file.
-        optimizer: The user's optimizer, or None.
-        named_tensors: Variables by name, which arguments may refer to.
-        check_arguments: True if arguments must be equal; the class must be in any case.
-        convert: True if arguments that `convert` changes may differ.
-
-    Raises:
-        CheckpointMismatchError: The class or arguments differ.
-        NotFoundError: The class or an argument of a new optimizer is user code.
-    """
-    saved_config = document["optimizer"]
-    if optimizer is None:
-        return optimizer_config.make_optimizer(saved_config, named_tensors)
-    current_config = optimizer_config.describe_optimizer(optimizer, named_tensors)
-    loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
-    differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
-    unconvertible = differences
-    if isinstance(optimizer, TorchOptimizerAdapter):
-        configs = (saved_config, current_config)
-        rests = [*map(without_converted, configs, configs[::-1])]
-        unconvertible = optimizer_config.describe_differences(rests[0], rests[1], loaded)
-    if convert:
-        differences = unconvertible
-    is_other_class = saved_config["class"] != current_config["class"]
-    if differences and (check_arguments or is_other_class):
-        ways = ["check_arguments=False"] * bool(unconvertible)
-        ways += ["convert=True"] * (unconvertible != differences)
-        hint = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other_class)
-        raise state.mismatch(differences, outcome=f"Nothing was loaded.{hint}")
-    return optimizer
 
 
 def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str) -> dict[str, Any]:

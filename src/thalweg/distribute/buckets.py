@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -49,52 +49,26 @@ class Sending:
         return [*lines, threads] if self.ordered else lines
 
 
-class Sent(Protocol):
-    """Interface of buckets: tensors that are sent together and return as sums over the ranks.
-
-    Attributes:
-        places: The indices of the tensors.
-    """
-
-    places: list[int]
-
-    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the send buffer, at the indices `places`."""
-        ...
-
-    def clear(self, index: int) -> None:
-        """Set the send buffer of the tensor with this index to zeros."""
-        ...
-
-    def send(self, ranks: Ranks, ordered: bool) -> None:
-        """Start the sum of the buffer over all ranks; `ordered` adds in the order of a tree of
-        ranks.
-        """
-        ...
-
-    def wait(self) -> None:
-        """Wait for pending transfers."""
-        ...
-
-    def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait for the sums; return them by the index of their tensor."""
-        ...
-
-    def count_holders(self) -> int:
-        """Return the number of references to the buffer, which grows if a caller holds a sum."""
-        ...
-
-
 BucketT = TypeVar("BucketT")
 
 
 class Bucket:
-    """Contiguous buffer for copies of several tensors.
+    """Contiguous buffer for copies of several tensors, which return as sums over the ranks.
 
     Args:
         places: The indices of the tensors.
         templates: Tensors of the same shapes, of one dtype and on one device.
+
+    Attributes:
+        places: The indices of the tensors.
+        parts: The copy of each tensor by its index, a view of the buffer.
+        dtype: The dtype of the tensors.
     """
+
+    # Sent instead of the buffer, divided by `_divisor`.
+    _low_precision: Tensor | None = None
+    _divisor = 1
+    _pending: Pending | None = None
 
     def __init__(self, places: Sequence[int], templates: Sequence[Tensor]) -> None:
         self.places = list(places)
@@ -113,15 +87,13 @@ class Bucket:
             for index, view, template in zip(places, views, templates, strict=True)
         }
         self.dtype = templates[0].dtype
-        # Sent instead of `_flat`, divided by `_divisor`.
-        self._low_precision: Tensor | None = None
-        self._divisor = 1
-        self._pending: Pending | None = None
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Copy tensors into the buffer, at the indices `places`."""
         copy_all([self.parts[index] for index in places], tensors)
 
     def clear(self, index: int) -> None:
+        """Set the copy of the tensor with this index to zeros."""
         self.parts[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
@@ -161,6 +133,7 @@ class Bucket:
             self._pending = ranks.begin_adding(message)
 
     def wait(self) -> None:
+        """Wait for a pending transfer; do nothing if there is none."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -174,6 +147,7 @@ class Bucket:
         return {index: part.detach() for index, part in self.parts.items()}
 
     def count_holders(self) -> int:
+        """Return the number of references to the buffer, which grows if a caller holds a sum."""
         return holders_of(self._flat)
 
 
@@ -229,11 +203,11 @@ class Compression:
     An unfinished step leaves the errors of earlier steps unchanged.
 
     Args:
-        dtype: The 16-bit dtype.
+        dtype: The 16-bit dtype; None does not compress, so that there are no errors.
         count: The number of ranks, by which each gradient is divided.
     """
 
-    def __init__(self, dtype: torch.dtype, count: int) -> None:
+    def __init__(self, dtype: torch.dtype | None, count: int) -> None:
         self._dtype, self._count = dtype, count
         self._residuals = WeakTensorKeyDictionary()
         # Residuals of a step that may still fail.
@@ -254,7 +228,7 @@ class Compression:
             variables: All variables, by index. A second gradient of a variable has no error
                 feedback.
         """
-        if bucket.dtype not in _WIDE:
+        if self._dtype is None or bucket.dtype not in _WIDE:
             return
         bucket_vars = [variables[index] for index in bucket.places]
         for part, var in zip(bucket.parts.values(), bucket_vars, strict=True):

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import distributed
@@ -20,37 +20,27 @@ _NUM_COMPARED, _NUM_MAXIMA = 2, 2
 
 
 class PendingCollective(IntEnum):
-    """Action that a rank is about to take."""
+    """Action that a rank is about to take.
 
-    BACKWARD = 1
-    STEP = 2
-    SHARED = 3
-    VALUES = 4
-    STATE = 5
-    STAGES = 6
+    Attributes:
+        phrase: The action as a verb phrase for messages.
+        stage: The stage of a step at which an error prevented the action, for messages.
+    """
 
-    @property
-    def words(self) -> str:
-        """The action as a verb phrase for messages."""
-        return _WORDS[self][0]
+    phrase: str
+    stage: str
 
-    @property
-    def fate(self) -> str:
-        """The stage of a step at which an error prevented the action, for messages."""
-        return _WORDS[self][1]
+    BACKWARD = 1, "computes gradients", "before its gradients were there"
+    STEP = 2, "applies gradients", "before its gradients were there"
+    SHARED = 3, "takes a step over its share of the slots", "in its step"
+    VALUES = 4, "adds up values", "before its values were there"
+    STATE = 5, "brings the state of an optimizer together", "before its state was there"
+    STAGES = 6, "takes a step over parts of DTensors", "in its step"
 
-
-_WORDS = {
-    PendingCollective.BACKWARD: ("computes gradients", "before its gradients were there"),
-    PendingCollective.STEP: ("applies gradients", "before its gradients were there"),
-    PendingCollective.SHARED: ("takes a step over its share of the slots", "in its step"),
-    PendingCollective.STAGES: ("takes a step over parts of DTensors", "in its step"),
-    PendingCollective.VALUES: ("adds up values", "before its values were there"),
-    PendingCollective.STATE: (
-        "brings the state of an optimizer together",
-        "before its state was there",
-    ),
-}
+    def __new__(cls, number: int, phrase: str, stage: str) -> Self:
+        member = int.__new__(cls, number)
+        member._value_, member.phrase, member.stage = number, phrase, stage
+        return member
 
 
 class Received(NamedTuple):
@@ -114,7 +104,7 @@ class RankMessage:
         if troubled:
             self._raise_trouble()
         if not has_equal_action:
-            self.compare([f"what it does: it {self._collective.words}"])
+            self.compare([f"what it does: it {self._collective.phrase}"])
         return Received(are_equal, maxima)
 
     def compare(self, lines: Sequence[str]) -> None:
@@ -144,7 +134,7 @@ class RankMessage:
             rank = distributed.get_rank() if self._other_groups else self._ranks.rank
             cause = f"{type(trouble).__name__}: {trouble}"
             cause = textwrap.shorten(cause, 300, placeholder=" ...")
-            text = f"rank {rank} raised an error {self._collective.fate}: {cause.rstrip('.')}."
+            text = f"rank {rank} raised an error {self._collective.stage}: {cause.rstrip('.')}."
         for ranks in (self._ranks, *self._other_groups):
             text = max(ranks.gather_texts(text)).strip()
         if trouble is not None:

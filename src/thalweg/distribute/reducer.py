@@ -75,7 +75,7 @@ class Reducer:
         with self._explain_loss():
             all_pairs, early_sums = self._reach_agreement(make_pairs, variables, fingerprint)
             sums = sum_matched_pairs(all_pairs, self._sender, early_sums)
-            self._sender.keep_errors_of(variables[index] for index in self._dense)
+            self._sender.compression.keep_errors_of(variables[index] for index in self._dense)
         self._steps += 1
         self._is_in_doubt = True
         return sums
@@ -187,7 +187,7 @@ class Reducer:
             underway.wait_for_sums()
             underway = None
         if underway is None:
-            self._sender.begin_step()
+            self._sender.compression.begin_step()
         if scatters != self._sender.scatters:
             self._sender = self._make_sender(scatters)
         all_pairs = list(pairs) if agreement.has_equal_kinds else fill_missing(pairs, self._ranks)
@@ -228,7 +228,7 @@ class Reducer:
             failed: True if this rank failed after the step was applied; the next step then compares
                 all facts about the ranks.
         """
-        self._sender.commit_step()
+        self._sender.compression.commit_step()
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
@@ -257,7 +257,7 @@ class Reducer:
         Errors in the block are reported to the other ranks.
         """
         self._underway, self._has_backward_begun = None, False
-        self._sender.begin_step()
+        self._sender.compression.begin_step()
         with self._explain_loss():
             yield from self._watch_backward()
 

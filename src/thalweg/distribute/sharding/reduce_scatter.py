@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from thalweg._base.context_managers import outside_inference
-from thalweg.distribute.buckets import copy_all, holders_of
-from thalweg.distribute.process_group import Pending, Ranks
+from thalweg.distribute.buckets import Bucket, copy_all, holders_of
+from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.shards import Shards, flatten_like
 from thalweg.distribute.tree_reduction import tree_sum
 
 
-class Scatter:
+class Scatter(Bucket):
     """Variant of `Bucket` that returns only this rank's part of each sum.
 
     A rank receives its part from all ranks and adds in pairs, an order that does not depend on the
@@ -61,7 +61,6 @@ class Scatter:
             self._remote_shards = local_shard.new_empty(num_others, local_shard.numel())
         self._rank_shards = [*self._remote_shards.unbind()]
         self._rank_shards.insert(rank, local_shard)
-        self._pending: Pending | None = None
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
         """Copy tensors into the send buffers, at the indices `places`."""
@@ -81,11 +80,6 @@ class Scatter:
     def send(self, ranks: Ranks, ordered: bool) -> None:
         """Start to send each rank its parts; sums are added in tree order for any `ordered`."""
         self._pending = ranks.begin_exchanging(self._parts, self._rank_shards)
-
-    def wait(self) -> None:
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
 
     def wait_for_sums(self) -> dict[int, Tensor]:
         """Wait; return the sums of this rank's parts by index, in the shapes of the parts.

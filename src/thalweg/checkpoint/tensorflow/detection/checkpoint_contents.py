@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from thalweg._formats.keras_files import KerasFile
-from thalweg.checkpoint.tensorflow.detection.scalars import count_of
+from thalweg.checkpoint.tensorflow.detection.scalars import SCALE, count_of
 from thalweg.checkpoint.tensorflow.detection.slot_families import Family
 from thalweg.errors import InvalidArgumentError
 
@@ -146,6 +146,19 @@ class FoundOptimizer:
         hypers = ", ".join(f"{name}={hyper}" for name, hyper in self.hyperparameters.items())
         steps = "" if self.steps is None else f"; {self.steps} steps"
         return f"{title}: {self.evidence}{steps}{f'; {hypers}' if hypers else ''}"
+
+
+def with_loss_scale(optimizer: FoundOptimizer, scale: dict[str, StoredTensor]) -> FoundOptimizer:
+    """Return a copy of an optimizer with the state of its loss scale and a note on continuing
+    without the loss scale; `optimizer` itself if `scale` is {}.
+    """
+    if not scale:
+        return optimizer
+    note = (
+        f"the loss was scaled, at the end by {scale[SCALE].array().item()}; here it is not, unless"
+        " restore(..., loss_scale=DynamicLossScale()) takes it over"
+    )
+    return replace(optimizer, loss_scale=scale, notes=(*optimizer.notes, note))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
     Slots,
     TensorFlowCheckpoint,
+    with_loss_scale,
 )
 from thalweg.checkpoint.tensorflow.detection.keras_config import (
     hyperparameters_of,
@@ -30,7 +31,6 @@ from thalweg.checkpoint.tensorflow.detection.scalars import (
     as_number,
     count_of,
     if_valid,
-    scaled_by,
 )
 from thalweg.checkpoint.tensorflow.detection.slot_families import (
     KERAS,
@@ -80,10 +80,7 @@ def sorted_file(
     unknown: dict[str, StoredTensor] = {}
     if file.optimizer:
         detected = _sort_by_name(file) or _sort_by_kind(file) or _sort_by_number(file)
-        scale = _scale_of(source)
-        notes = (*detected.notes, *scaled_by(scale))
-        detected = replace(detected, notes=notes, loss_scale=scale)
-        optimizers = (detected,)
+        optimizers = (with_loss_scale(detected, _scale_of(source)),)
         if detected.family is None:
             unknown = dict(file.optimizer)
     return TensorFlowCheckpoint(

@@ -13,6 +13,7 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     SAVE_COUNTER,
     FoundOptimizer,
     TensorFlowCheckpoint,
+    with_loss_scale,
 )
 from thalweg.checkpoint.tensorflow.detection.keras_objects import (
     MARKS,
@@ -28,7 +29,6 @@ from thalweg.checkpoint.tensorflow.detection.scalars import (
     as_number,
     count_of,
     if_valid,
-    scaled_by,
 )
 from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, V1, Family, with_slots
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner
@@ -61,7 +61,9 @@ def sorted_objects(
     view = _GraphView(path, stored_tensors, graph, class_name)
     nodes = view.optimizer_nodes()
     scales = view.loss_scales(nodes)
-    optimizers = [_with_loss_scale(view.sort_optimizer(node), scales.get(node)) for node in nodes]
+    optimizers = [
+        with_loss_scale(view.sort_optimizer(node), scales.get(node, {})) for node in nodes
+    ]
     free = [node for node in view.keys if node not in view.claimed]
     counters = {view.name(node): view.value(node) for node in free if view.is_counter(node)}
     variables = {view.name(node): view.value(node) for node in free if not view.is_counter(node)}
@@ -284,14 +286,6 @@ class _GraphView:
         if index not in self.keys:
             raise DataLossError(f"{self._path}: node {index} has a slot, but is no variable")
         return self.name(index)
-
-
-def _with_loss_scale(
-    detected: FoundOptimizer, scale: dict[str, StoredTensor] | None
-) -> FoundOptimizer:
-    """Return the optimizer with the state of a loss scale and notes; unchanged for None."""
-    notes = (*detected.notes, *scaled_by(scale or {}))
-    return detected if scale is None else replace(detected, loss_scale=scale, notes=notes)
 
 
 def _numbered_name(name: str) -> tuple[str, int]:

@@ -22,8 +22,9 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     Slots,
     TensorFlowCheckpoint,
     split_mixed_precision,
+    with_loss_scale,
 )
-from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS, scale_in, scaled_by
+from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS, scale_in
 from thalweg.checkpoint.tensorflow.detection.slot_families import V1, Family, families_titled
 from thalweg.errors import UnsupportedCheckpointError, listed
 
@@ -59,7 +60,7 @@ def sorted_names(
     averages = groups.pop(AVERAGE, {})
     optimizers = _find_optimizers(groups, families, slots_by_part, path)
     optimizers = with_powers(optimizers, powers, counters)
-    optimizers, scale = _with_loss_scale(optimizers, families, other_tensors)
+    optimizers, scale = _add_loss_scale(optimizers, families, other_tensors)
     return TensorFlowCheckpoint(
         path=path,
         kind="saver",
@@ -76,7 +77,7 @@ def sorted_names(
     )
 
 
-def _with_loss_scale(
+def _add_loss_scale(
     optimizers: list[FoundOptimizer],
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
@@ -95,8 +96,7 @@ def _with_loss_scale(
         optimizers = [_describe_optimizer(family, (), {}) for family in slotless[:1]]
     if not scale or len(optimizers) != 1:
         return optimizers, {}
-    notes = (*optimizers[0].notes, *scaled_by(scale))
-    return [replace(optimizers[0], loss_scale=scale, notes=notes)], scale
+    return [with_loss_scale(optimizers[0], scale)], scale
 
 
 def _find_optimizers(

@@ -73,16 +73,6 @@ OF_SCALES = {SCALE: SCALE, STEPS: STEPS, "num_good_steps": STEPS}
 OF_KERAS_3 = {"dynamic_scale": SCALE, "step_counter": STEPS}
 
 
-def scaled_by(scale: Mapping[str, StoredTensor]) -> tuple[str, ...]:
-    """Return a note about continuing without the loss scale, or () if there is none."""
-    if not scale:
-        return ()
-    return (
-        f"the loss was scaled, at the end by {scale[SCALE].array().item()}; here it is not, unless"
-        " restore(..., loss_scale=DynamicLossScale()) takes it over",
-    )
-
-
 def if_valid(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return a copy of the entries if dtypes and shapes are those of a loss scale, else {}."""
     is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
