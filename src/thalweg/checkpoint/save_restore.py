@@ -339,7 +339,7 @@ def _open_checkpoint(
         InvalidConfigError: The document is not that of a checkpoint of a training.
     """
     path = locate_checkpoint(path).path_if_ours()
-    contents = container.mapped(path, progress=progress)
+    contents = container.mapped(path, progress)
     document = _check_document(contents.document, path)
     tensors = {name: stored.tensor() for name, stored in contents.tensors.items()}
     return path, document, JsonReader(tensors)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from thalweg._base.lazy import offered
+from thalweg._base.lazy import offering
 from thalweg._core.dtensor import is_on_mesh
 
 if TYPE_CHECKING:
@@ -102,10 +102,4 @@ __all__ = [
     "sum_concrete_gradients", "sum_for_shards", "sum_gradients", "with_aggregation",
 ]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
-def __getattr__(name: str) -> Any:
-    return offered(__name__, _HOMES, name)
+__getattr__, __dir__ = offering(__name__, _HOMES, {}, object)

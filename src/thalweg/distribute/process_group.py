@@ -30,6 +30,7 @@ class Ranks:
         group: Optional. A process group; the default group if None. Without a default group, join
             that of `torchrun`, or use this process alone.
         timeout: Optional. Seconds to wait for other ranks; the group's timeout if None.
+        alone: True for this process alone, even if process groups exist.
 
     Attributes:
         rank: The number of this process in the group.
@@ -40,7 +41,9 @@ class Ranks:
         InvalidTypeError: `group` has another type.
     """
 
-    def __init__(self, group: Any = None, timeout: float | None = None) -> None:
+    def __init__(
+        self, group: Any = None, timeout: float | None = None, alone: bool = False
+    ) -> None:
         if group is not None and not _is_group(group):
             raise InvalidTypeError(
                 "group must be a process group of torch.distributed or None, not"
@@ -49,9 +52,9 @@ class Ranks:
         self._timeout = None if timeout is None else timedelta(seconds=timeout)
         self._loss_message: str | None = None
         self._group = group
-        if group is None and not has_group():
+        if group is None and not alone and not has_group():
             _join_torchrun(self._timeout)
-        is_single = group is None and not has_group()
+        is_single = alone or (group is None and not has_group())
         self.rank = 0 if is_single else distributed.get_rank(group)
         self.size = 1 if is_single else distributed.get_world_size(group)
         self.device = torch.device("cpu")
@@ -59,15 +62,6 @@ class Ranks:
         self._is_gloo = backend == "gloo"
         if backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
-
-    @classmethod
-    def none(cls) -> Ranks:
-        """Return `Ranks` of this process alone, even if process groups exist."""
-        ranks = cls.__new__(cls)
-        ranks._group, ranks._timeout, ranks._loss_message = None, None, None
-        ranks.rank, ranks.size = 0, 1
-        ranks.device, ranks._is_gloo = torch.device("cpu"), False
-        return ranks
 
     @property
     def is_alone(self) -> bool:
@@ -322,7 +316,7 @@ def ranks_of(numbers: Sequence[int]) -> Ranks:
         numbers: The numbers of the ranks in the default group, in ascending order.
     """
     if len(numbers) == 1:
-        return Ranks.none()
+        return Ranks(alone=True)
     if len(numbers) == distributed.get_world_size():
         return Ranks()
     subgroups = _subgroups.setdefault(default_group(), {})

@@ -123,7 +123,7 @@ class Strategy:
     def alone(cls) -> Strategy:
         """Return a strategy with one replica, even if there are process groups."""
         strategy = cls.__new__(cls)
-        strategy._set_up(Ranks.none(), Sending())
+        strategy._set_up(Ranks(alone=True), Sending())
         return strategy
 
     @property
