@@ -17,18 +17,6 @@ from thalweg._formats.header import Description, Draft, TensorHeader
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import DataLossError, ThalwegError
 
-__all__ = [
-    "Contents",
-    "Description",
-    "TensorHeader",
-    "describe",
-    "is_container",
-    "mapped",
-    "read",
-    "verify",
-    "write",
-]  # fmt: skip
-
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux, which Python does not name
 _PIECE = 1 << 20  # bytes that a cache holds between two uses of them
 _ALIGNED = 64  # bytes

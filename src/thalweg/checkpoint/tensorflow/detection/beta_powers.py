@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.step_inference import steps_and_betas
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import FoundOptimizer
 from thalweg.checkpoint.tensorflow.detection.scalars import count_of
 
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
-
 _POWER = re.compile(r"(?:(.*)/)?(beta[12]_power)(?:_([1-9][0-9]{0,8}))?", re.DOTALL)
 _FLOATS = ("F32", "F64")
 
-Sets = dict[str, dict[str, "StoredTensor"]]  # by what stands around the names: "scope/" and "_1"
+Sets = dict[str, dict[str, StoredTensor]]  # by what stands around the names: "scope/" and "_1"
 
 
 def split_powers(

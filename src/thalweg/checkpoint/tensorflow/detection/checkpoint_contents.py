@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from thalweg._formats.bundle import ObjectGraph
 from thalweg._formats.keras_files import KerasFile
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.scalars import SCALE, count_of
 from thalweg.checkpoint.tensorflow.detection.slot_families import Family
 from thalweg.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from thalweg._formats.bundle import ObjectGraph
-    from thalweg._formats.stored_tensor import StoredTensor
 
 # OpenSeq2Seq calls the master of `w` `Loss_Optimization/FP32-master-copy/w`; the variables of its
 # loss scaler have default names, `Loss_Optimization/Variable`, `Variable_1` and so on.
@@ -45,11 +43,11 @@ class MixedPrecision:
         averages: NovoGrad's averages of squared norms, numbered as its variables were created.
     """
 
-    masters: dict[str, StoredTensor] = field(default_factory=dict[str, "StoredTensor"])
+    masters: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
     names: dict[str, str] = field(default_factory=dict[str, str])
     scaler: str = ""
-    scale: dict[str, StoredTensor] = field(default_factory=dict[str, "StoredTensor"])
-    averages: list[StoredTensor] = field(default_factory=list["StoredTensor"])
+    scale: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    averages: list[StoredTensor] = field(default_factory=list[StoredTensor])
 
 
 def split_mixed_precision(
@@ -99,7 +97,7 @@ def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[
 
 GLOBAL_STEP, SAVE_COUNTER = "global_step", "save_counter"
 
-Slots = dict[str, dict[str, "StoredTensor"]]
+Slots = dict[str, dict[str, StoredTensor]]
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from thalweg._formats.json_text import as_object
+from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.keras_files.config import optimizer_of
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
     Slots,
@@ -41,10 +42,6 @@ from thalweg.checkpoint.tensorflow.detection.slot_families import (
     with_slots,
 )
 from thalweg.checkpoint.tensorflow.detection.variable_order import trained_in
-
-if TYPE_CHECKING:
-    from thalweg._formats.keras_files import KerasFile
-    from thalweg._formats.stored_tensor import StoredTensor
 
 # Keras goes over the variables once for each of these: what is in one group is interleaved.
 _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import FoundOptimizer, Slots
 from thalweg.checkpoint.tensorflow.detection.keras_config import EPSILON_NOTE
 from thalweg.checkpoint.tensorflow.detection.scalars import as_number, count_of
@@ -22,9 +22,6 @@ from thalweg.checkpoint.tensorflow.detection.slot_families import (
     with_slots,
 )
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner, owners_of
-
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
 
 MARKS = ("_variables", "_iterations")  # attributes that identify such an optimizer
 TRAINED = "_trainable_variables"  # of Keras 3

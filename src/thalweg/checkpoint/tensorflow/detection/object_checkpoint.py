@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from thalweg._formats.bundle import Node, ObjectGraph
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.beta_powers import with_steps
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     GLOBAL_STEP,
@@ -33,10 +34,6 @@ from thalweg.checkpoint.tensorflow.detection.scalars import (
 from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, V1, Family, with_slots
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner
 from thalweg.errors import DataLossError
-
-if TYPE_CHECKING:
-    from thalweg._formats.bundle import Node, ObjectGraph
-    from thalweg._formats.stored_tensor import StoredTensor
 
 ATTRIBUTE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{ATTRIBUTE}"

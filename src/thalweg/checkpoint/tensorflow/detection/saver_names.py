@@ -13,8 +13,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.beta_powers import split_powers, with_powers
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     GLOBAL_STEP,
@@ -27,9 +27,6 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
 from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS, scale_in
 from thalweg.checkpoint.tensorflow.detection.slot_families import V1, Family, families_titled
 from thalweg.errors import UnsupportedCheckpointError, listed
-
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
 
 AVERAGE = "ExponentialMovingAverage"
 _KNOWN_STEMS = frozenset({family.title for family in V1} | {AVERAGE})

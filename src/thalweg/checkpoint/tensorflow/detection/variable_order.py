@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from thalweg._formats.keras_files import KerasFile
-    from thalweg._formats.keras_files.keras3 import Place
-    from thalweg._formats.stored_tensor import StoredTensor
+from thalweg._formats.keras_files import KerasFile
+from thalweg._formats.keras_files.keras3 import Place
+from thalweg._formats.stored_tensor import StoredTensor
 
 _NEVER_TRAINED = ("moving_mean", "moving_variance", "seed_generator_state")
 _MAX_LAYERS = 300  # of a `.weights.h5` file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg._core import state
 from thalweg._core.grads_and_vars import check_variables, flatten
 from thalweg._core.state import Entry
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
     TensorFlowCheckpoint,
@@ -20,9 +21,6 @@ from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Axes, Place, Rul
 from thalweg.checkpoint.tensorflow.mapping.variable_mapping import map_variables
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.variable import Variable, is_variable, name_of, named_variables
-
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,13 @@ import difflib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from thalweg._formats.stored_tensor import dtype_of
+from thalweg._formats.stored_tensor import StoredTensor, dtype_of
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import AXES, Axes, Place, Rules
 from thalweg.errors import LISTED
 from thalweg.variable import dtype_name
-
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
 
 Names = Mapping[str, Sequence[str]]  # what each variable of a file is called
 
