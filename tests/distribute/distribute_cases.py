@@ -725,7 +725,7 @@ def gradients_are_sent_while_others_are_computed(s: Strategy) -> Any:
         real = Bucket.send
 
         def send(self: Any, *args: Any, sizes: list[int] = sizes, real: Any = real) -> None:
-            sizes.append(len(self.places))
+            sizes.append(len(self.indices))
             real(self, *args)
 
         def step(number: int) -> Tensor:

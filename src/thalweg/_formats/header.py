@@ -166,7 +166,7 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{path}: manifest: {error}") from error
     manifest = cast(dict[str, Any], decoded) if isinstance(decoded, dict) else {}
-    are_dicts = all(type(part) is dict for part in manifest.values())
+    are_dicts = all(type(section) is dict for section in manifest.values())
     if set(manifest) != {"tensors", "document"} or not are_dicts:
         raise InvalidConfigError(f"{path}: manifest: It has not the parts of a manifest.")
     return manifest
@@ -219,7 +219,7 @@ def _is_whole_numbers(encoded: object) -> TypeGuard[list[int]]:
     """Return True if JSON is a list of integers from 0 on."""
     if not isinstance(encoded, list):
         return False
-    return all(type(number) is int and number >= 0 for number in cast(list[Any], encoded))
+    return all(type(value) is int and value >= 0 for value in cast(list[Any], encoded))
 
 
 def is_shape(encoded: object) -> TypeGuard[list[int]]:
@@ -293,8 +293,8 @@ class Draft:
                 f"Names and document take {len(text)} bytes; a file holds {LIMIT}."
             )
         # Anything that cannot be read must not be written.
-        for json_part in (text, manifest):
-            json_text.loads(json_part)
+        for piece in (text, manifest):
+            json_text.loads(piece)
 
     def finish_header(self, checksums: Mapping[str, int]) -> bytes:
         """Return length and header with all checksums: `reserved` bytes, padded with spaces."""

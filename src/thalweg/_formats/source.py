@@ -82,9 +82,9 @@ class SourceFile:
                 `begin` was read before.
         """
         self.visit_once(begin, label)
-        part = self.read_part(begin, size, label)
-        part.expect_signature(signature, label)
-        return part
+        piece = self.read_part(begin, size, label)
+        piece.expect_signature(signature, label)
+        return piece
 
     def begins_with(self, signature: bytes) -> bool:
         """Return True if the file begins with a signature."""

@@ -39,10 +39,10 @@ def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) 
 def without_links(path: str) -> str:
     """Return the file that a path leads to; it need not exist."""
     for _ in range(_LINKS):
-        folder, name = os.path.split(path)
+        directory, name = os.path.split(path)
         if name in ("", ".", ".."):
             return retry_interrupted(os.path.realpath, path, strict=True)
-        path = os.path.join(retry_interrupted(os.path.realpath, folder, strict=True), name)
+        path = os.path.join(retry_interrupted(os.path.realpath, directory, strict=True), name)
         info = status(path)
         if info is None or not stat.S_ISLNK(info.st_mode):
             return path
@@ -109,21 +109,21 @@ def opened_folder(path: str) -> Generator[int | None]:
         yield None
         return
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
-    folder = retry_interrupted(os.open, path, flags)
+    directory = retry_interrupted(os.open, path, flags)
     try:
-        yield folder
+        yield directory
     finally:
         # Nothing was written to the descriptor: errors of closing it have no consequence.
         with contextlib.suppress(OSError):
-            os.close(folder)
+            os.close(directory)
 
 
-def sync_folder(folder: int | None) -> None:
+def sync_folder(directory: int | None) -> None:
     """Wait until the disk has the names in a directory."""
-    if folder is None:
+    if directory is None:
         return
     try:
-        sync(folder)
+        sync(directory)
     except OSError as error:
         # EINVAL: this file system cannot sync directories.
         if error.errno != errno.EINVAL:
@@ -132,19 +132,19 @@ def sync_folder(folder: int | None) -> None:
 
 def make_temporary_name(target: str) -> str:
     """Return a new name for a temporary file of `target`."""
-    folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name}.{os.getpid()}-{os.urandom(8).hex()}.tmp")
+    directory, name = os.path.split(target)
+    return os.path.join(directory, f".{name}.{os.getpid()}-{os.urandom(8).hex()}.tmp")
 
 
 def remove_abandoned(target: str) -> None:
     """Delete the temporary files of `target` that no process writes any more."""
     if os.name != "posix":
         return
-    folder, name = os.path.split(target)
+    directory, name = os.path.split(target)
     pattern = re.compile(rf"\.{re.escape(name)}\.([0-9]{{1,9}})-[0-9a-f]{{16}}\.tmp")
     with contextlib.suppress(OSError):
-        for candidate in os.listdir(folder):
-            match, full = pattern.fullmatch(candidate), os.path.join(folder, candidate)
+        for candidate in os.listdir(directory):
+            match, full = pattern.fullmatch(candidate), os.path.join(directory, candidate)
             if match and _is_abandoned(full, int(match[1])):
                 with contextlib.suppress(OSError):
                     os.unlink(full)

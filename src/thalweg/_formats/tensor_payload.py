@@ -114,8 +114,8 @@ def _map_in_threads(
 
 def _available_cores() -> int:
     """Return the number of cores that this process may use."""
-    look = getattr(os, "sched_getaffinity", None)
-    return (len(look(0)) if look else os.cpu_count()) or 1
+    get_affinity = getattr(os, "sched_getaffinity", None)
+    return (len(get_affinity(0)) if get_affinity else os.cpu_count()) or 1
 
 
 def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[int]:

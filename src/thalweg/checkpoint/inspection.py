@@ -196,12 +196,12 @@ def read_tensors(path: Path, progress: Progress | None = None) -> dict[str, Stor
         DataLossError: The file is damaged.
         ThalwegError: The file does not exist or cannot be read.
     """
-    place = locate_checkpoint(path).check_readable()
-    if place.writer == "thalweg":
-        return container.read(place.path, progress=progress).tensors
-    if place.writer == "tensorflow":
-        return bundle.read(place.path, progress=progress).tensors
-    return _of_keras(place.path, progress)
+    location = locate_checkpoint(path).check_readable()
+    if location.writer == "thalweg":
+        return container.read(location.path, progress=progress).tensors
+    if location.writer == "tensorflow":
+        return bundle.read(location.path, progress=progress).tensors
+    return _of_keras(location.path, progress)
 
 
 def _of_keras(path: Path, progress: Progress | None = None) -> dict[str, StoredTensor]:
@@ -246,8 +246,8 @@ def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -
 def _max_difference(values_a: torch.Tensor, values_b: torch.Tensor) -> float:
     """Return the largest difference of two tensors' elements; inf if one is NaN or infinite."""
     if values_a.is_floating_point() or values_a.is_complex():
-        wide = torch.complex128 if values_a.is_complex() else torch.float64
-        return float((values_a.to(wide) - values_b.to(wide)).abs().nan_to_num(float("inf")).max())
+        dtype = torch.complex128 if values_a.is_complex() else torch.float64
+        return float((values_a.to(dtype) - values_b.to(dtype)).abs().nan_to_num(float("inf")).max())
     array_a, array_b = values_a.numpy(), values_b.numpy()
     # Floats are inexact for large integers; modulo 2^64 every difference is exact.
     larger, smaller = np.maximum(array_a, array_b), np.minimum(array_a, array_b)
@@ -276,7 +276,7 @@ def step_of(path: Path, description: Description) -> int | None:
     if type(document.get("step")) is int:
         return document["step"]
     state, variables = as_object(document.get("state")), as_object(document.get("variables"))
-    names = [_tensor_name(part, name) for name in _COUNTERS for part in (state, variables)]
+    names = [_tensor_name(section, name) for name in _COUNTERS for section in (state, variables)]
     counters = [name for name in (*names, *_COUNTERS) if name in description.tensors]
     powers = {_tensor_name(state, power): beta for power, beta in _POWERS.items()}
     scalars = {name for name in (*counters, *powers) if name in description.tensors}

@@ -140,10 +140,10 @@ class JsonReader:
             tensor = self.tensors[content]
             return tensor.clone() if self._copies else tensor
         if mark == SCALAR:
-            dtype, number = content
+            dtype, scalar = content
             if dtype not in _SCALARS:
                 raise InvalidConfigError(f"{dtype} is the type of no number.")
-            return np.dtype(dtype).type(self(number))
+            return np.dtype(dtype).type(self(scalar))
         if mark == FLOAT:
             return float(content)
         if mark == TUPLE:

@@ -152,8 +152,10 @@ def prepare_loading(
     if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)
-    owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
-    slot_variables = {name: tensor for name, tensor in named_tensors.items() if name in owners}
+    names_with_slots = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
+    slot_variables = {
+        name: tensor for name, tensor in named_tensors.items() if name in names_with_slots
+    }
     copies = [name for name, tensor in slot_variables.items() if not is_variable(tensor)]
     if copies:
         raise InvalidArgumentError(
@@ -184,8 +186,8 @@ def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, obj
     entries = [entry_of(name, tensor) for name, tensor in named_tensors.items()]
     problems = differences(entries, values)
     if problems:
-        hint = _prefix_hint(named_tensors, values)
-        raise mismatch(problems, "The variables", f"Nothing was loaded.{hint}")
+        advice = _prefix_hint(named_tensors, values)
+        raise mismatch(problems, "The variables", f"Nothing was loaded.{advice}")
     return Loading([(entry, values[entry.name]) for entry in entries], what="The variables")
 
 

@@ -136,10 +136,10 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
     reader = _ConfigReader(variables)
     arguments = {}
     for name, argument in config["arguments"].items():
-        user_part = _find_user_part(argument)
-        if user_part:
+        user_code = _find_user_part(argument)
+        if user_code:
             raise NotFoundError(
-                f"{name} of {config['class']} was {user_part}, which no file can hold. Make the"
+                f"{name} of {config['class']} was {user_code}, which no file can hold. Make the"
                 " optimizer with it, and give it: restore(path, optimizer=...)."
             )
         arguments[name] = reader(argument)
@@ -178,8 +178,10 @@ class _ConfigWriter(Writer):
         if isinstance(argument, LearningRateSchedule):
             return self._describe_schedule(argument)
         if isinstance(argument, Rule):
-            is_known = argument in _all_rules()
-            return {RULE: argument.name} if is_known else {YOURS: f"your rule {argument.name!r}"}
+            is_registered = argument in _all_rules()
+            return (
+                {RULE: argument.name} if is_registered else {YOURS: f"your rule {argument.name!r}"}
+            )
         if is_argument(argument) and (origin := cast(Any, argument)._made_by()) is not None:
             return self._describe_argument(argument, *origin)
         if isinstance(argument, Tensor):
@@ -259,10 +261,10 @@ class _ConfigReader(JsonReader):
         if mark == LOSS_SCALER:
             return LOSS_SCALERS.find("AutomaticLossScaler")(**self(content))
         if mark == NUMBER:
-            dtype, number = content
-            if not is_number(decoded_number := self(number)):
-                raise InvalidConfigError(f"{NUMBER} of {str(number)[:80]} is no number.")
-            return to_tensor(decoded_number, dtype)
+            dtype, scalar = content
+            if not is_number(decoded_scalar := self(scalar)):
+                raise InvalidConfigError(f"{NUMBER} of {str(scalar)[:80]} is no number.")
+            return to_tensor(decoded_scalar, dtype)
         if mark == VARIABLE:
             if content not in self._variables:
                 raise NotFoundError(
@@ -286,8 +288,8 @@ def _find_user_part(encoded: object) -> str:
     fields, elements = as_object(encoded), list[Any]()
     if isinstance(encoded, list):
         elements = cast(list[Any], encoded)
-    user_parts = [fields.get(YOURS, ""), *map(_find_user_part, [*elements, *fields.values()])]
-    return next(filter(None, user_parts), "")
+    user_codes = [fields.get(YOURS, ""), *map(_find_user_part, [*elements, *fields.values()])]
+    return next(filter(None, user_codes), "")
 
 
 def _is_number(encoded: object) -> bool:

@@ -187,8 +187,8 @@ def _copy_training(
     if module_states := extra_states(module):
         document["extra_states"] = content_writer(module_states, "extra_states")
     document["extra"] = content_writer(extra, "extra")
-    numbers = {name: float(metric) for name, metric in (metrics or {}).items()}
-    document["metrics"] = content_writer(numbers, "metrics")
+    metric_values = {name: float(metric) for name, metric in (metrics or {}).items()}
+    document["metrics"] = content_writer(metric_values, "metrics")
     return Snapshot(document, {**state_writer.tensors, **content_writer.tensors}, slots, ranks)
 
 
@@ -298,20 +298,20 @@ def restore(
         InvalidConfigError: The file's description of the training is invalid.
         FailedPreconditionError: The optimizer's state is variables of a graph.
     """
-    places = variables is not False and (variables is not None or module is not None)
+    has_targets = variables is not False and (variables is not None or module is not None)
     tensors = name_tensors(variables or None, module)
     if optimizer is not None and optimizer is not False:
         optimizer = as_checkpointable(optimizer)
     path, document, reader = _open_checkpoint(path, progress)
-    unrestored = () if places else tuple(document["variables"])
-    states_module = module if places else None
+    unrestored = () if has_targets else tuple(document["variables"])
+    states_module = module if has_targets else None
     with _name_file_in_errors(path), ExitStack() as exit_stack:
         loadings: list[state.Loading] = []
-        if places:
+        if has_targets:
             loadings.append(prepare_values(tensors, _read_by_name(reader, document, "variables")))
         target_optimizer = _choose_optimizer(document, optimizer, tensors, check_arguments, convert)
         if isinstance(target_optimizer, TorchOptimizerAdapter) and convert:
-            values = _read_by_name(reader, document, "variables") if places else {}
+            values = _read_by_name(reader, document, "variables") if has_targets else {}
             target_optimizer.convert_to_fit(values)
         arguments = (target_optimizer, reader, document, tensors, check_arguments)
         loadings += _prepare_optimizer(*arguments, exit_stack)
@@ -325,7 +325,7 @@ def restore(
             state.restore(*(replace(loading, is_ours=True) for loading in loadings))
     if (slots := slots_of(target_optimizer)) is not None:
         slots.saved(os.fsdecode(path))
-    _warn_of_rest(path, states if places else {}, () if variables is False else unrestored)
+    _warn_of_rest(path, states if has_targets else {}, () if variables is False else unrestored)
     return outcome
 
 
@@ -425,8 +425,8 @@ def _choose_optimizer(
     if differences and (check_arguments or is_other_class):
         ways = ["check_arguments=False"] * bool(unconvertible)
         ways += ["convert=True"] * (unconvertible != differences)
-        hint = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other_class)
-        raise state.mismatch(differences, outcome=f"Nothing was loaded.{hint}")
+        advice = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other_class)
+        raise state.mismatch(differences, outcome=f"Nothing was loaded.{advice}")
     return optimizer
 
 
@@ -508,6 +508,6 @@ def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
     step = document.get("step")
-    parts = ("variables", "extra_states", "rates", "metrics")
-    empty: dict[str, object] = {**{name: {} for name in parts}, "extra": None}
+    sections = ("variables", "extra_states", "rates", "metrics")
+    empty: dict[str, object] = {**{name: {} for name in sections}, "extra": None}
     return {**empty, **document, "step": step if type(step) is int else None}

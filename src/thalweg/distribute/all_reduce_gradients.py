@@ -136,7 +136,7 @@ def sum_matched_pairs(
     ]
     buckets = sender.buckets_for(dense, variables) if dense else []
     for bucket in buckets:
-        bucket.put(bucket.places, [gradients[index] for index in bucket.places])
+        bucket.put(bucket.indices, [gradients[index] for index in bucket.indices])
         sender.send_bucket(bucket, variables)
     sparse = [index for index, grad in enumerate(gradients) if isinstance(grad, IndexedSlices)]
     rows = gather_rows([gradients[index] for index in sparse], sender.ranks)
@@ -169,12 +169,12 @@ def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSl
     ]
 
 
-def _gather_padded(part: Tensor, counts: Sequence[int], ranks: Ranks) -> Tensor:
+def _gather_padded(local_rows: Tensor, counts: Sequence[int], ranks: Ranks) -> Tensor:
     """Return the concatenated rows of all ranks; `counts` is the number of rows of each rank."""
     # Collectives need one shape on all ranks.
-    padded = part.new_zeros((max(counts), *part.shape[1:]))
+    padded = local_rows.new_zeros((max(counts), *local_rows.shape[1:]))
     if not padded.numel():
-        return part.new_zeros((sum(counts), *part.shape[1:]))
-    padded[: len(part)] = part
-    padded_parts = ranks.all_gather(padded)
-    return torch.cat([rows[:count] for rows, count in zip(padded_parts, counts, strict=True)])
+        return local_rows.new_zeros((sum(counts), *local_rows.shape[1:]))
+    padded[: len(local_rows)] = local_rows
+    padded_rows = ranks.all_gather(padded)
+    return torch.cat([rows[:count] for rows, count in zip(padded_rows, counts, strict=True)])

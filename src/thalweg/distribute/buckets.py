@@ -56,12 +56,12 @@ class Bucket:
     """Contiguous buffer for copies of several tensors, which return as sums over the ranks.
 
     Args:
-        places: The indices of the tensors.
+        indices: The indices of the tensors.
         templates: Tensors of the same shapes, of one dtype and on one device.
 
     Attributes:
-        places: The indices of the tensors.
-        parts: The copy of each tensor by its index, a view of the buffer.
+        indices: The indices of the tensors.
+        copies: The copy of each tensor by its index, a view of the buffer.
         dtype: The dtype of the tensors.
     """
 
@@ -70,8 +70,8 @@ class Bucket:
     _divisor = 1
     _pending: Pending | None = None
 
-    def __init__(self, places: Sequence[int], templates: Sequence[Tensor]) -> None:
-        self.places = list(places)
+    def __init__(self, indices: Sequence[int], templates: Sequence[Tensor]) -> None:
+        self.indices = list(indices)
         # Torch's collectives do not support complex numbers.
         reals = [
             torch.view_as_real(template) if template.is_complex() else template
@@ -80,21 +80,21 @@ class Bucket:
         # A later step outside of inference mode may refill the memory.
         with outside_inference():
             self._flat = reals[0].new_empty(sum(template.numel() for template in reals))
-        parts = self._flat.split([template.numel() for template in reals])
-        views = [part.view(template.shape) for part, template in zip(parts, reals, strict=True)]
-        self.parts = {
+        slices = self._flat.split([template.numel() for template in reals])
+        views = [copy.view(template.shape) for copy, template in zip(slices, reals, strict=True)]
+        self.copies = {
             index: torch.view_as_complex(view) if template.is_complex() else view
-            for index, view, template in zip(places, views, templates, strict=True)
+            for index, view, template in zip(indices, views, templates, strict=True)
         }
         self.dtype = templates[0].dtype
 
-    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the buffer, at the indices `places`."""
-        copy_all([self.parts[index] for index in places], tensors)
+    def put(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Copy tensors into the buffer, at the indices `indices`."""
+        copy_all([self.copies[index] for index in indices], tensors)
 
     def clear(self, index: int) -> None:
         """Set the copy of the tensor with this index to zeros."""
-        self.parts[index].zero_()
+        self.copies[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
         """Prepare a 16-bit copy of the buffer that is sent in its place; return the rounding
@@ -117,8 +117,8 @@ class Bucket:
         residuals = self._flat / count
         residuals.copy_(self._low_precision.copy_(residuals))
         torch.sub(self._flat, residuals, alpha=count, out=residuals).nan_to_num_(0.0, 0.0, 0.0)
-        sizes = [part.numel() for part in self.parts.values()]
-        shapes = [part.shape for part in self.parts.values()]
+        sizes = [copy.numel() for copy in self.copies.values()]
+        shapes = [copy.shape for copy in self.copies.values()]
         return [
             residual.view(shape)
             for residual, shape in zip(residuals.split(sizes), shapes, strict=True)
@@ -144,7 +144,7 @@ class Bucket:
         """Wait; return the sums by index, in the tensors' shapes, as views of the buffer."""
         self.wait()
         # Each time new tensors: `count_holders` sees those that somebody keeps.
-        return {index: part.detach() for index, part in self.parts.items()}
+        return {index: copy.detach() for index, copy in self.copies.items()}
 
     def count_holders(self) -> int:
         """Return the number of references to the buffer, which grows if a caller holds a sum."""
@@ -189,7 +189,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-_WIDE = (torch.float32, torch.float64)
+_COMPRESSED = (torch.float32, torch.float64)
 
 
 class Compression:
@@ -228,14 +228,14 @@ class Compression:
             variables: All variables, by index. A second gradient of a variable has no error
                 feedback.
         """
-        if self._dtype is None or bucket.dtype not in _WIDE:
+        if self._dtype is None or bucket.dtype not in _COMPRESSED:
             return
-        bucket_vars = [variables[index] for index in bucket.places]
-        for part, var in zip(bucket.parts.values(), bucket_vars, strict=True):
+        bucket_vars = [variables[index] for index in bucket.indices]
+        for copy, var in zip(bucket.copies.values(), bucket_vars, strict=True):
             residual = None if id(var) in self._next_residuals else self._residuals.get(var)
-            layout = part.shape, part.device
+            layout = copy.shape, copy.device
             if residual is not None and (residual.shape, residual.device) == layout:
-                part.add_(residual)
+                copy.add_(residual)
         residuals = bucket.compress(self._dtype, self._count)
         for var, residual in zip(bucket_vars, residuals, strict=True):
             self._next_residuals.setdefault(id(var), (var, residual))

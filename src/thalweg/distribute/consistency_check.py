@@ -100,8 +100,8 @@ class Agreement:
                 digest ^= _hash_numbers(*fingerprint.numbers())
             except Exception as error:
                 trouble = error
-        is_check_due = self._steps % CHECK_INTERVAL == 0
-        digests, flags = (digest, hash_bytes(kinds)), (is_check_due, doubt)
+        is_scheduled = self._steps % CHECK_INTERVAL == 0
+        digests, flags = (digest, hash_bytes(kinds)), (is_scheduled, doubt)
         message = RankMessage(self._ranks, collective, digests, flags, trouble).receive()
         (has_equal_digest, has_equal_kinds), (is_full_check, is_doubted) = message
         if not has_equal_digest or is_full_check:
@@ -168,12 +168,12 @@ def hash_bytes(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
-def _hash_numbers(step: int, numbers: Sequence[float]) -> int:
+def _hash_numbers(step: int, values: Sequence[float]) -> int:
     """Return a hash of the step number and of hyperparameters rounded to float32."""
     # Steps compute in float32, where large numbers are infinite.
     with np.errstate(over="ignore"):
-        float32_numbers = np.array(numbers, np.float32)
-    return hash_bytes(struct.pack("q", step) + float32_numbers.tobytes())
+        float32_values = np.array(values, np.float32)
+    return hash_bytes(struct.pack("q", step) + float32_values.tobytes())
 
 
 def _describe_variables(variables: Sequence[Any], values: bool) -> list[str]:

@@ -37,9 +37,9 @@ class PendingCollective(IntEnum):
     STATE = 5, "brings the state of an optimizer together", "before its state was there"
     STAGES = 6, "takes a step over parts of DTensors", "in its step"
 
-    def __new__(cls, number: int, phrase: str, stage: str) -> Self:
-        member = int.__new__(cls, number)
-        member._value_, member.phrase, member.stage = number, phrase, stage
+    def __new__(cls, identifier: int, phrase: str, stage: str) -> Self:
+        member = int.__new__(cls, identifier)
+        member._value_, member.phrase, member.stage = identifier, phrase, stage
         return member
 
 
@@ -80,12 +80,12 @@ class RankMessage:
     ) -> None:
         self._ranks, self._collective, self._trouble = ranks, collective, trouble
         self._other_groups = other_groups
-        numbers = [1 if trouble is not None else 0, *flags]
-        numbers += [0] * (1 + _NUM_MAXIMA - len(numbers))
-        for number in (collective, *digests, *[0] * (_NUM_COMPARED - len(digests))):
-            numbers += [number, -number]
-        self._numbers = torch.tensor(numbers, dtype=torch.int64, device=ranks.device)
-        self._pending = ranks.begin_maximum(self._numbers)
+        values = [1 if trouble is not None else 0, *flags]
+        values += [0] * (1 + _NUM_MAXIMA - len(values))
+        for value in (collective, *digests, *[0] * (_NUM_COMPARED - len(digests))):
+            values += [value, -value]
+        self._values = torch.tensor(values, dtype=torch.int64, device=ranks.device)
+        self._pending = ranks.begin_maximum(self._values)
 
     def receive(self) -> Received:
         """Wait for all ranks; return which digests are equal on all, and the maxima of flags.
@@ -97,9 +97,9 @@ class RankMessage:
         """
         self._pending.wait()
         for ranks in self._other_groups:
-            ranks.take_maximum(self._numbers)
-        troubled, *numbers = self._numbers.tolist()
-        maxima, pairs = numbers[:_NUM_MAXIMA], numbers[_NUM_MAXIMA:]
+            ranks.take_maximum(self._values)
+        troubled, *values = self._values.tolist()
+        maxima, pairs = values[:_NUM_MAXIMA], values[_NUM_MAXIMA:]
         has_equal_action, *are_equal = [high == -low for high, low in zip(pairs[::2], pairs[1::2])]
         if troubled:
             self._raise_trouble()
@@ -120,7 +120,7 @@ class RankMessage:
         text = ""
         for ranks in (self._ranks, *self._other_groups):
             try:
-                compare_lines(ranks, lines, rank_numbers=ranks.global_numbers())
+                compare_lines(ranks, lines, global_ranks=ranks.global_numbers())
             except ReplicaMismatchError as error:
                 text = text or str(error)
             # Ranks of a group may be alike, and differ from those of another one.
@@ -166,22 +166,22 @@ def compare_lines(
     ranks: Ranks,
     lines: Sequence[str],
     hints: Sequence[tuple[str, str]] = (),
-    rank_numbers: Sequence[int] | None = None,
+    global_ranks: Sequence[int] | None = None,
 ) -> None:
     """Raise ReplicaMismatchError on all ranks about the first line that differs between ranks.
 
     Args:
         lines: Facts of this rank: name, ": " and value.
         hints: Pairs of the beginning of a name and advice if that fact differs.
-        rank_numbers: Optional. The numbers of the ranks in messages; from 0 on by default.
+        global_ranks: Optional. The numbers of the ranks in messages; from 0 on by default.
     """
-    rank_numbers = range(ranks.size) if rank_numbers is None else rank_numbers
+    global_ranks = range(ranks.size) if global_ranks is None else global_ranks
     first_lines, *other_texts = (text.split("\n") for text in ranks.gather_texts("\n".join(lines)))
     for rank, other_lines in enumerate(other_texts, 1):
         if other_lines != first_lines:
             raise ReplicaMismatchError(
                 _describe_difference(
-                    first_lines, other_lines, hints, (rank_numbers[0], rank_numbers[rank])
+                    first_lines, other_lines, hints, (global_ranks[0], global_ranks[rank])
                 )
             )
 
@@ -190,13 +190,13 @@ def _describe_difference(
     first: Sequence[str],
     second: Sequence[str],
     hints: Sequence[tuple[str, str]],
-    rank_numbers: tuple[int, int],
+    global_ranks: tuple[int, int],
 ) -> str:
     """Return a message about the first line that differs between two ranks.
 
     Args:
         first, second: The lines of the two ranks.
-        rank_numbers: The numbers of the two ranks.
+        global_ranks: The numbers of the two ranks.
     """
     pairs = zip_longest(first, second, fillvalue=": nothing")
     fact, second_fact = next(pair for pair in pairs if pair[0] != pair[1])
@@ -204,6 +204,6 @@ def _describe_difference(
         line.partition(": ") for line in (fact, second_fact)
     )
     labels = label if label == second_label else f"{label} and {second_label}"
-    hint = next((f" {help}" for begin, help in hints if label.startswith(begin)), "")
-    one, two = rank_numbers
-    return f"rank {two} disagrees with rank {one} at {labels}: {second_fact} vs {fact}.{hint}"
+    advice = next((f" {help}" for begin, help in hints if label.startswith(begin)), "")
+    one, two = global_ranks
+    return f"rank {two} disagrees with rank {one} at {labels}: {second_fact} vs {fact}.{advice}"

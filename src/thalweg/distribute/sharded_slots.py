@@ -52,8 +52,8 @@ def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
     if strategy is None and has_strategy():
         strategy = get_strategy()
     shards = None if strategy is None else strategy.reducer_of(owner).shards
-    parts = owner._slots.parts
-    if isinstance(parts, Shards) and parts is not shards:
+    slot_shards = owner._slots.parts
+    if isinstance(slot_shards, Shards) and slot_shards is not shards:
         raise FailedPreconditionError(
             f"The slots of {owner._name} are shared out over the ranks of a strategy that was made"
             " with shard_slots=True. Take its steps in the function that this strategy's run calls."
@@ -140,11 +140,11 @@ def share_summed_step(
         if not is_imported():
             return grads_and_vars, None
         keep_local_slots(owner._slots, [var for _, var in as_pairs(grads_and_vars)])
-    parts = owner._slots.parts
-    if isinstance(parts, LocalShards):
+    slot_shards = owner._slots.parts
+    if isinstance(slot_shards, LocalShards):
         pairs = as_pairs(grads_and_vars)
         group = _make_matrix_group(pairs, adapter, transforms, fingerprint)
-        return place_on_mesh(pairs, group), LocalStep(parts, group)
+        return place_on_mesh(pairs, group), LocalStep(slot_shards, group)
     return grads_and_vars, None
 
 

@@ -123,7 +123,7 @@ class Strategy:
     def alone(cls) -> Strategy:
         """Return a strategy with one replica, even if there are process groups."""
         strategy = cls.__new__(cls)
-        strategy._set_up(Ranks(alone=True), Sending())
+        strategy._set_up(Ranks(single=True), Sending())
         return strategy
 
     @property
@@ -232,12 +232,12 @@ class Strategy:
         params = flatten(variables)
         check_variables(params)
 
-        def of_one(number: int) -> list[Gradient]:
+        def of_one(index: int) -> list[Gradient]:
             """Return the gradients of one micro-batch, in the order of the variables."""
             tape = GradientTape()
             with tape:
                 tape.watch(params)
-                batch_loss = loss(number)
+                batch_loss = loss(index)
             return tape.gradient(batch_loss, params)
 
         self.sending.micro_batches = micro_batches
@@ -284,9 +284,9 @@ def _check_settings(
     shard_slots: bool,
 ) -> None:
     """Raise InvalidArgumentError if a setting of a `Strategy` or their combination is invalid."""
-    for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
-        if number is not None:
-            _check_above_0(name, number)
+    for name, value in (("timeout", timeout), ("bucket_size", bucket_size)):
+        if value is not None:
+            _check_above_0(name, value)
     if timeout is not None and not SHORTEST <= timeout <= LONGEST:
         raise InvalidArgumentError(
             f"timeout must be from {SHORTEST:g} to {LONGEST:,} seconds, not"
@@ -313,12 +313,12 @@ def _check_settings(
         )
 
 
-def _check_above_0(name: str, number: object) -> None:
+def _check_above_0(name: str, value: object) -> None:
     """Raise unless a number is above 0: InvalidTypeError or InvalidArgumentError."""
-    if not is_number(number) or isinstance(number, bool):
-        raise InvalidTypeError(f"{name} must be a number, not {show_value(number)}.")
-    if not number > 0:
-        raise InvalidArgumentError(f"{name} must be above 0, not {show_value(number)}.")
+    if not is_number(value) or isinstance(value, bool):
+        raise InvalidTypeError(f"{name} must be a number, not {show_value(value)}.")
+    if not value > 0:
+        raise InvalidArgumentError(f"{name} must be above 0, not {show_value(value)}.")
 
 
 def enter_single_replica() -> AbstractContextManager[None]:

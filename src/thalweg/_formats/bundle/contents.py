@@ -20,7 +20,7 @@ NAMES = {
     14: "BF16", 17: "U16", 18: "C128", 19: "F16", 22: "U32", 23: "U64", 24: "F8_E5M2",
     25: "F8_E4M3",
 }  # fmt: skip
-NUMBERS = {name: number for number, name in NAMES.items()}
+DTYPES = {name: number for number, name in NAMES.items()}
 
 _UNSUPPORTED = {
     STRING: "string", 11: "qint8", 12: "quint8", 13: "qint32", 15: "qint16", 16: "quint16",

@@ -46,22 +46,22 @@ class IndexedTensor:
     Attributes:
         dtype: The number of the dtype.
         shape: The shape.
-        parts: The slices, one if the tensor is stored in one piece.
+        pieces: The slices, one if the tensor is stored in one piece.
     """
 
     dtype: int
     shape: tuple[int, ...]
-    parts: tuple[TensorSlice, ...]
+    pieces: tuple[TensorSlice, ...]
 
     @property
     def size(self) -> int:
         """Number of bytes of the tensor in the files."""
-        return sum(part.entry.size for part in self.parts)
+        return sum(piece.entry.size for piece in self.pieces)
 
     @property
     def is_whole(self) -> bool:
         """True if the tensor is stored in one piece."""
-        return len(self.parts) == 1 and self.parts[0].shape == self.shape
+        return len(self.pieces) == 1 and self.pieces[0].shape == self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class Index:
         return f".data-{shard:05d}-of-{self.shards:05d}"
 
 
-def read_index(folder: Folder) -> Index:
+def read_index(directory: Folder) -> Index:
     """Read the index of a bundle, and no data.
 
     Raises:
         CorruptFileError: The index is damaged, inconsistent or of an unsupported kind.
     """
-    with closing(folder.open_file(".index")) as file:
+    with closing(directory.open_file(".index")) as file:
         if file.size > LIMIT:
             raise CorruptFileError(
                 f"the index has {file.size} bytes, no more than {LIMIT} are read"
@@ -147,10 +147,10 @@ def _describe_entries(
     for name, entry in entries_by_name.items():
         with locate_flaws(quote_name(name)):
             _check_shape(entry)
-            parts = tuple(_parts_of(name, entry, slice_entries))
-            for part in parts:
-                _check(part.entry, bundle_header.shards)
-            tensors[name] = IndexedTensor(entry.dtype, entry.shape, parts)
+            pieces = tuple(_find_slices(name, entry, slice_entries))
+            for piece in pieces:
+                _check(piece.entry, bundle_header.shards)
+            tensors[name] = IndexedTensor(entry.dtype, entry.shape, pieces)
             if entry.slices:
                 _check_slices(tensors[name])
     if slice_entries:
@@ -160,7 +160,7 @@ def _describe_entries(
     return tensors
 
 
-def _parts_of(
+def _find_slices(
     name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
     """Yield the slices of a tensor; remove their entries from `slice_entries`."""
@@ -218,7 +218,7 @@ def _check_slices(tensor: IndexedTensor) -> None:
             " with TensorFlow",
             UnsupportedCheckpointError,
         )
-    slices.check_count([part.shape for part in tensor.parts], tensor.shape)
+    slices.check_count([piece.shape for piece in tensor.pieces], tensor.shape)
 
 
 def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
@@ -226,13 +226,13 @@ def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
 
     So tensors read from a file are not larger than the file.
     """
-    places = sorted(
-        (part.entry.shard, part.entry.offset, part.entry.size, name)
+    extents = sorted(
+        (piece.entry.shard, piece.entry.offset, piece.entry.size, name)
         for name, tensor in indexed_tensors.items()
-        for part in tensor.parts
-        if part.entry.size
+        for piece in tensor.pieces
+        if piece.entry.size
     )
-    for first, second in pairwise(places):
+    for first, second in pairwise(extents):
         if first[0] == second[0] and first[1] + first[2] > second[1]:
             raise CorruptFileError(
                 f"{quote_name(second[3])}: it begins at {second[1]}, before {quote_name(first[3])}"

@@ -49,10 +49,10 @@ def read(
         UnsafeCheckpointError: A file is a link.
     """
     path = _prefix_of(prefix)
-    with raise_flaws(path), Folder(path) as folder:
-        index = _find_index(path, folder)
+    with raise_flaws(path), Folder(path) as directory:
+        index = _find_index(path, directory)
         if isinstance(index, list):
-            return v1_format.read(folder, index, names, progress)
+            return v1_format.read(directory, index, names, progress)
         requested = {
             name: tensor
             for name, tensor in index.tensors.items()
@@ -62,7 +62,7 @@ def read(
         if names is None:
             requested = {name: requested[name] for name in requested if name not in variants}
         check_dtypes((name, tensor.dtype) for name, tensor in requested.items())
-        bundle = BundleReader(folder, index, requested, progress).read_bundle()
+        bundle = BundleReader(directory, index, requested, progress).read_bundle()
     if bundle.graph is None:
         return replace(bundle, variants=tuple(variants))
     graph = object_graph.select_values(bundle.graph, lambda key: key not in variants)
@@ -82,10 +82,10 @@ def describe(prefix: Path) -> list[TensorInfo]:
         UnsafeCheckpointError: The index is a link.
     """
     path = _prefix_of(prefix)
-    with raise_flaws(path), Folder(path) as folder:
-        index = _find_index(path, folder)
+    with raise_flaws(path), Folder(path) as directory:
+        index = _find_index(path, directory)
         if isinstance(index, list):
-            return v1_format.describe(folder, index)
+            return v1_format.describe(directory, index)
     return [
         TensorInfo(name, name_of(tensor.dtype), tensor.shape, tensor.size)
         for name, tensor in index.tensors.items()
@@ -95,22 +95,24 @@ def describe(prefix: Path) -> list[TensorInfo]:
 def is_bundle(prefix: Path) -> bool:
     """Return True if a prefix names a TensorFlow checkpoint, by the last bytes of its index."""
     try:
-        with Folder(_prefix_of(prefix)) as folder:
-            return v1_format.is_table_file(folder, ".index") or bool(v1_format.suffixes_of(folder))
+        with Folder(_prefix_of(prefix)) as directory:
+            return v1_format.is_table_file(directory, ".index") or bool(
+                v1_format.suffixes_of(directory)
+            )
     except (OSError, ValueError, CorruptFileError):
         return False
 
 
-def _find_index(path: str, folder: Folder) -> Index | list[str]:
+def _find_index(path: str, directory: Folder) -> Index | list[str]:
     """Return the index of a checkpoint, or the suffixes of the files of one of the first format.
 
     Raises:
         MissingFileError: There is neither; if `path` is a file, its format's error is raised.
     """
     try:
-        return read_index(folder)
+        return read_index(directory)
     except MissingFileError:
-        suffixes = v1_format.suffixes_of(folder)
+        suffixes = v1_format.suffixes_of(directory)
         if suffixes:
             return suffixes
         if not os.path.isfile(path):

@@ -35,13 +35,13 @@ def key_of(name: str, extents: Slice) -> bytes:
     return key
 
 
-def _encode_signed(number: int) -> bytes:
+def _encode_signed(value: int) -> bytes:
     """Return a number in an order-preserving encoding: the first bits give its length.
 
     All bits are inverted if it is negative.
     """
-    size = (number if number >= 0 else ~number).bit_length() // 7 + 1
-    bits = number % (1 << (8 * size))
+    size = (value if value >= 0 else ~value).bit_length() // 7 + 1
+    bits = value % (1 << (8 * size))
     head = ((1 << size) - 1) << (8 * size - size)
     return (bits ^ head).to_bytes(size, "big")
 
@@ -99,10 +99,10 @@ def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
 
     covered = np.zeros(shape, np.bool_)
     for origin, lengths in boxes:
-        part = covered[_slices_of_region(origin, lengths)]
-        if part.any():
+        region = covered[_slices_of_region(origin, lengths)]
+        if region.any():
             raise CorruptFileError("its slices lie upon each other")
-        part[...] = True
+        region[...] = True
 
 
 def join_parts(

@@ -66,10 +66,10 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
         UnsafeCheckpointError: The file is a link, or names a checkpoint in another directory.
     """
     directory = os.fspath(folder)
-    title = os.path.join(directory, name)
+    full_path = os.path.join(directory, name)
     try:
-        with raise_flaws(title), Folder(title) as opened_folder:
-            with closing(opened_folder.open_file("")) as file:
+        with raise_flaws(full_path), Folder(full_path) as opened:
+            with closing(opened.open_file("")) as file:
                 if file.size > LIMIT:
                     raise CorruptFileError(
                         f"it has {file.size} bytes, no more than {LIMIT} are read"
@@ -93,8 +93,8 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
         CheckpointWriteError: The file cannot be written.
     """
     directory = os.fspath(folder)
-    title = os.path.join(directory, name)
-    with raise_flaws(title):
+    full_path = os.path.join(directory, name)
+    with raise_flaws(full_path):
         latest = _relative_to(directory, state.model_checkpoint_path)
         all_paths = [_relative_to(directory, path) for path in state.all_model_checkpoint_paths]
     lines = [f"model_checkpoint_path: {quote_text(latest)}"]
@@ -104,7 +104,7 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
     if state.last_preserved_timestamp is not None:
         lines.append(f"last_preserved_timestamp: {state.last_preserved_timestamp!r}")
     content = "".join(f"{line}\n" for line in lines).encode()
-    atomic_write.replace(title, [content], len(content))
+    atomic_write.replace(full_path, [content], len(content))
 
 
 def _parse_state(text: str) -> CheckpointState:
@@ -266,7 +266,7 @@ def _unescape_match(match: re.Match[bytes]) -> bytes:
 
 def _parse_number(token: str) -> float:
     """Return a number token as a float; raise CorruptFileError if invalid."""
-    number = float(token.rstrip("f")) if len(token) < _DIGITS else math.inf
-    if not math.isfinite(number):
+    value = float(token.rstrip("f")) if len(token) < _DIGITS else math.inf
+    if not math.isfinite(value):
         raise CorruptFileError(f"{token[:40]} is beyond all numbers")
-    return number
+    return value

@@ -76,7 +76,7 @@ class BundleReader:
     """Reader of some tensors of a bundle.
 
     Args:
-        folder: The directory of the files.
+        directory: The directory of the files.
         index: The index.
         requested: The tensors to read.
         progress: Called with the bytes read and their total, or None.
@@ -84,12 +84,12 @@ class BundleReader:
 
     def __init__(
         self,
-        folder: Folder,
+        directory: Folder,
         index: Index,
         requested: dict[str, IndexedTensor],
         progress: Progress | None,
     ) -> None:
-        self._folder = folder
+        self._directory = directory
         self._index = index
         self._requested = requested
         self._progress = progress
@@ -120,19 +120,19 @@ class BundleReader:
 
     def _place_of(self, name: str) -> tuple[int, int]:
         """Return (shard, offset) of a tensor, a sort key: files are read from start to end."""
-        entries = [part.entry for part in self._requested[name].parts]
+        entries = [piece.entry for piece in self._requested[name].pieces]
         return min((entry.shard, entry.offset) for entry in entries)
 
     def _read_tensor(self, tensor: IndexedTensor) -> StoredTensor:
         """Return a tensor, joined if it is stored in slices."""
         kind = NAMES[tensor.dtype]
-        for part in tensor.parts:
-            self._open_shard_of(part)
+        for piece in tensor.pieces:
+            self._open_shard_of(piece)
         if tensor.is_whole:
-            content = self._read_part(tensor.parts[0])
+            content = self._read_part(tensor.pieces[0])
         else:
-            boxes = [(part.origin, part.shape) for part in tensor.parts]
-            contents = map(self._read_part, tensor.parts)
+            boxes = [(piece.origin, piece.shape) for piece in tensor.pieces]
+            contents = map(self._read_part, tensor.pieces)
             content = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
         if kind == "BOOL" and content.size and content.max() > 1:
             raise CorruptFileError(f"it is bool and has bytes up to {content.max()}")
@@ -151,17 +151,17 @@ class BundleReader:
 
     def _read_strings(self, tensor: IndexedTensor) -> list[bytes]:
         """Return the strings of a tensor; raise CorruptFileError if a checksum differs."""
-        part = tensor.parts[0]
-        content = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
+        piece = tensor.pieces[0]
+        content = self._open_shard_of(piece).read(piece.entry.offset, piece.entry.size)
         texts, calculated = decode_strings(content, prod(tensor.shape))
-        check_checksum(part.entry.checksum, calculated)
+        check_checksum(piece.entry.checksum, calculated)
         self._report_progress(len(content))
         return texts
 
     def _open_shard_of(self, tensor_slice: TensorSlice) -> File:
         """Return the data file of a slice; raise CorruptFileError if it is too short."""
         entry = tensor_slice.entry
-        file = self._folder.open_shard(self._index.suffix(entry.shard))
+        file = self._directory.open_shard(self._index.suffix(entry.shard))
         if entry.offset + entry.size > file.size:
             raise CorruptFileError(
                 f"it lies from {entry.offset} to {entry.offset + entry.size} in"

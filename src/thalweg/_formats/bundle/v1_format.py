@@ -67,8 +67,8 @@ def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, A
     field, kind = _FIELDS[name]
     size = count * ITEM_BYTES[name]
     content = bytearray()
-    for number, field_kind, payload in iterate_fields(serialized):
-        if number == field and len(content) <= size:
+    for field_id, field_kind, payload in iterate_fields(serialized):
+        if field_id == field and len(content) <= size:
             _append_field(content, payload, field_kind, kind, name)
     if len(content) != size:
         raise CorruptFileError(f"{len(content)} bytes are given, not {size}")
@@ -77,7 +77,9 @@ def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, A
 
 def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
     """Return the strings of the tensor in a TensorProto; see `tensor_bytes`."""
-    payloads = [payload for number, _, payload in iterate_fields(serialized) if number == _STRINGS]
+    payloads = [
+        payload for field_id, _, payload in iterate_fields(serialized) if field_id == _STRINGS
+    ]
     strings = [payload for payload in payloads if isinstance(payload, bytes)]
     if len(strings) != count or len(payloads) != count:
         raise CorruptFileError(f"{len(strings)} strings are given, not {count}")
@@ -91,8 +93,8 @@ def _append_field(
     if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
         content += _encode_element(payload, name)
     elif kind == VARINT and isinstance(payload, bytes):
-        for number in packed_numbers(payload):
-            content += _encode_element(number, name)
+        for value in packed_numbers(payload):
+            content += _encode_element(value, name)
     elif field_kind == BYTES and isinstance(payload, bytes):
         content += payload
     elif field_kind == kind and isinstance(payload, int):
@@ -101,16 +103,16 @@ def _append_field(
         raise CorruptFileError(f"its numbers are of kind {field_kind}")
 
 
-def _encode_element(raw_number: int, name: str) -> bytes:
+def _encode_element(raw_value: int, name: str) -> bytes:
     """Return the bytes of one element; raise CorruptFileError if it does not fit the dtype."""
     size, is_signed = ITEM_BYTES[name], name in _SIGNED
-    number = raw_number - _WORD if is_signed and raw_number >= _WORD >> 1 else raw_number
-    if name == "BOOL" and number > 1:
-        raise CorruptFileError(f"{number} is no bool")
+    value = raw_value - _WORD if is_signed and raw_value >= _WORD >> 1 else raw_value
+    if name == "BOOL" and value > 1:
+        raise CorruptFileError(f"{value} is no bool")
     try:
-        return number.to_bytes(size, "little", signed=is_signed)
+        return value.to_bytes(size, "little", signed=is_signed)
     except OverflowError:
-        raise CorruptFileError(f"{number} is beyond {name}") from None
+        raise CorruptFileError(f"{value} is beyond {name}") from None
 
 
 _COUNT = b"\x08"  # first byte of an index of the later format
@@ -137,27 +139,27 @@ class _Tensor:
         return prod(self.shape) * ITEM_BYTES.get(NAMES.get(self.dtype, ""), 0)
 
 
-def suffixes_of(folder: Folder) -> list[str]:
+def suffixes_of(directory: Folder) -> list[str]:
     """Return the suffixes of the files of a checkpoint of this format; [] for other formats.
 
     Args:
-        folder: The directory of the prefix.
+        directory: The directory of the prefix.
     """
-    suffixes = [""] if is_table_file(folder, "") else []
-    for suffix in () if suffixes else folder.list_suffixes():
+    suffixes = [""] if is_table_file(directory, "") else []
+    for suffix in () if suffixes else directory.list_suffixes():
         first = _FIRST.fullmatch(suffix)
-        if first and 0 < int(first[1]) <= SHARDS and is_table_file(folder, suffix):
-            suffixes = [f"-{number:05d}-of-{first[1]}" for number in range(int(first[1]))]
+        if first and 0 < int(first[1]) <= SHARDS and is_table_file(directory, suffix):
+            suffixes = [f"-{index:05d}-of-{first[1]}" for index in range(int(first[1]))]
     return suffixes
 
 
 def read(
-    folder: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
+    directory: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
 ) -> Bundle:
     """Return the tensors of a checkpoint of this format.
 
     Args:
-        folder: The directory of its files.
+        directory: The directory of its files.
         suffixes: The result of `suffixes_of`.
         names: The tensors to read; None for all.
         progress: Called after each file with the bytes read and their total.
@@ -165,24 +167,24 @@ def read(
     Raises:
         CorruptFileError: A file is damaged, or a tensor has an unsupported dtype.
     """
-    all_tensors, total = _describe_files(folder, suffixes)
+    all_tensors, total = _describe_files(directory, suffixes)
     bytes_read = 0
     requested = {
         name: tensor for name, tensor in all_tensors.items() if names is None or name in names
     }
     check_dtypes((name, tensor.dtype) for name, tensor in requested.items())
-    owners = {key: name for name, tensor in all_tensors.items() for key in tensor.slices}
+    names_by_key = {key: name for name, tensor in all_tensors.items() for key in tensor.slices}
     contents: dict[bytes, Any] = {}
     for suffix in suffixes:
-        with _open_file(folder, suffix) as file:
+        with _open_file(directory, suffix) as file:
             entries = iterate_entries(file.read, file.size)
             next(entries, None)
             for key, serialized in entries:
-                if key not in owners or key in contents:
+                if key not in names_by_key or key in contents:
                     raise CorruptFileError(
                         f"the slice {quote_name(key)} belongs to no tensor, or comes twice"
                     )
-                name = owners[key]
+                name = names_by_key[key]
                 if name in requested:
                     with locate_flaws(quote_name(name)):
                         contents[key] = _slice_values(serialized, requested[name], key)
@@ -193,41 +195,41 @@ def read(
     texts: dict[str, list[bytes]] = {}
     for name, tensor in requested.items():
         with locate_flaws(quote_name(name)):
-            parts = {key: contents.pop(key, None) for key in tensor.slices}
-            if any(part is None for part in parts.values()):
+            pieces = {key: contents.pop(key, None) for key in tensor.slices}
+            if any(piece is None for piece in pieces.values()):
                 raise CorruptFileError("a slice of it is not there")
             if tensor.dtype == STRING:
-                texts[name] = next(iter(parts.values()))
+                texts[name] = next(iter(pieces.values()))
             else:
-                tensors[name] = _join_slices(tensor, parts)
+                tensors[name] = _join_slices(tensor, pieces)
     return Bundle(tensors, texts, None)
 
 
-def describe(folder: Folder, suffixes: list[str]) -> list[TensorInfo]:
+def describe(directory: Folder, suffixes: list[str]) -> list[TensorInfo]:
     """Return the descriptions of all tensors of a first-format checkpoint, by name; see `read`."""
     return [
         TensorInfo(name, name_of(tensor.dtype), tensor.shape, tensor.bytes)
-        for name, tensor in sorted(_describe_files(folder, suffixes)[0].items())
+        for name, tensor in sorted(_describe_files(directory, suffixes)[0].items())
     ]
 
 
-def is_table_file(folder: Folder, suffix: str) -> bool:
+def is_table_file(directory: Folder, suffix: str) -> bool:
     """Return True if there is a file whose end is that of a table."""
     try:
-        with _open_file(folder, suffix) as file:
+        with _open_file(directory, suffix) as file:
             return is_table(file.read, file.size)
     except (MissingFileError, CorruptFileError):
         return False
 
 
 @contextmanager
-def _open_file(folder: Folder, suffix: str) -> Generator[File]:
+def _open_file(directory: Folder, suffix: str) -> Generator[File]:
     """Return a context manager that opens a file and adds its name to errors."""
-    with locate_flaws(suffix or "file"), closing(folder.open_file(suffix)) as file:
+    with locate_flaws(suffix or "file"), closing(directory.open_file(suffix)) as file:
         yield file
 
 
-def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
+def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
     """Return ({name: tensor} of all files of a checkpoint, size of the files).
 
     Raises:
@@ -236,7 +238,7 @@ def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Ten
     tensors: dict[str, _Tensor] = {}
     total = 0
     for suffix in suffixes:
-        with _open_file(folder, suffix) as file:
+        with _open_file(directory, suffix) as file:
             total += file.size
             key, serialized = next(iterate_entries(file.read, file.size), (b"\0", b""))
             if key:
@@ -294,11 +296,11 @@ def _slice_values(serialized: bytes, tensor: _Tensor, key: bytes) -> object:
     return tensor_bytes(content, tensor.dtype, count)
 
 
-def _join_slices(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> StoredTensor:
+def _join_slices(tensor: _Tensor, pieces: dict[bytes, np.ndarray[Any, Any]]) -> StoredTensor:
     """Return a tensor from all its slices."""
     kind = NAMES[tensor.dtype]
-    if len(parts) == 1:
-        return StoredTensor(kind, tensor.shape, next(iter(parts.values())).data)
-    boxes, contents = tensor.slices.values(), parts.values()
+    if len(pieces) == 1:
+        return StoredTensor(kind, tensor.shape, next(iter(pieces.values())).data)
+    boxes, contents = tensor.slices.values(), pieces.values()
     joined = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
     return StoredTensor(kind, tensor.shape, joined.data)

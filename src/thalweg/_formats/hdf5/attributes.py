@@ -12,7 +12,7 @@ from thalweg._formats.source import FilePart
 
 _FIXED, _FLOAT, _TIME, _STRING, _BITS, _OPAQUE, _COMPOUND, _REFERENCE = range(8)
 _ENUM, _VARIABLE, _ARRAY = 8, 9, 10
-_TITLES = {
+_KIND_NAMES = {
     _TIME: "times", _BITS: "bit fields", _COMPOUND: "records", _VARIABLE: "lists of any length",
     _ARRAY: "arrays in arrays",
 }  # fmt: skip
@@ -75,8 +75,8 @@ def parse_elements(payload: FilePart) -> Elements:
         raise source.unsafe_error(begin, "elements are references")
     if kind == _VARIABLE and bits & 15 == 1 and size == 16:
         return Elements("text", size)
-    if kind in _TITLES:
-        raise source.unsupported_error(begin, f"{_TITLES[kind]} are not read")
+    if kind in _KIND_NAMES:
+        raise source.unsupported_error(begin, f"{_KIND_NAMES[kind]} are not read")
     if not size:
         raise source.data_loss_error(begin, "elements of no bytes")
     if kind in (_STRING, _OPAQUE):
@@ -103,8 +103,8 @@ def _parse_float(payload: FilePart, bits: int, size: int) -> Elements:
     """Return the type of floats of `size` bytes; `bits` are the class bit field."""
     source, begin = payload.source, payload.offset
     offset, precision = payload.take_number(2), payload.take_number(2)
-    places = tuple(payload.take_number(1) for _ in range(4))
-    layout = (precision, bits >> 8 & 255, *places, payload.take_number(4))
+    fields = tuple(payload.take_number(1) for _ in range(4))
+    layout = (precision, bits >> 8 & 255, *fields, payload.take_number(4))
     dtype = _IEEE.get(layout)  # pyright: ignore[reportArgumentType]
     # Bits 0 and 6 are the byte order, 4 and 5 the normalization of the mantissa.
     if dtype is None or offset or 8 * size != precision or bits >> 4 & 3 != 2 or bits & 64:
@@ -144,12 +144,12 @@ class TextAttribute:
         if version > 1 and flags & 3:
             raise payload.source.unsupported_error(payload.offset, "named types are not read")
         payload.take(1 if version == 3 else 0)
-        self._parts: list[FilePart] = []
+        self._pieces: list[FilePart] = []
         for size in sizes:
-            self._parts.append(payload.take_part(size))
+            self._pieces.append(payload.take_part(size))
             if version == 1:
                 payload.take(min(-size % 8, payload.left))
-        name = self._parts.pop(0)
+        name = self._pieces.pop(0)
         self.name = decode_name(name.source, name.offset, bytes(name.data).split(b"\0")[0])
         self._values, self._heap = payload, heap
 
@@ -162,21 +162,21 @@ class TextAttribute:
             UnsupportedCheckpointError: The elements are not text.
         """
         payload = self._values
-        shape = parse_shape(self._parts[1])
+        shape = parse_shape(self._pieces[1])
         count = 0 if shape is None else math.prod(shape)
         # An empty list has NumPy's default dtype, not text.
         if not count:
             return []
-        kind = parse_elements(self._parts[0])
+        kind = parse_elements(self._pieces[0])
         if kind.dtype not in ("string", "text"):
             raise payload.source.unsupported_error(payload.offset, f"{self.name!r} is no text")
         if count * kind.size > payload.left:
             text = f"{self.name!r} has {count} elements in {payload.left} bytes"
             raise payload.source.data_loss_error(payload.offset, text)
-        parts = [payload.take_part(kind.size) for _ in range(count)]
+        pieces = [payload.take_part(kind.size) for _ in range(count)]
         if kind.dtype == "text":
-            return [self._heap.text_at(part) for part in parts]
-        return [bytes(part.data).rstrip(b"\0") for part in parts]
+            return [self._heap.text_at(piece) for piece in pieces]
+        return [bytes(piece.data).rstrip(b"\0") for piece in pieces]
 
 
 def attributes_of(messages: list[HeaderMessage], heap: GlobalHeap) -> dict[str, TextAttribute]:

@@ -22,7 +22,14 @@ from thalweg.errors import UnsafeCheckpointError
 
 DEFLATE, SHUFFLE, LZF = 1, 2, 32000
 _MAX_FILTERS = 8  # filters of a dataset
-_TITLES = {3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 307: "bzip2", 32001: "blosc"}
+_FILTER_NAMES = {
+    3: "fletcher32",
+    4: "szip",
+    5: "nbit",
+    6: "scaleoffset",
+    307: "bzip2",
+    32001: "blosc",
+}
 
 
 def filter_pipeline(payload: FilePart) -> list[int]:
@@ -35,22 +42,26 @@ def filter_pipeline(payload: FilePart) -> list[int]:
     version = payload.take_version((1, 2), "filters")
     count = payload.take_number(1)
     payload.take(6 if version == 1 else 0)
-    numbers: list[int] = []
+    filter_ids: list[int] = []
     if count > _MAX_FILTERS:
         raise source.data_loss_error(payload.offset, f"{count} filters")
     for _ in range(count):
-        begin, number = payload.offset, payload.take_number(2)
-        length = payload.take_number(2) if version == 1 or number >= 256 else 0
+        begin, filter_id = payload.offset, payload.take_number(2)
+        length = payload.take_number(2) if version == 1 or filter_id >= 256 else 0
         payload.take(2)
         value_count = payload.take_number(2)
         payload.take(length + (-length % 8 if version == 1 else 0))
         payload.take(4 * (value_count + (value_count & 1 if version == 1 else 0)))
-        if number not in (DEFLATE, SHUFFLE, LZF):
-            title = f"{number} ({_TITLES[number]})" if number in _TITLES else f"{number}"
-            text = f"filter {title} is not read; copy the file with `h5repack -f NONE`"
+        if filter_id not in (DEFLATE, SHUFFLE, LZF):
+            label = (
+                f"{filter_id} ({_FILTER_NAMES[filter_id]})"
+                if filter_id in _FILTER_NAMES
+                else f"{filter_id}"
+            )
+            text = f"filter {label} is not read; copy the file with `h5repack -f NONE`"
             raise source.unsupported_error(begin, text)
-        numbers.append(number)
-    return numbers
+        filter_ids.append(filter_id)
+    return filter_ids
 
 
 def undo_filters(
@@ -70,10 +81,10 @@ def undo_filters(
         DataLossError: A filter cannot be undone, or the size differs.
     """
     decoded: bytes | memoryview = stored
-    for number in reversed(filters):
-        if number == DEFLATE:
+    for filter_id in reversed(filters):
+        if filter_id == DEFLATE:
             decoded = _inflate_chunk(source, offset, decoded, size)
-        elif number == LZF:
+        elif filter_id == LZF:
             decoded = _decompress_lzf(source, offset, bytes(decoded), size)
         elif len(decoded) % width == 0:
             planes = np.frombuffer(decoded, np.uint8).reshape(width, -1)
@@ -124,8 +135,8 @@ def _decompress_lzf(source: SourceFile, offset: int, compressed: bytes, size: in
             position += 1
             if begin < 0:
                 raise IndexError
-            for number in range(begin, begin + length + 2):
-                decoded.append(decoded[number])
+            for index in range(begin, begin + length + 2):
+                decoded.append(decoded[index])
     except IndexError as error:
         raise source.data_loss_error(offset, "a chunk cannot be expanded") from error
     return bytes(decoded)

@@ -68,13 +68,13 @@ def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FileP
         pointer = 8 + count_width + count_widths[level - 1] if level else 0
         size = 10 + count * width + (count + 1) * pointer
         signature = (b"BTIN\0" if level else b"BTLF\0") + bytes([kind])
-        part = source.read_structure(begin, size, signature, "a node of a tree")
-        yield from (part.take_part(width) for _ in range(count))
+        piece = source.read_structure(begin, size, signature, "a node of a tree")
+        yield from (piece.take_part(width) for _ in range(count))
         for _ in range(count + 1 if level else 0):
-            child = part.take_stored_address("a child of a node")
-            pending.append((child, part.take_number(count_width), level - 1))
-            part.take(count_widths[level - 1])
-        lookup3.check_sum(part, "a node of a tree")
+            child = piece.take_stored_address("a child of a node")
+            pending.append((child, piece.take_number(count_width), level - 1))
+            piece.take(count_widths[level - 1])
+        lookup3.check_sum(piece, "a node of a tree")
 
 
 class _Heap:
@@ -115,19 +115,19 @@ class _Heap:
             offset, address, rows = pending.pop(0)
             head = 13 + self._offset
             table_size = head + 8 * rows * self._columns + 4
-            part = self._source.read_structure(address, table_size, b"FHIB\0", "a table of blocks")
-            part.take(head - 5)
+            piece = self._source.read_structure(address, table_size, b"FHIB\0", "a table of blocks")
+            piece.take(head - 5)
             for row in range(rows):
                 size = self._first << max(row - 1, 0)
                 for _ in range(self._columns):
-                    child = part.take_address()
+                    child = piece.take_address()
                     if child is not None and size <= self._direct:
                         yield offset, size, child
                     elif child is not None:
                         child_rows = (size // (self._first * self._columns)).bit_length()
                         pending.append((offset, child, child_rows))
                     offset += size
-            lookup3.check_sum(part, "a table of blocks")
+            lookup3.check_sum(piece, "a table of blocks")
 
     def object_at(self, record: FilePart) -> FilePart:
         """Return the object that a record points to."""
@@ -153,15 +153,15 @@ class _Heap:
     def _read_block(self, address: int, size: int) -> FilePart:
         """Return a block of the heap; raise DataLossError if its checksum differs."""
         source = self._source
-        part = source.read_structure(address, size, b"FHDB\0", "a block of a heap")
+        piece = source.read_structure(address, size, b"FHDB\0", "a block of a heap")
         if self._flags & 2:
-            part.take(8 + self._offset)
+            piece.take(8 + self._offset)
             begin = 13 + self._offset
-            stored_checksum = part.take_number(4)
-            bare = bytes(part.data[:begin]) + bytes(4) + bytes(part.data[begin + 4 :])
+            stored_checksum = piece.take_number(4)
+            bare = bytes(piece.data[:begin]) + bytes(4) + bytes(piece.data[begin + 4 :])
             if lookup3.lookup3(bare) != stored_checksum:
                 raise source.data_loss_error(address, "a block of a heap: Checksum does not match")
-        return part
+        return piece
 
 
 _NAMES = 5  # kind of trees with links by name
@@ -202,8 +202,8 @@ def _iterate_links(
             payload.take(8 if payload.take_number(1) & 1 else 0)
             heap, tree = payload.take_address(), payload.take_address()
             if heap is not None and tree is not None:
-                for part in iterate_objects(source, heap, tree, _NAMES):
-                    yield _read_link(part)
+                for piece in iterate_objects(source, heap, tree, _NAMES):
+                    yield _read_link(piece)
 
 
 def _symbol_table_links(

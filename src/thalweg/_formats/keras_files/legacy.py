@@ -37,8 +37,8 @@ def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays,
 
 def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> OptimizerDescription:
     """Return the class and configuration of the optimizer in a JSON attribute."""
-    title = f"{source.title}: {attribute.name}"
-    return optimizer_of(title, load_json(title, b"".join(attribute.texts)).get("optimizer_config"))
+    label = f"{source.title}: {attribute.name}"
+    return optimizer_of(label, load_json(label, b"".join(attribute.texts)).get("optimizer_config"))
 
 
 def _read_variables(source: SourceFile, model: Group) -> Arrays:
@@ -66,24 +66,24 @@ def _read_arrays(source: SourceFile, group: Group) -> Arrays:
         dataset = _find_member(source, group, name)
         if not isinstance(dataset, ArrayDataset):
             raise source.data_loss_error(0, f"{group.name}/{name} is no dataset")
-        title = name.removesuffix(":0")
-        if title in arrays:
+        array_name = name.removesuffix(":0")
+        if array_name in arrays:
             raise source.data_loss_error(0, f"{group.name!r} lists {name!r} twice")
-        arrays[title] = array_of(dataset)
+        arrays[array_name] = array_of(dataset)
     return arrays
 
 
-def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
+def _read_names(source: SourceFile, group: Group, list_name: str) -> Iterator[str]:
     """Yield the names of a list; a long one is in several attributes, numbered from 0."""
     attributes = group.attributes
-    if title not in attributes and f"{title}0" not in attributes:
-        raise source.data_loss_error(0, f"{group.name!r} has no {title!r}")
-    titles = (
-        [title]
-        if title in attributes
-        else [f"{title}{number}" for number in range(len(attributes))]
+    if list_name not in attributes and f"{list_name}0" not in attributes:
+        raise source.data_loss_error(0, f"{group.name!r} has no {list_name!r}")
+    attribute_names = (
+        [list_name]
+        if list_name in attributes
+        else [f"{list_name}{index}" for index in range(len(attributes))]
     )
-    for attribute in titles:
+    for attribute in attribute_names:
         for text in attributes[attribute].texts if attribute in attributes else []:
             try:
                 yield text.decode()
@@ -94,8 +94,8 @@ def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
 def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDataset:
     """Return the member at a path below a group; raise DataLossError if missing."""
     member: Group | ArrayDataset | None = group
-    for part in path.split("/"):
-        member = member.members.get(part) if isinstance(member, Group) else None
+    for segment in path.split("/"):
+        member = member.members.get(segment) if isinstance(member, Group) else None
     if member is None:
         raise source.data_loss_error(0, f"{group.name}/{path} is listed and not there")
     return member

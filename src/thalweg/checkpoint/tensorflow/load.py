@@ -50,9 +50,9 @@ def load(
     if location.writer == "thalweg":
         kind: Any = container.describe(location.path).document.get("kind")
         index = f"{os.fsdecode(path)}.index"
-        hint = f" TensorFlow's beside it is {index}." if os.path.isfile(index) else ""
+        advice = f" TensorFlow's beside it is {index}." if os.path.isfile(index) else ""
         raise UnsupportedCheckpointError(
-            f"{location.path} is a checkpoint of thalweg: {reader_of(kind)}.{hint}"
+            f"{location.path} is a checkpoint of thalweg: {reader_of(kind)}.{advice}"
         )
     contents = bundle.read(location.path, names, progress)
     graph = contents.graph

@@ -353,5 +353,5 @@ def _prepare_optimizer(
     has_momentum = is_zero or (is_new and detected is not None and detected.family is not None)
     if has_momentum and getattr(opt, "_momentum", None) is False:
         slots = without_momentum(slots)
-    hypers = {} if is_new or detected is None else detected.hyperparameters
-    return loading_keras(opt, slots, scalars, hypers)
+    arguments = {} if is_new or detected is None else detected.hyperparameters
+    return loading_keras(opt, slots, scalars, arguments)

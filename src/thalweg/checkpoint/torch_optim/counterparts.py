@@ -96,9 +96,9 @@ def _sgd_counterpart(
 ) -> Counterpart:
     """Return the counterpart of a rule for `torch.optim.SGD`; `note` is about the rate."""
     slots = {} if momentum is None else {"momentum": momentum}
-    hypers = _RATE if momentum is None else _MOMENTUM
+    names = _RATE if momentum is None else _MOMENTUM
     options = {"momentum": 0} if momentum is None else {"nesterov": nesterov}
-    return Counterpart("SGD", slots, hypers, rate=note, options=options)
+    return Counterpart("SGD", slots, names, rate=note, options=options)
 
 
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
@@ -120,8 +120,8 @@ def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False)
 
 def _adagrad_counterpart(epsilon: str = "") -> Counterpart:
     """Return the counterpart of a rule for `torch.optim.Adagrad`; `epsilon` is a note."""
-    hypers = _RATE if epsilon else {**_RATE, "epsilon": "eps"}
-    return Counterpart("Adagrad", {"accumulator": TorchEntry("sum")}, hypers, epsilon)
+    names = _RATE if epsilon else {**_RATE, "epsilon": "eps"}
+    return Counterpart("Adagrad", {"accumulator": TorchEntry("sum")}, names, epsilon)
 
 
 def _adadelta_counterpart(square: str, delta: str) -> Counterpart:
@@ -194,20 +194,20 @@ def counterpart_of(optimizer: object) -> Counterpart:
 
 def constant_hypers(optimizer: Any) -> dict[str, float]:
     """Return the hyperparameters of an optimizer that are numbers, not schedules or callables."""
-    hypers: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if is_classic(optimizer):
         attributes: dict[str, str] = getattr(optimizer, "HYPERS", {})
-        hypers = {name: getattr(optimizer, attribute) for name, attribute in attributes.items()}
-        hypers["weight_decay"] = getattr(optimizer, "_weight_decay", None)
+        values = {name: getattr(optimizer, attribute) for name, attribute in attributes.items()}
+        values["weight_decay"] = getattr(optimizer, "_weight_decay", None)
     else:
-        numbers, exact = optimizer._hyper.numbers(), getattr(optimizer, "EXACT", {})
+        constants, exact = optimizer._hyper.numbers(), getattr(optimizer, "EXACT", {})
         names = getattr(optimizer, "NAMES", {})
         for hyper in optimizer._choose_rule().hypers:
-            number = numbers.get(names.get(hyper.name, hyper.name))
-            hypers[hyper.name] = (
-                getattr(optimizer, exact[hyper.name]) if hyper.name in exact else number
+            constant = constants.get(names.get(hyper.name, hyper.name))
+            values[hyper.name] = (
+                getattr(optimizer, exact[hyper.name]) if hyper.name in exact else constant
             )
-    return {name: _as_float(hyper) for name, hyper in hypers.items() if _is_constant(hyper)}
+    return {name: _as_float(hyper) for name, hyper in values.items() if _is_constant(hyper)}
 
 
 def is_classic(optimizer: object) -> bool:
@@ -222,12 +222,12 @@ def current_hypers(optimizer: Any) -> dict[str, float]:
     if is_classic(optimizer):
         values: dict[str, Any] = optimizer._read_values()
         names = [*getattr(optimizer, "HYPERS", {}), "decoupled_decay"]
-        hypers = {
+        floats = {
             name: float(as_hyper(values[name], np.float64)) for name in names if name in values
         }
-        if "decoupled_decay" in hypers:
-            hypers["weight_decay"] = hypers.pop("decoupled_decay")
-        return hypers
+        if "decoupled_decay" in floats:
+            floats["weight_decay"] = floats.pop("decoupled_decay")
+        return floats
     with optimizer._hyper:
         scalars = optimizer._hyper_scalars(np.float64)
     return {name: float(scalar) for name, scalar in scalars.items()}

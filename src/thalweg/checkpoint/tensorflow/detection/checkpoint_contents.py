@@ -74,7 +74,7 @@ def split_mixed_precision(
         names=names,
         scaler=scaler,
         scale={kind: stored_tensors[name] for kind, name in scale.items()},
-        averages=[stored_tensors[averages[number]] for number in sorted(averages)],
+        averages=[stored_tensors[averages[index]] for index in sorted(averages)],
     )
     unused = stored_tensors.keys() - used_names
     return mixed, {name: tensor for name, tensor in stored_tensors.items() if name in unused}
@@ -88,7 +88,7 @@ def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[
         if match is not None and not tensor.shape:
             scopes.setdefault(match[1] or "", {})[int(match[2] or 0)] = name
     for numbered in scopes.values():
-        names = [numbered[number] for number in sorted(numbered)]
+        names = [numbered[index] for index in sorted(numbered)]
         for algorithm, kinds in _SCALERS.items():
             if [stored_tensors[name].dtype for name in names] == list(kinds.values()):
                 return algorithm, dict(zip(kinds, names, strict=True))
@@ -140,10 +140,10 @@ class FoundOptimizer:
     loss_scale: dict[str, StoredTensor] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
-        title = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"
-        hypers = ", ".join(f"{name}={hyper}" for name, hyper in self.hyperparameters.items())
+        class_text = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"
+        values = ", ".join(f"{name}={hyper}" for name, hyper in self.hyperparameters.items())
         steps = "" if self.steps is None else f"; {self.steps} steps"
-        return f"{title}: {self.evidence}{steps}{f'; {hypers}' if hypers else ''}"
+        return f"{class_text}: {self.evidence}{steps}{f'; {values}' if values else ''}"
 
 
 def with_loss_scale(optimizer: FoundOptimizer, scale: dict[str, StoredTensor]) -> FoundOptimizer:

@@ -26,17 +26,17 @@ def as_number(stored_tensor: StoredTensor) -> Any:
     For float32 this is the shortest decimal, 0.1 and not 0.10000000149011612: constructors round it
     to the same float32, and where they use it exactly, it is most likely the original argument.
     """
-    number = stored_tensor.array()[()]
+    scalar = stored_tensor.array()[()]
     if stored_tensor.dtype == "F32":
-        return shortest_decimal(number.item())
-    return number if stored_tensor.dtype == "F64" else number.item()
+        return shortest_decimal(scalar.item())
+    return scalar if stored_tensor.dtype == "F64" else scalar.item()
 
 
-def shortest_decimal(number: object) -> Any:
+def shortest_decimal(value: object) -> Any:
     """Return the shortest decimal of a float that is a float32; other values unchanged."""
     with np.errstate(over="ignore"):
-        as_float32 = np.float32(number) if type(number) is float else None
-    return float(str(as_float32)) if as_float32 is not None and as_float32 == number else number
+        as_float32 = np.float32(value) if type(value) is float else None
+    return float(str(as_float32)) if as_float32 is not None and as_float32 == value else value
 
 
 def count_of(stored_tensor: StoredTensor | None) -> int | None:
@@ -45,8 +45,8 @@ def count_of(stored_tensor: StoredTensor | None) -> int | None:
         return None
     if stored_tensor.dtype not in (*INTEGERS, *FLOATS):
         return None
-    number = stored_tensor.array().item()
-    return int(number) if isinstance(number, int) or number.is_integer() else None
+    value = stored_tensor.array().item()
+    return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
 def as_count(count: int, dtype: torch.dtype) -> Tensor:

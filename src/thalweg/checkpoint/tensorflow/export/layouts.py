@@ -31,8 +31,8 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
     tensors = dict(contents.variables)
     clashes: list[str] = []
     for index, (name, by_kind) in enumerate(contents.slots.items()):
-        for kind, title in zip(by_kind, _slot_titles(contents, by_kind), strict=True):
-            full = f"{name}/{title}"
+        for kind, suffix in zip(by_kind, _number_suffixes(contents, by_kind), strict=True):
+            full = f"{name}/{suffix}"
             if isinstance(contents.optimizer, NovoGrad) and kind == _AVERAGE:
                 full = f"nvgrad2_ema{index}"
             clashes += [f"{full!r} is a variable and a slot of {name!r}"] * (full in tensors)
@@ -49,19 +49,19 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
     return {**tensors, **scalars}, None
 
 
-def _slot_titles(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
+def _number_suffixes(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
     """Return the last parts of the slot names of one variable, such as "Adam", "Adam_1"."""
     optimizer: Any = contents.optimizer
-    parts = {kind: optimizer.get_name() for kind in kinds}
+    names = {kind: optimizer.get_name() for kind in kinds}
     if isinstance(optimizer, RuleOptimizer):
         fills: Any = contents.optimizer._slot_fills()
-        parts |= {kind: part for kind, _, part in fills}
+        names |= {kind: name for kind, _, name in fills}
     used: Counter[str] = Counter()
-    titles: list[str] = []
-    for part in (parts[kind] for kind in kinds):
-        titles.append(f"{part}_{used[part]}" if used[part] else part)
-        used[part] += 1
-    return titles
+    suffixes: list[str] = []
+    for name in (names[kind] for kind in kinds):
+        suffixes.append(f"{name}_{used[name]}" if used[name] else name)
+        used[name] += 1
+    return suffixes
 
 
 _OPTIMIZER = "optimizer"
@@ -100,14 +100,20 @@ def _add_optimizer(graph: _Graph, contents: ExportContents, nodes: dict[str, int
     """Add the scalars and slots of the optimizer to a graph; `nodes` has the variables' nodes."""
     optimizer: Any = contents.optimizer
     is_keras = isinstance(optimizer, KerasOptimizer)
-    title = contents.optimizer._name if is_keras else optimizer.get_name()
+    optimizer_name = contents.optimizer._name if is_keras else optimizer.get_name()
     node = graph.find_or_add([_OPTIMIZER])
     for name, tensor in contents.scalars.items():
-        graph.add_variable(f"{_OPTIMIZER}/{name}", tensor, f"{title}/{name}" if is_keras else name)
+        graph.add_variable(
+            f"{_OPTIMIZER}/{name}", tensor, f"{optimizer_name}/{name}" if is_keras else name
+        )
     for name, by_kind in contents.slots.items():
         for index, (kind, tensor) in enumerate(by_kind.items()):
             suffix = f"_{index}" if index else ""
-            full = f"{title}/{name}/{kind}" if is_keras else f"{name}/{title}{suffix}"
+            full = (
+                f"{optimizer_name}/{name}/{kind}"
+                if is_keras
+                else f"{name}/{optimizer_name}{suffix}"
+            )
             graph.add_slot(node, nodes[name], name, kind, tensor, full)
 
 
@@ -124,20 +130,20 @@ class _Graph:
         self._attributes: dict[int, SavedAttribute] = {}
         self._slots: dict[int, list[SlotVariable]] = {}
 
-    def find_or_add(self, parts: list[str]) -> int:
+    def find_or_add(self, segments: list[str]) -> int:
         """Return the node at the end of a path from the root; add missing nodes."""
         node = 0
-        for part in parts:
-            if part not in self._children[node]:
-                self._children[node][part] = self._add_node()
-            node = self._children[node][part]
+        for segment in segments:
+            if segment not in self._children[node]:
+                self._children[node][segment] = self._add_node()
+            node = self._children[node][segment]
         return node
 
     def add_variable(self, object_path: str, tensor: StoredTensor, full_name: str) -> int:
         """Add a variable at a path and return its node."""
-        parts = object_path.split("/")
-        node = self.find_or_add(parts)
-        self._add_value(node, f"{_escape_path(parts)}{SUFFIX}", tensor, full_name)
+        segments = object_path.split("/")
+        node = self.find_or_add(segments)
+        self._add_value(node, f"{_escape_path(segments)}{SUFFIX}", tensor, full_name)
         return node
 
     def add_slot(
@@ -180,6 +186,6 @@ class _Graph:
         self.tensors[key] = tensor
 
 
-def _escape_path(parts: list[str]) -> str:
+def _escape_path(segments: list[str]) -> str:
     """Return a path as in keys, with doubled dots."""
-    return "/".join(part.replace(".", "..") for part in parts)
+    return "/".join(segment.replace(".", "..") for segment in segments)

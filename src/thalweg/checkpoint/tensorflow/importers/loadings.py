@@ -51,24 +51,24 @@ def loading_keras(
     """
     store = optimizer._hyper
     # No number depends on the name, "adam" in files of Keras 3.
-    hypers = {name: hyper for name, hyper in hyperparameters.items() if name != "name"}
-    for name in [name for name in hypers if name in store]:
+    values = {name: hyper for name, hyper in hyperparameters.items() if name != "name"}
+    for name in [name for name in values if name in store]:
         if is_function(store.raw(name)):  # a schedule takes the place of the file's
-            del hypers[name]
-    fixed = {name: hyper for name, hyper in hypers.items() if name not in store}
+            del values[name]
+    fixed = {name: hyper for name, hyper in values.items() if name not in store}
     if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
         fixed["decay"] = hyperparameters["decay"]
     current = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
     check_contradictions(fixed, current)
     variables = [var for var, _ in slots]
-    owners = distinct([*optimizer._owners(), *variables])
-    keys = dict(zip(map(id, owners), state.keys_of(owners), strict=True))
+    all_variables = distinct([*optimizer._owners(), *variables])
+    keys = dict(zip(map(id, all_variables), state.keys_of(all_variables), strict=True))
     weights = {name: weight for name, weight in scalars.items() if name != "iter"}
     state_dict = {
         "class_name": type(optimizer).__name__,
         "format": FORMAT,
         "iterations": scalars.get("iter", torch.zeros((), dtype=torch.int64, device="cpu")),
-        "hyperparameters": {name: hyper for name, hyper in hypers.items() if name not in fixed},
+        "hyperparameters": {name: hyper for name, hyper in values.items() if name not in fixed},
         "weights": weights,
         "slots": {keys[id(var)]: dict(by_kind) for var, by_kind in slots},
     }
@@ -246,8 +246,8 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
     inner: object = inner_of(optimizer)
     if not isinstance(inner, train.AdamOptimizer):
         return {}
-    hypers = {power: getattr(inner, inner.HYPERS[hyper]) for power, hyper in inner.POWERS.items()}
-    return {power: beta for power, beta in hypers.items() if is_number(beta)}
+    betas = {power: getattr(inner, inner.HYPERS[hyper]) for power, hyper in inner.POWERS.items()}
+    return {power: beta for power, beta in betas.items() if is_number(beta)}
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
@@ -289,7 +289,7 @@ def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> d
     implied: dict[str, Tensor] = {}
     for name in betas.keys() - powers.keys():
         beta = np.float32(betas[name])
-        count = next((known_count for known_count in counts if known_count is not None), None)
+        count = next((other_count for other_count in counts if other_count is not None), None)
         power = np.float32(0) if count is None else power_after(beta, count)
         implied[name] = torch.tensor(float(power), dtype=torch.float32, device="cpu")
     return implied

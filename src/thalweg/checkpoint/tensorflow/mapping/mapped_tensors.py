@@ -117,13 +117,17 @@ class MappedTensors:
             CheckpointMismatchError: A variable has no target, a target has no variable, or they
                 differ.
         """
-        places, problems = map_variables(
+        destinations, problems = map_variables(
             checkpoint.variables, checkpoint.other_names, targets.tensors, targets.optional, rules
         )
         if problems:
             raise state.mismatch(problems)
         order = {target: index for index, target in enumerate(targets.tensors)}
-        mapped = {name: place for name, place in places.items() if place.target is not None}
+        mapped = {
+            name: destination
+            for name, destination in destinations.items()
+            if destination.target is not None
+        }
         names = sorted(mapped, key=lambda name: order[mapped[name].target or ""])
         return cls(checkpoint, targets, {name: mapped[name] for name in names})
 
@@ -139,10 +143,10 @@ class MappedTensors:
         """Return the targets and their new values."""
         return [
             (
-                Entry(place.target or "", self.target(name)),
+                Entry(destination.target or "", self.target(name)),
                 self.permute_like(name, self.file.variables[name]),
             )
-            for name, place in self.places.items()
+            for name, destination in self.places.items()
         ]
 
     def slots(self, detected: FoundOptimizer | None) -> Slots:

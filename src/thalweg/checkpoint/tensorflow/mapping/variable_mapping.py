@@ -36,27 +36,29 @@ def map_variables(
     names = {name: [name] for name in variables}
     for name, alias in other_names.items():
         names[name].append(alias)
-    places = _map_by_rules(names, rules) if rules else map_by_names(names, targets)
-    assigned = Counter(place.target for place in places.values())
+    destinations = _map_by_rules(names, rules) if rules else map_by_names(names, targets)
+    assigned = Counter(destination.target for destination in destinations.values())
     free = [name for name in targets if not assigned[name]]
     problems: list[str] = []
     reported = set(optional)
     for name, stored_tensor in variables.items():
-        place = places.get(name)
+        destination = destinations.get(name)
         same_names = [alias for alias in names[name] if alias in targets and not assigned[alias]]
-        if rules and place is None and same_names:
+        if rules and destination is None and same_names:
             problems.append(f"no rule is for {name!r}: give '{name} -> {same_names[0]}', too")
             reported.add(same_names[0])
             continue
-        problem = _describe_problem(names[name], stored_tensor, place, targets)
+        problem = _describe_problem(names[name], stored_tensor, destination, targets)
         if problem:
             # The target that may be meant, unless the rule's target exists.
-            meant = names[name] if place is None else [place.target or ""]
-            has_hint = len(problems) < LISTED and (place is None or place.target not in targets)
-            problems.append(problem + (hint_at_target(meant, free) if has_hint else ""))
+            meant = names[name] if destination is None else [destination.target or ""]
+            adds_advice = len(problems) < LISTED and (
+                destination is None or destination.target not in targets
+            )
+            problems.append(problem + (hint_at_target(meant, free) if adds_advice else ""))
     counts = {name: assigned[name] for name in targets if assigned[name] > 1}
     problems += [f"{name!r} is given {count} variables" for name, count in counts.items()]
-    unmapped = {name: aliases for name, aliases in names.items() if name not in places}
+    unmapped = {name: aliases for name, aliases in names.items() if name not in destinations}
     free = [name for name in free if name not in reported]
     hints = LISTED - len(problems)
     problems += [
@@ -65,52 +67,54 @@ def map_variables(
     ]
     if problems and len(problems) < LISTED:
         problems += _unused_rules(rules, names)
-    return ({}, problems) if problems else (places, [])
+    return ({}, problems) if problems else (destinations, [])
 
 
 def _map_by_rules(names: Names, rules: Rules) -> dict[str, Place]:
     """Return the destination of each variable that a rule matches, by the variable's key."""
-    places: dict[str, Place] = {}
+    destinations: dict[str, Place] = {}
     for name, aliases in names.items():
-        candidates = [place for alias in aliases if (place := rules.place(alias)) is not None]
+        candidates = [
+            destination for alias in aliases if (destination := rules.place(alias)) is not None
+        ]
         if candidates:
-            targeted = [place for place in candidates if place.target is not None]
-            places[name] = (targeted or candidates)[0]
-    return places
+            targeted = [destination for destination in candidates if destination.target is not None]
+            destinations[name] = (targeted or candidates)[0]
+    return destinations
 
 
 def _describe_problem(
     names: Sequence[str],
     stored_tensor: StoredTensor,
-    place: Place | None,
+    destination: Place | None,
     targets: Mapping[str, Tensor],
 ) -> str:
     """Return why a variable cannot be written to its destination; "" if it can."""
-    if place is None:
+    if destination is None:
         return f"{names[0]!r} belongs to nothing here"
-    if place.target is None:
+    if destination.target is None:
         return ""
-    if place.target not in targets:
-        return f"there is no {place.target!r} for {names[0]!r}"
-    return _describe_mismatch(names, stored_tensor, place, targets[place.target])
+    if destination.target not in targets:
+        return f"there is no {destination.target!r} for {names[0]!r}"
+    return _describe_mismatch(names, stored_tensor, destination, targets[destination.target])
 
 
 def _describe_mismatch(
-    names: Sequence[str], stored_tensor: StoredTensor, place: Place, target: Tensor
+    names: Sequence[str], stored_tensor: StoredTensor, destination: Place, target: Tensor
 ) -> str:
     """Return how a variable's shape or dtype differs from its target's; "" if they are equal."""
-    shape = permute_shape(stored_tensor.shape, place.axes)
+    shape = permute_shape(stored_tensor.shape, destination.axes)
     if shape is None:
-        axes = " ".join(map(str, place.axes or ()))
+        axes = " ".join(map(str, destination.axes or ()))
         return f"{names[0]!r} has {len(stored_tensor.shape)} axes, not those of transpose {axes}"
     dtype = dtype_of(stored_tensor.dtype)
     if shape == tuple(target.shape) and dtype == target.dtype:
         return ""
     kind = f"{dtype_name(dtype)} of shape {shape}"
     target_text = f"{dtype_name(target.dtype)} of shape {tuple(target.shape)}"
-    hint = _suggest_rule(names[-1], stored_tensor.shape, place.target or "", target)
-    hint = "" if place.axes else hint
-    return f"{names[0]!r} is {kind}, and {place.target!r} is {target_text}{hint}"
+    advice = _suggest_rule(names[-1], stored_tensor.shape, destination.target or "", target)
+    advice = "" if destination.axes else advice
+    return f"{names[0]!r} is {kind}, and {destination.target!r} is {target_text}{advice}"
 
 
 def permute_shape(shape: Sequence[int], axes: Axes | None) -> tuple[int, ...] | None:
@@ -139,7 +143,7 @@ def _unused_rules(rules: Rules | None, names: Names) -> list[str]:
 
 
 # Last parts of names in TensorFlow and in torch. Kernels are missing because their axes differ.
-_WORDS = {
+_TORCH_NAMES = {
     "gamma": "weight",
     "beta": "bias",
     "biases": "bias",
@@ -149,9 +153,9 @@ _WORDS = {
 }
 _KERNELS = ("kernel", "weights", "W", "w")
 _MAX_COMPARED, _MAX_LENGTH = 1000, 200  # names for hints, and their characters
-_MAX_PARTS = 50  # parts of a name
+_MAX_SEGMENTS = 50  # parts of a name
 
-Parts = tuple[str, ...]
+Segments = tuple[str, ...]
 
 
 def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
@@ -165,21 +169,21 @@ def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> 
         names: The names of each variable, by the variable's key.
         targets: The names of the targets.
     """
-    targets_by_name: dict[Parts, list[str]] = defaultdict(list)
-    targets_by_ending: dict[Parts, list[str]] = defaultdict(list)
+    targets_by_name: dict[Segments, list[str]] = defaultdict(list)
+    targets_by_ending: dict[Segments, list[str]] = defaultdict(list)
     for target in targets:
-        parts = _parts_of(target)
-        targets_by_name[parts].append(target)
-        for end in _endings_of(parts):
+        segments = _split_name(target)
+        targets_by_name[segments].append(target)
+        for end in _list_endings(segments):
             targets_by_ending[end].append(target)
     matches: dict[str, list[str]] = {}
     for name, aliases in names.items():
-        forms = {_parts_of(alias) for alias in aliases}
-        forms |= {_torch_parts(parts) for parts in forms}
-        exact = {target for parts in forms for target in targets_by_name.get(parts, ())}
-        similar = {target for parts in forms for target in targets_by_ending.get(parts, ())}
-        endings = {ending for parts in forms for ending in _endings_of(parts)}
-        similar |= {target for parts in endings for target in targets_by_name.get(parts, ())}
+        forms = {_split_name(alias) for alias in aliases}
+        forms |= {_translate_segments(segments) for segments in forms}
+        exact = {target for segments in forms for target in targets_by_name.get(segments, ())}
+        similar = {target for segments in forms for target in targets_by_ending.get(segments, ())}
+        endings = {ending for segments in forms for ending in _list_endings(segments)}
+        similar |= {target for segments in endings for target in targets_by_name.get(segments, ())}
         matches[name] = sorted(exact or similar)
     counts = Counter(target for candidates in matches.values() for target in candidates)
     return {
@@ -196,8 +200,8 @@ def hint_at_target(aliases: Sequence[str], targets: Sequence[str]) -> str:
     )
     if nearest is None:
         return ""
-    parts = _parts_of(aliases[-1])
-    if parts and parts[-1] in _KERNELS and nearest.endswith("weight"):
+    segments = _split_name(aliases[-1])
+    if segments and segments[-1] in _KERNELS and nearest.endswith("weight"):
         return f"; if it is {nearest!r}, a rule has to say so: its axes are in another order"
     return f"; the nearest is {nearest!r}"
 
@@ -220,22 +224,24 @@ def _nearest_name(names: Sequence[str], targets: Mapping[str, str]) -> str | Non
     return None
 
 
-def _parts_of(name: str) -> Parts:
+def _split_name(name: str) -> Segments:
     """Return the parts of a name, split at "/" and ".", without ":0"."""
-    return tuple(part for part in re.split(r"[/.]", name.split(":")[0]) if part)
+    return tuple(segment for segment in re.split(r"[/.]", name.split(":")[0]) if segment)
 
 
-def _torch_parts(parts: Parts) -> Parts:
+def _translate_segments(segments: Segments) -> Segments:
     """Return the parts of a name with the last one in torch's terms."""
-    return (*parts[:-1], _WORDS.get(parts[-1], parts[-1])) if parts else parts
+    return (*segments[:-1], _TORCH_NAMES.get(segments[-1], segments[-1])) if segments else segments
 
 
-def _endings_of(parts: Parts) -> list[Parts]:
+def _list_endings(segments: Segments) -> list[Segments]:
     """Return all endings of a name, the whole name included unless it has very many parts."""
-    return [parts[start:] for start in range(max(0, len(parts) - _MAX_PARTS), len(parts))]
+    return [
+        segments[start:] for start in range(max(0, len(segments) - _MAX_SEGMENTS), len(segments))
+    ]
 
 
 def _plain_name(name: str) -> str:
     """Return a name in lower case without separators, for comparison."""
-    parts = _torch_parts(_parts_of(name[-_MAX_LENGTH:]))
-    return "/".join(parts).replace("kernel", "weight").lower()
+    segments = _translate_segments(_split_name(name[-_MAX_LENGTH:]))
+    return "/".join(segments).replace("kernel", "weight").lower()
