@@ -219,7 +219,7 @@ def _is_whole_numbers(encoded: object) -> TypeGuard[list[int]]:
     """Return True if JSON is a list of integers from 0 on."""
     if not isinstance(encoded, list):
         return False
-    return all(type(value) is int and value >= 0 for value in cast(list[Any], encoded))
+    return all(type(integer) is int and integer >= 0 for integer in cast(list[Any], encoded))
 
 
 def is_shape(encoded: object) -> TypeGuard[list[int]]:

@@ -108,10 +108,10 @@ def _reject_constant(name: str) -> object:
 
 def _parse_float(digits: str) -> float:
     """Return a float; raise InvalidConfigError if infinite."""
-    value = float(digits)
-    if math.isinf(value):
+    parsed = float(digits)
+    if math.isinf(parsed):
         raise InvalidConfigError(f"{digits[:20]} is beyond all numbers.")
-    return value
+    return parsed
 
 
 def _parse_int(digits: str) -> int:

@@ -82,8 +82,8 @@ class RankMessage:
         self._other_groups = other_groups
         values = [1 if trouble is not None else 0, *flags]
         values += [0] * (1 + _NUM_MAXIMA - len(values))
-        for value in (collective, *digests, *[0] * (_NUM_COMPARED - len(digests))):
-            values += [value, -value]
+        for integer in (collective, *digests, *[0] * (_NUM_COMPARED - len(digests))):
+            values += [integer, -integer]
         self._values = torch.tensor(values, dtype=torch.int64, device=ranks.device)
         self._pending = ranks.begin_maximum(self._values)
 

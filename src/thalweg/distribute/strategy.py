@@ -284,9 +284,9 @@ def _check_settings(
     shard_slots: bool,
 ) -> None:
     """Raise InvalidArgumentError if a setting of a `Strategy` or their combination is invalid."""
-    for name, value in (("timeout", timeout), ("bucket_size", bucket_size)):
-        if value is not None:
-            _check_above_0(name, value)
+    for name, setting in (("timeout", timeout), ("bucket_size", bucket_size)):
+        if setting is not None:
+            _check_above_0(name, setting)
     if timeout is not None and not SHORTEST <= timeout <= LONGEST:
         raise InvalidArgumentError(
             f"timeout must be from {SHORTEST:g} to {LONGEST:,} seconds, not"
@@ -313,12 +313,12 @@ def _check_settings(
         )
 
 
-def _check_above_0(name: str, value: object) -> None:
+def _check_above_0(name: str, setting: object) -> None:
     """Raise unless a number is above 0: InvalidTypeError or InvalidArgumentError."""
-    if not is_number(value) or isinstance(value, bool):
-        raise InvalidTypeError(f"{name} must be a number, not {show_value(value)}.")
-    if not value > 0:
-        raise InvalidArgumentError(f"{name} must be above 0, not {show_value(value)}.")
+    if not is_number(setting) or isinstance(setting, bool):
+        raise InvalidTypeError(f"{name} must be a number, not {show_value(setting)}.")
+    if not setting > 0:
+        raise InvalidArgumentError(f"{name} must be above 0, not {show_value(setting)}.")
 
 
 def enter_single_replica() -> AbstractContextManager[None]:

@@ -30,15 +30,15 @@ def read_varint(encoded: bytes | memoryview, offset: int, end: int) -> tuple[int
     Raises:
         CorruptFileError: The number goes beyond `end`, or has more than 64 bits.
     """
-    value = shift = 0
+    integer = shift = 0
     while offset < end:
         byte = encoded[offset]
         offset += 1
-        value |= (byte & 0x7F) << shift
+        integer |= (byte & 0x7F) << shift
         if byte < 0x80:
-            if value >= _WORD:
+            if integer >= _WORD:
                 break
-            return value, offset
+            return integer, offset
         shift += 7
         if shift > 63:
             break
@@ -51,18 +51,18 @@ def packed_numbers(packed: bytes) -> Iterator[int]:
     """Yield the numbers of a packed field; raise CorruptFileError as `read_varint` does."""
     offset = 0
     while offset < len(packed):
-        value, offset = read_varint(packed, offset, len(packed))
-        yield value
+        integer, offset = read_varint(packed, offset, len(packed))
+        yield integer
 
 
-def encode_varint(value: int) -> bytes:
+def encode_varint(integer: int) -> bytes:
     """Return a number as bytes; negative ones have ten bytes."""
-    value %= _WORD
+    integer %= _WORD
     encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
+    while integer > 0x7F:
+        encoded.append(integer & 0x7F | 0x80)
+        integer >>= 7
+    encoded.append(integer)
     return bytes(encoded)
 
 
@@ -128,8 +128,8 @@ class ProtoMessage:
 
     def signed(self, field: int) -> int:
         """Return a field as an int32 or int64, 0 if it is missing."""
-        value = self.number(field)
-        return value - _WORD if value >= _WORD >> 1 else value
+        integer = self.number(field)
+        return integer - _WORD if integer >= _WORD >> 1 else integer
 
     def data(self, field: int) -> bytes:
         """Return a field as bytes, b"" if it is missing."""
@@ -166,14 +166,14 @@ def decode_text(encoded: bytes) -> str:
         raise CorruptFileError(f"{encoded[:80]!r} is no UTF-8") from None
 
 
-def number_field(field: int, value: int) -> bytes:
+def number_field(field: int, integer: int) -> bytes:
     """Return a serialized number field; b"" if the number is 0."""
-    return encode_varint(field << 3 | VARINT) + encode_varint(value) if value else b""
+    return encode_varint(field << 3 | VARINT) + encode_varint(integer) if integer else b""
 
 
-def fixed32_field(field: int, value: int) -> bytes:
+def fixed32_field(field: int, integer: int) -> bytes:
     """Return a serialized field of four bytes; b"" if the number is 0."""
-    return encode_varint(field << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
+    return encode_varint(field << 3 | FIXED32) + integer.to_bytes(4, "little") if integer else b""
 
 
 def bytes_field(field: int, content: bytes) -> bytes:

@@ -35,13 +35,13 @@ def key_of(name: str, extents: Slice) -> bytes:
     return key
 
 
-def _encode_signed(value: int) -> bytes:
+def _encode_signed(integer: int) -> bytes:
     """Return a number in an order-preserving encoding: the first bits give its length.
 
     All bits are inverted if it is negative.
     """
-    size = (value if value >= 0 else ~value).bit_length() // 7 + 1
-    bits = value % (1 << (8 * size))
+    size = (integer if integer >= 0 else ~integer).bit_length() // 7 + 1
+    bits = integer % (1 << (8 * size))
     head = ((1 << size) - 1) << (8 * size - size)
     return (bits ^ head).to_bytes(size, "big")
 

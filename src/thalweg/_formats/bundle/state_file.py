@@ -266,7 +266,7 @@ def _unescape_match(match: re.Match[bytes]) -> bytes:
 
 def _parse_number(token: str) -> float:
     """Return a number token as a float; raise CorruptFileError if invalid."""
-    value = float(token.rstrip("f")) if len(token) < _DIGITS else math.inf
-    if not math.isfinite(value):
+    parsed = float(token.rstrip("f")) if len(token) < _DIGITS else math.inf
+    if not math.isfinite(parsed):
         raise CorruptFileError(f"{token[:40]} is beyond all numbers")
-    return value
+    return parsed

@@ -93,8 +93,8 @@ def _append_field(
     if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
         content += _encode_element(payload, name)
     elif kind == VARINT and isinstance(payload, bytes):
-        for value in packed_numbers(payload):
-            content += _encode_element(value, name)
+        for element in packed_numbers(payload):
+            content += _encode_element(element, name)
     elif field_kind == BYTES and isinstance(payload, bytes):
         content += payload
     elif field_kind == kind and isinstance(payload, int):
@@ -103,16 +103,16 @@ def _append_field(
         raise CorruptFileError(f"its numbers are of kind {field_kind}")
 
 
-def _encode_element(raw_value: int, name: str) -> bytes:
+def _encode_element(raw_element: int, name: str) -> bytes:
     """Return the bytes of one element; raise CorruptFileError if it does not fit the dtype."""
     size, is_signed = ITEM_BYTES[name], name in _SIGNED
-    value = raw_value - _WORD if is_signed and raw_value >= _WORD >> 1 else raw_value
-    if name == "BOOL" and value > 1:
-        raise CorruptFileError(f"{value} is no bool")
+    element = raw_element - _WORD if is_signed and raw_element >= _WORD >> 1 else raw_element
+    if name == "BOOL" and element > 1:
+        raise CorruptFileError(f"{element} is no bool")
     try:
-        return value.to_bytes(size, "little", signed=is_signed)
+        return element.to_bytes(size, "little", signed=is_signed)
     except OverflowError:
-        raise CorruptFileError(f"{value} is beyond {name}") from None
+        raise CorruptFileError(f"{element} is beyond {name}") from None
 
 
 _COUNT = b"\x08"  # first byte of an index of the later format

@@ -207,9 +207,8 @@ def _import(
     hyperparameters: dict[str, object],
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
     """Return (snapshot of the contents of a TensorFlow file, names of omitted entries)."""
-    _check_convertible(checkpoint)
-    destinations = _find_destinations(checkpoint, rules)
-    variables = _empty_variables(checkpoint, destinations)
+    targets = _find_destinations(checkpoint, rules)
+    variables = _empty_variables(checkpoint, targets)
     checkpoint, detected = choose_optimizer(
         checkpoint, TargetTensors.of(variables), optimizer, index, hyperparameters
     )
@@ -224,20 +223,19 @@ def _import(
     if detected is not None and detected.loss_scale:
         values = detected.loss_scale.items()
         origin[_LOSS_SCALE] = {name: tensor.array().item() for name, tensor in values}
-    if averages := _carried_averages(checkpoint, destinations):
+    if averages := _carried_averages(checkpoint, targets):
         origin[_AVERAGES] = {
-            str(destinations[name].target): with_axes(tensor.tensor(), destinations[name].axes)
+            str(targets[name].target): with_axes(tensor.tensor(), targets[name].axes)
             for name, tensor in averages.items()
         }
-    omitted = _omitted_names(checkpoint, destinations, detected, has_steps=counter is not None)
+    omitted = _omitted_names(checkpoint, targets, detected, has_steps=counter is not None)
     snapshot = save_restore.take_snapshot(
         optimizer=opt, variables=variables, extra={_ORIGIN: origin}, copies=False
     )
     # `thalweg diff` needs the names to find the variables.
     if not rules.keep_names:
         names = {
-            name: [destination.target, destination.axes]
-            for name, destination in destinations.items()
+            name: [destination.target, destination.axes] for name, destination in targets.items()
         }
         snapshot = replace(snapshot, document={**snapshot.document, _NAMES: names})
     return snapshot, omitted
@@ -308,6 +306,7 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
     Raises:
         CheckpointMismatchError: No rule matches a variable, or its axes do not fit.
     """
+    _check_convertible(checkpoint)
     destinations: dict[str, Place] = {}
     missing: list[str] = []
     for name, tensor in checkpoint.variables.items():

@@ -87,7 +87,7 @@ def from_torch(
         )
         raise state.mismatch([problem], subject)
     pairs = match_parameters(saved_state, state_dict, variables)
-    optimizer_variables, matched = into._owners(), [var for _, var in pairs]
+    owned, matched = into._owners(), [var for _, var in pairs]
     keys = dict(zip(map(id, matched), state.keys_of(matched), strict=True))
     trained = [(parameter, var) for parameter, var in pairs if _has_state(parameter)]
     steps = (
@@ -107,11 +107,7 @@ def from_torch(
             f"{', '.join(map(repr, untrained[:4]))} had no gradient yet, and will be corrected as"
             f" one that had {steps}"
         )
-    targets = [
-        var
-        for var in matched
-        if id(var) in slots or any(var is owner for owner in optimizer_variables)
-    ]
+    targets = [var for var in matched if id(var) in slots or any(var is owner for owner in owned)]
     if is_classic(into):
         load_v1(into, targets, slots, steps)
     else:

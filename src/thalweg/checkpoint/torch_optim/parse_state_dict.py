@@ -232,13 +232,13 @@ def _parameter_indices(state_or_optimizer: object) -> dict[int, int]:
     return {id(param): index for index, param in enumerate(_parameters_of(state_or_optimizer))}
 
 
-def as_number(value: Any) -> float | None:
+def as_number(entry: Any) -> float | None:
     """Return a number, also from a tensor of one element; None for other values."""
     try:
-        if isinstance(value, Tensor):
-            value = kept(value).item() if flaw(value) is None else None
-        is_scalar = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_scalar else None
+        if isinstance(entry, Tensor):
+            entry = kept(entry).item() if flaw(entry) is None else None
+        is_scalar = isinstance(entry, int | float) and not isinstance(entry, bool)
+        return float(entry) if is_scalar else None
     except Exception:  # Tensor subclasses that fail, several elements, integers too large.
         return None
 

@@ -308,7 +308,7 @@ def _identify_optimizer(
     arguments: dict[str, float] = {}
     if is_keras:
         values = {name: scalars[name].array().item() for name in sorted(scalars)}
-        evidence += [f"{name}={value:.6g}" for name, value in values.items()]
+        evidence += [f"{name}={scalar_value:.6g}" for name, scalar_value in values.items()]
         names = [*sorted(scalars.keys() - set(_KERAS_SCALARS)), "learning_rate", "decay"]
         arguments = {name: as_number(scalars[name]) for name in names if name in scalars}
     return FoundOptimizer(

@@ -32,11 +32,11 @@ def as_number(stored_tensor: StoredTensor) -> Any:
     return scalar if stored_tensor.dtype == "F64" else scalar.item()
 
 
-def shortest_decimal(value: object) -> Any:
+def shortest_decimal(scalar: object) -> Any:
     """Return the shortest decimal of a float that is a float32; other values unchanged."""
     with np.errstate(over="ignore"):
-        as_float32 = np.float32(value) if type(value) is float else None
-    return float(str(as_float32)) if as_float32 is not None and as_float32 == value else value
+        as_float32 = np.float32(scalar) if type(scalar) is float else None
+    return float(str(as_float32)) if as_float32 is not None and as_float32 == scalar else scalar
 
 
 def count_of(stored_tensor: StoredTensor | None) -> int | None:
@@ -45,8 +45,8 @@ def count_of(stored_tensor: StoredTensor | None) -> int | None:
         return None
     if stored_tensor.dtype not in (*INTEGERS, *FLOATS):
         return None
-    value = stored_tensor.array().item()
-    return int(value) if isinstance(value, int) or value.is_integer() else None
+    scalar = stored_tensor.array().item()
+    return int(scalar) if isinstance(scalar, int) or scalar.is_integer() else None
 
 
 def as_count(count: int, dtype: torch.dtype) -> Tensor:

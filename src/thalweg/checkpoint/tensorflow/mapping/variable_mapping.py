@@ -36,29 +36,27 @@ def map_variables(
     names = {name: [name] for name in variables}
     for name, alias in other_names.items():
         names[name].append(alias)
-    destinations = _map_by_rules(names, rules) if rules else map_by_names(names, targets)
-    assigned = Counter(destination.target for destination in destinations.values())
+    matches = _map_by_rules(names, rules) if rules else map_by_names(names, targets)
+    assigned = Counter(match.target for match in matches.values())
     free = [name for name in targets if not assigned[name]]
-    problems: list[str] = []
-    reported = set(optional)
+    problems, reported = list[str](), set(optional)
     for name, stored_tensor in variables.items():
-        destination = destinations.get(name)
+        match = matches.get(name)
         same_names = [alias for alias in names[name] if alias in targets and not assigned[alias]]
-        if rules and destination is None and same_names:
+        if rules and match is None and same_names:
             problems.append(f"no rule is for {name!r}: give '{name} -> {same_names[0]}', too")
             reported.add(same_names[0])
             continue
-        problem = _describe_problem(names[name], stored_tensor, destination, targets)
+        problem = _describe_problem(names[name], stored_tensor, match, targets)
         if problem:
             # The target that may be meant, unless the rule's target exists.
-            meant = names[name] if destination is None else [destination.target or ""]
-            adds_advice = len(problems) < LISTED and (
-                destination is None or destination.target not in targets
-            )
+            meant = names[name] if match is None else [match.target or ""]
+            is_missing = match is None or match.target not in targets
+            adds_advice = len(problems) < LISTED and is_missing
             problems.append(problem + (hint_at_target(meant, free) if adds_advice else ""))
     counts = {name: assigned[name] for name in targets if assigned[name] > 1}
     problems += [f"{name!r} is given {count} variables" for name, count in counts.items()]
-    unmapped = {name: aliases for name, aliases in names.items() if name not in destinations}
+    unmapped = {name: aliases for name, aliases in names.items() if name not in matches}
     free = [name for name in free if name not in reported]
     hints = LISTED - len(problems)
     problems += [
@@ -67,7 +65,7 @@ def map_variables(
     ]
     if problems and len(problems) < LISTED:
         problems += _unused_rules(rules, names)
-    return ({}, problems) if problems else (destinations, [])
+    return ({}, problems) if problems else (matches, [])
 
 
 def _map_by_rules(names: Names, rules: Rules) -> dict[str, Place]:
