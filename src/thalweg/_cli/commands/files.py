@@ -29,12 +29,13 @@ from thalweg._formats.path_resolution import locate_checkpoint
 from thalweg.checkpoint.inspection import (
     Listing,
     differences,
+    format_arguments,
     has_checksums,
+    in_words,
     list_file,
     list_verified,
 )
 from thalweg.checkpoint.package_conversion import convert_file, is_package_file
-from thalweg.checkpoint.summary import format_arguments, in_words
 from thalweg.checkpoint.tensorflow import convert as converted
 from thalweg.errors import ThalwegError
 
@@ -322,7 +323,6 @@ def _as_json(listing: Listing) -> dict[str, object]:
 
 
 def _print_summary(listing: Listing) -> Iterator[str]:
-
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(listing.tensors)
     yield f"{listing.path}: {kinds[listing.kind]}, {count} tensors, {_format_size(listing.bytes)}"
