@@ -250,7 +250,8 @@ class Dispatcher:
         for (engine, run, _), group in groups.items():
             share = transfers.take_share(request, group)
             is_unfused = engine == "torch"
-            part = _torch_part(share) if is_unfused else self._dense_plan(share, (engine, run))
+            plan = self._dense_plan
+            part = _array_part(share, engine) if is_unfused else plan(share, (engine, run))
             parts.append((group, part))
         for index in singles:
             share = transfers.take_share(request, [index])
@@ -262,12 +263,8 @@ class Dispatcher:
 
         A plan of kernels is cached by variable and round `number`, since it has one gradient.
         """
-        if engine == "reference":
-            with importing:
-                from thalweg._engines.reference import ReferencePart
-            return ReferencePart(request)
-        if engine == "torch":
-            return _torch_part(request)
+        if engine in ("reference", "torch"):
+            return _array_part(request, engine)
         key = (engine, id(request.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
@@ -294,12 +291,16 @@ class Dispatcher:
         return plan
 
 
-def _torch_part(request: StepRequest) -> Part:
-    """Return a part that torch functions compute: dense, or of one sparse gradient."""
+def _array_part(request: StepRequest, engine: EngineKind) -> Part:
+    """Return a part whose formulas are evaluated by functions of NumPy or torch."""
+    is_sparse = isinstance(request.gradients[0], IndexedSlices)
     with importing:
+        if engine == "reference":
+            from thalweg._engines.reference_part import ReferencePart, ReferenceRows
+
+            return ReferenceRows(request) if is_sparse else ReferencePart(request)
         from thalweg._engines.torch_part import TorchPart
         from thalweg._engines.torch_rows import TorchRows
-    is_sparse = isinstance(request.gradients[0], IndexedSlices)
     return TorchRows(request) if is_sparse else TorchPart(request)
 
 

@@ -17,7 +17,6 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.composite import Part, select_members
 from thalweg._engines.protocol import Call, Columns, Reduction, Results, StepRequest
-from thalweg._engines.reference import ReferencePart
 from thalweg._engines.torch_part import TorchPart
 from thalweg.indexed_slices import IndexedSlices, values_of
 
@@ -251,7 +250,7 @@ class OffloadedPart:
     def make_calls(self, columns: Columns) -> list[Call]:
         waits = self._wait_calls()
         # Parts of these classes compute when their calls are made.
-        if isinstance(self._inner, ReferencePart | TorchPart):
+        if isinstance(self._inner, TorchPart):
             for wait in waits:
                 wait()
         return [*waits, *self._inner.make_calls(columns), *self._sends]

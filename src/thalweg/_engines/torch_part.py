@@ -117,9 +117,32 @@ class TorchPart:
         self._gradients = None
 
     def _gradient(self, member: int) -> Tensor:
+        """Return the elements of a gradient; of a sparse one its values, duplicates included."""
         if self._gradients is None:
-            raise RuntimeError("the part is not aimed at gradients")
-        return self._gradients[member].detach()
+            raise RuntimeError("the part is not aimed at a gradient")
+        return layout.as_packed(values_of(self._gradients[member]))
+
+    def _evaluate(
+        self, formula: Formula, tensors: list[Tensor], scalars: Scalars
+    ) -> Sequence[Tensor]:
+        """Return the results of a formula, in the dtype and shape of the first tensor."""
+        return torch_evaluate(formula, tensors, scalars)
+
+    def _transform(self, stages: Stages, values: Tensor, scalars: Scalars) -> Tensor:
+        """Return values after stages, in their own dtype."""
+        return torch_transform(stages, values, scalars)
+
+    def _measure(self, formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
+        """Return the values of a measure's formula for each element, in the widest dtype.
+
+        Args:
+            tensors: Variable, gradient in the dtype of the arithmetic, and slots.
+        """
+        wide = wide_dtype(tensors[0].device)
+        kind = tensors[1].dtype if is_like_update(formula) else wide
+        count = len(trace_formula(formula).positional)
+        inputs = [tensor.to(kind) for tensor in tensors[:count]]
+        return torch_evaluate(formula, inputs, scalars, wide)[0]
 
     def _join(self, batch: Batch, tensors: Sequence[Tensor]) -> Tensor:
         """Return the members' tensors joined as the batch has it; a view of a single tensor."""
@@ -172,7 +195,7 @@ class TorchPart:
         """Return the joined gradients after stages, in the dtype of the arithmetic."""
         grads = [self._gradient(member) for member in batch.members]
         grad = self._join(batch, grads).to(self._kind(batch))
-        return torch_transform(stages, grad, scalars)
+        return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
         """Return the joined variables at which the step begins; see `StepRequest.from_copies`."""
@@ -219,7 +242,7 @@ class TorchPart:
         tensors = [self._read_variables(batch), staged_grad, *self._slots(batch)]
         for entry in reduction.formulas:
             formula = entry.function if reduction.kind == "measures" else entry
-            yield entry, values_of_measure(formula, tensors, scalars)
+            yield entry, self._measure(formula, tensors, scalars)
 
     def _reduce_leaves(self, reduction: Reduction, columns: Columns) -> list[Float64]:
         """Return the leaves of the sums of each variable, (leaves, formulas)."""
@@ -275,7 +298,7 @@ class TorchPart:
         grad = self._stage_gradients(batch, self._stages, scalars)
         tensors = [self._apply_before(batch, scalars), *self._slots(batch)]
         graph = trace_formula(rule.update)
-        results = torch_evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
+        results = self._evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
         calls: list[Call] = []
         stored_values: dict[int, Tensor] = {}
         for index in find_changed(rule, rule.update, len(tensors)):
@@ -297,7 +320,7 @@ class TorchPart:
         start, kind, rule = self._read_variables(batch), self._kind(batch), self._rule
         if rule.before is None:
             return start.to(kind)
-        moved_values = torch_transform((rule.before,), start.to(kind), scalars)
+        moved_values = self._transform((rule.before,), start.to(kind), scalars)
         # With stochastic rounding it stays float32: rounded to the nearest, it could vanish.
         draws = self._place(batch.members[0])[0] is not None
         return moved_values if draws else moved_values.to(start.dtype).to(kind)
@@ -429,19 +452,6 @@ def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
 
 def _are_same(objects: Sequence[object], other_objects: Sequence[object]) -> bool:
     return len(objects) == len(other_objects) and all(map(is_, objects, other_objects))
-
-
-def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
-    """Return the values of a measure's formula for each element, in the widest dtype.
-
-    Args:
-        tensors: Variable, gradient in the dtype of the arithmetic, and slots.
-    """
-    wide = wide_dtype(tensors[0].device)
-    kind = tensors[1].dtype if is_like_update(formula) else wide
-    count = len(trace_formula(formula).positional)
-    inputs = [tensor.to(kind) for tensor in tensors[:count]]
-    return torch_evaluate(formula, inputs, scalars, wide)[0]
 
 
 def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Tensor]:
