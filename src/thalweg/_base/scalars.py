@@ -132,37 +132,38 @@ def product(x: Scalar, y: Scalar) -> Any:
     return type(x)(0) if abs(number) < _TINY.get(type(x), 0.0) else number
 
 
+def _evaluate(
+    c_function: Callable[..., float] | None, function: Any, ufunc: Any, x: Scalar
+) -> object:
+    """Return the value of a function of one number, in the type of the number.
+
+    Args:
+        c_function: The function of C for float32, if there is one.
+        function: The function of Python.
+        ufunc: The function of NumPy, which has a value where Python's raises an error.
+    """
+    if type(x) is np.float32 and c_function is not None:
+        return np.float32(c_function(x))
+    try:
+        number = function(x)
+    except (OverflowError, ValueError):
+        number = _as_c_does(ufunc, x)
+    return _rounded(number, type(x))
+
+
 def exp(x: Scalar) -> Any:
     """Return the exponential; inf on overflow."""
-    if type(x) is np.float32 and _EXPF is not None:
-        return np.float32(_EXPF(x))
-    try:
-        number = math.exp(x)
-    except OverflowError:
-        number = math.inf
-    return _rounded(number, type(x))
+    return _evaluate(_EXPF, math.exp, np.exp, x)
 
 
 def log(x: Scalar) -> Any:
     """Return the natural logarithm; -inf at 0 and NaN below."""
-    if type(x) is np.float32 and _LOGF is not None:
-        return np.float32(_LOGF(x))
-    try:
-        number = math.log(x)
-    except ValueError:
-        number = _as_c_does(np.log, x)
-    return _rounded(number, type(x))
+    return _evaluate(_LOGF, math.log, np.log, x)
 
 
 def cos(x: Scalar) -> Any:
     """Return the cosine; NaN at the infinities."""
-    if type(x) is np.float32 and _COSF is not None:
-        return np.float32(_COSF(x))
-    try:
-        number = math.cos(x)
-    except ValueError:
-        number = math.nan
-    return _rounded(number, type(x))
+    return _evaluate(_COSF, math.cos, np.cos, x)
 
 
 # TensorFlow's sessions optimize their graphs: they multiply by the reciprocal of a constant instead
