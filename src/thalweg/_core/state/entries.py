@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._base.context_managers import ContextSetting
+from thalweg._base.showing import holds_elements
 from thalweg._core.slots import SlotShards, SlotStore
 from thalweg._engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -283,12 +284,7 @@ def is_cut(tensor: Tensor) -> bool:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Return True if the storage holds all elements; True for tensors without a single storage."""
-    if tensor.layout != torch.strided or not tensor.numel():
-        return True
-    ends = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    required_bytes = (tensor.storage_offset() + sum(ends) + 1) * tensor.element_size()
-    return not has_storage(tensor) or tensor.untyped_storage().nbytes() >= required_bytes
+    return tensor.layout != torch.strided or not has_storage(tensor) or holds_elements(tensor)
 
 
 def is_writable(tensor: Tensor) -> bool:
