@@ -153,7 +153,8 @@ class UpdateTargets:
         storage = self._storage
         lacking = [p for p in params if storage.has_master(p) and MASTER not in state.get(p, {})]
         shards = list(map(local, lacking))
-        masters = laid_out(shards, [torch.float32] * len(lacking), 0.0, device=storage.device)
+        devices = [storage.device or shard.device for shard in shards]
+        masters = laid_out(shards, [torch.float32] * len(lacking), 0.0, devices=devices)
         new_targets = {
             id(param): beside(master.copy_(shard.detach()), param)
             for param, shard, master in zip(lacking, shards, masters, strict=True)
