@@ -180,15 +180,8 @@ class _Compiler:
             self._write_target(element, value)
 
     def _visit_AugAssign(self, assignment: Any) -> None:
-        operand = (
-            ast.Name(assignment.target.id)
-            if isinstance(assignment.target, ast.Name)
-            else assignment.target
-        )
-        self._write_target(
-            assignment.target,
-            self._write_value(ast.BinOp(operand, assignment.op, assignment.value)),
-        )
+        operation = ast.BinOp(assignment.target, assignment.op, assignment.value)
+        self._write_target(assignment.target, self._write_value(operation))
 
     def _write_target(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
