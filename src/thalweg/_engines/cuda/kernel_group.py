@@ -15,9 +15,9 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Array, Int64, enumerate_runs
-from thalweg._engines.codegen import distinct_formulas
+from thalweg._engines.codegen import distinct_formulas, find_codecs
 from thalweg._engines.cuda import launch
-from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
+from thalweg._engines.cuda.codegen import CHUNK, WIDTH
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
@@ -229,12 +229,9 @@ class Group:
 
 
 def _are_elements(names: Sequence[str]) -> list[bool]:
-    """Return for each stream whether it holds plain elements instead of records of a codec."""
-    if SIZES.keys() >= {*names}:
-        return [True] * len(names)
-    with importing:
-        from thalweg._engines.codecs import CODECS
-    return [name in SIZES or CODECS[name].is_beside for name in names]
+    """Return for each type of a stream whether its numbers are stored singly, not in records."""
+    codecs = find_codecs(names)
+    return [k not in codecs or codecs[k].is_beside for k in range(len(names))]
 
 
 class _Leaves:
