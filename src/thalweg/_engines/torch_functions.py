@@ -16,7 +16,7 @@ from thalweg._base.device_numbers import widened
 from thalweg._engines.formula_parser import bind_formula, trace_formula
 from thalweg._engines.numpy_functions import square
 from thalweg._engines.protocol import Dtype
-from thalweg.formula import Formula, narrow
+from thalweg.formula import Formula, maximum, minimum, narrow, sign
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:
@@ -45,25 +45,13 @@ def _sqrt(x: Tensor) -> Tensor:
         return torch.from_numpy(np.asarray(np.sqrt(x.numpy())))
 
 
-def _maximum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a > b) | (a != a), a, b)
-
-
-def _minimum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a < b) | (a != a), a, b)
-
-
-def _sign(x: Tensor) -> Tensor:
-    return torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, x))
-
-
 TORCH: dict[str, Callable[..., Any]] = {
     "sqrt": _sqrt,
     "absolute": torch.abs,
-    "sign": _sign,
+    "sign": sign,
     "where": torch.where,
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "maximum": maximum,
+    "minimum": minimum,
     "square": square,
     "exp": _round_once(torch.exp),
     "log": _round_once(torch.log),
