@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._engines import cpu, cuda, layout
+from thalweg._engines import layout
 from thalweg._engines.composite import CompositeStep, NoTransfers, Part, Parts
 from thalweg._engines.cpu.work_table import ENTRIES
 from thalweg._engines.cuda.availability import takes_device, why_unfused
-from thalweg._engines.dense_plan import DensePlan
+from thalweg._engines.dense_plan import DensePlan, Group
 from thalweg._engines.engine_selection import EngineName
 from thalweg._engines.memory_protection import check_writable
 from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, split_into_rounds
@@ -156,7 +156,9 @@ class Dispatcher:
         dispatchers = self._pass_dispatchers.setdefault(request.rule, new_dispatchers)
         if request.rule.is_of_lines:
             engines = [engine_of(var.device, request.selection.name) for var in request.variables]
-            request = request._replace(short=cpu.find_short(request, engines))
+            with importing:
+                from thalweg._engines.cpu.small_matrices import find_short
+            request = request._replace(short=find_short(request, engines))
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
     def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | NoTransfers:
@@ -268,7 +270,11 @@ class Dispatcher:
         key = (engine, id(request.variables[0]), number)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
-            plan_class = cuda.RowsPart if engine == "cuda" else cpu.SparsePlan
+            with importing:
+                if engine == "cuda":
+                    from thalweg._engines.cuda.sparse import RowsPart as plan_class
+                else:
+                    from thalweg._engines.cpu.sparse import SparsePlan as plan_class
             plan = self._sparse[key] = plan_class(request)
         plan.point_at(request.gradients[0])
         return plan
@@ -286,8 +292,8 @@ class Dispatcher:
         if plan is not None and not plan.is_bound and plan.serves(request):
             plan.point_at(request.gradients)
         else:
-            group = cuda.Group if key[0] == "cuda" else _group_on_cpu
-            plan = self._dense[key] = DensePlan(request, group)
+            make_group = partial(_make_group, key[0])
+            plan = self._dense[key] = DensePlan(request, make_group)
         return plan
 
 
@@ -304,9 +310,16 @@ def _array_part(request: StepRequest, engine: EngineKind) -> Part:
     return TorchRows(request) if is_sparse else TorchPart(request)
 
 
-def _group_on_cpu(request: StepRequest, members: list[int]) -> cpu.Group:
-    is_short = bool(request.short) and request.short[members[0]]
-    return (cpu.ShortGroup if is_short else cpu.Group)(request, members)
+def _make_group(engine: EngineKind, request: StepRequest, members: list[int]) -> Group:
+    """Return the kernel and the table of variables of one storage signature."""
+    with importing:
+        if engine == "cuda":
+            from thalweg._engines.cuda.kernel_group import Group as group_class
+        elif request.short and request.short[members[0]]:
+            from thalweg._engines.cpu.small_matrices import ShortGroup as group_class
+        else:
+            from thalweg._engines.cpu.kernel_group import Group as group_class
+    return group_class(request, members)
 
 
 def _check_memory(
