@@ -93,11 +93,7 @@ class CompositeStep:
         return False
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        results = (
-            (members, part.reduce(reduction, columns.of_members(members)))
-            for members, part in self.parts
-        )
-        return reduction.gather(self._count, results)
+        return reduction.gather(self._count, _reduce_parts(self.parts, reduction, columns))
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         for parts in self._rounds:
@@ -135,13 +131,18 @@ class JoinedReductions:
 
         Sums and peaks are a tensor if all plans are on one device. Other results are on the host.
         """
-        results = [
-            (members, part.reduce(reduction, columns.of_members(members)))
-            for members, part in self._parts
-        ]
+        results = list(_reduce_parts(self._parts, reduction, columns))
         if self.device is None or reduction.kind in ("leaves", "measures"):
             return reduction.gather(self._count, results)
         return torch.cat([cast("Tensor", result) for _, result in results])
+
+
+def _reduce_parts(
+    parts: Sequence[tuple[Sequence[int], Reductions | Part]], reduction: Reduction, columns: Columns
+) -> Iterator[tuple[Sequence[int], Results]]:
+    """Yield the members and the results of each part."""
+    for members, part in parts:
+        yield members, part.reduce(reduction, columns.of_members(members))
 
 
 def select_members(request: StepRequest, members: Sequence[int]) -> StepRequest:

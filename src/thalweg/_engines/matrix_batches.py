@@ -174,9 +174,7 @@ class Batch:
             rows: The rows of the variables in the batch; None for all.
         """
         if rows is not None and len(rows) < len(self.members):
-            all_values = self.measured_values[name].clone()
-            all_values[list(rows)] = values.to(all_values.dtype)
-            values = all_values
+            values = _replace_rows(self.measured_values[name].clone(), rows, values)
         self.measured_values[name] = values
         if name in self.vectors:
             self.vectors[name].copy_(values)
@@ -189,11 +187,8 @@ class Batch:
         """
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
-            all_values = self.new_slot_values.get(name, self.vectors[name]).to(
-                values.dtype, copy=True
-            )
-            all_values[list(rows)] = values
-            values = all_values
+            old_values = self.new_slot_values.get(name, self.vectors[name])
+            values = _replace_rows(old_values.to(values.dtype, copy=True), rows, values)
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
@@ -240,6 +235,12 @@ def sides_of(rule: Rule, shape: torch.Size) -> tuple[int, ...]:
     The latter is for rules with passes over rows and columns.
     """
     return tuple(view_of(shape)) if rule.is_of_lines else matrix_shape(shape)
+
+
+def _replace_rows(values: Tensor, rows: Sequence[int], new_values: Tensor) -> Tensor:
+    """Overwrite some rows of a tensor, and return the tensor."""
+    values[list(rows)] = new_values.to(values.dtype)
+    return values
 
 
 def arithmetic_dtype(var: Tensor) -> torch.dtype:

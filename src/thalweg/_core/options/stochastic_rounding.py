@@ -37,10 +37,7 @@ class Rounding(Option):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.round not in (None, "stochastic"):
-            raise InvalidArgumentError(
-                f"round must be None or 'stochastic', not {show_value(self.round)}."
-            )
+        self._check_choice("round", "stochastic")
         seed: Any = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidTypeError(f"seed must be an integer, not {show_value(self.seed)}.")
