@@ -169,25 +169,25 @@ def find_momentum(rule: Rule) -> tuple[int | None, int]:
     return None, 1
 
 
-def combine_measurements(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
+def combine_measurements(per_variable: Sequence[Measurements], sizes: Sequence[int]) -> Any:
     """Return measurements of variables of one device: (variables, len(MEASURED)) float64.
 
     A tensor on a device, an array on the CPU. A missing measurement is NaN.
     """
-    entries = (entry for part in parts for entry in part.values())
+    entries = (entry for measurements in per_variable for entry in measurements.values())
     device = next((entry.device for entry in entries if isinstance(entry, Tensor)), None)
     counts, columns = leaf_counts(sizes), list[Any]()
     tree = _tree_of(tuple(counts.tolist()), device)
     for name in MEASURED:
         if name in PRODUCTS:
             leaves = [
-                part[name] if name in part else _filled(count, np.nan, device)
-                for part, count in zip(parts, counts, strict=True)
+                measurements[name] if name in measurements else _filled(count, np.nan, device)
+                for measurements, count in zip(per_variable, counts, strict=True)
             ]
             columns.append(tree.combine(_concatenate(leaves, device)))
         else:
-            numbers = [part.get(name, np.nan) for part in parts]
-            columns.append(_stacked(numbers, device))
+            values = [measurements.get(name, np.nan) for measurements in per_variable]
+            columns.append(_stacked(values, device))
     return np.stack(columns, -1) if device is None else torch.stack(columns, -1)
 
 
@@ -197,20 +197,20 @@ def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
     return Tree(np.array(counts, np.int64), device)
 
 
-def _filled(count: int, number: float, device: torch.device | None) -> Array:
+def _filled(count: int, value: float, device: torch.device | None) -> Array:
     if device is None:
-        return np.full(count, number)
-    return torch.full((int(count),), number, dtype=wide_dtype(device), device=device)
+        return np.full(count, value)
+    return torch.full((int(count),), value, dtype=wide_dtype(device), device=device)
 
 
 def _concatenate(arrays: list[Array], device: torch.device | None) -> Array:
     return np.concatenate(arrays) if device is None else torch.cat(arrays)
 
 
-def _stacked(numbers: list[Any], device: torch.device | None) -> Array:
+def _stacked(values: list[Any], device: torch.device | None) -> Array:
     if device is None:
-        return np.array(numbers, np.float64)
-    scalars = [x if isinstance(x, Tensor) else _filled(1, x, device)[0] for x in numbers]
+        return np.array(values, np.float64)
+    scalars = [x if isinstance(x, Tensor) else _filled(1, x, device)[0] for x in values]
     return torch.stack([widened(scalar) for scalar in scalars])
 
 

@@ -70,9 +70,9 @@ def check_gradients(
     for index, var in enumerate(variables):
         first_indices.setdefault(id(var), index)
     distinct = [variables[i] for i in first_indices.values()]
-    titles = [names[i] for i in first_indices.values()]
-    layout.check_disjoint(distinct, titles)
-    check_writable(zip(distinct, titles, strict=True))
+    labels = [names[i] for i in first_indices.values()]
+    layout.check_disjoint(distinct, labels)
+    check_writable(zip(distinct, labels, strict=True))
 
 
 def engine_of(device: torch.device, name: EngineName) -> EngineKind:
@@ -139,13 +139,13 @@ class Dispatcher:
         gradients = _copy_overlapping(variables, request.gradients, request.slots, copies)
         request = request._replace(gradients=gradients)
         engines = self._select_engines(request, len(rounds) > 1)
-        parts = [
-            self._plan_round(request, number, members, engines, transfers)
-            for number, members in enumerate(rounds)
+        plans = [
+            self._plan_round(request, round_index, members, engines, transfers)
+            for round_index, members in enumerate(rounds)
         ]
-        if len(parts) == len(parts[0]) == 1 and isinstance(parts[0][0][1], DensePlan):
-            return parts[0][0][1]
-        return CompositeStep(request, parts)
+        if len(plans) == len(plans[0]) == 1 and isinstance(plans[0][0][1], DensePlan):
+            return plans[0][0][1]
+        return CompositeStep(request, plans)
 
     def _plan_passes(self, request: StepRequest) -> StagedStep:
         """Return the plan of a rule with passes, with a dispatcher for each pass and the update."""
@@ -232,7 +232,7 @@ class Dispatcher:
     def _plan_round(
         self,
         request: StepRequest,
-        number: int,
+        round_index: int,
         members: Sequence[int],
         engines: Sequence[EngineKind],
         transfers: OffloadTransfers | NoTransfers,
@@ -248,26 +248,28 @@ class Dispatcher:
                 device = var.device if engine == "torch" else None
                 key = (engine, transfers.runs.get(index, -1), device)
                 groups.setdefault(key, []).append(index)
-        parts: list[tuple[Sequence[int], Part]] = []
+        plans: list[tuple[Sequence[int], Part]] = []
         for (engine, run, _), group in groups.items():
-            share = transfers.take_share(request, group)
+            sub_request = transfers.take_share(request, group)
             is_unfused = engine == "torch"
             plan = self._dense_plan
-            part = _array_part(share, engine) if is_unfused else plan(share, (engine, run))
-            parts.append((group, part))
+            part = (
+                _array_part(sub_request, engine) if is_unfused else plan(sub_request, (engine, run))
+            )
+            plans.append((group, part))
         for index in singles:
-            share = transfers.take_share(request, [index])
-            parts.append(([index], self._single_part(share, engines[index], number)))
-        return [(group, transfers.wrap_part(group, part)) for group, part in parts]
+            sub_request = transfers.take_share(request, [index])
+            plans.append(([index], self._single_part(sub_request, engines[index], round_index)))
+        return [(group, transfers.wrap_part(group, part)) for group, part in plans]
 
-    def _single_part(self, request: StepRequest, engine: EngineKind, number: int) -> Part:
+    def _single_part(self, request: StepRequest, engine: EngineKind, round_index: int) -> Part:
         """Return the part of one variable, bound to its gradient: dense or sparse, of any engine.
 
-        A plan of kernels is cached by variable and round `number`, since it has one gradient.
+        A plan of kernels is cached by variable and round `round_index`, since it has one gradient.
         """
         if engine in ("reference", "torch"):
             return _array_part(request, engine)
-        key = (engine, id(request.variables[0]), number)
+        key = (engine, id(request.variables[0]), round_index)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
             with importing:
@@ -331,24 +333,24 @@ def _check_memory(
 ) -> None:
     """Raise an error unless slots and copies fit their variables, and all memory is disjoint."""
     tensors: list[Tensor] = []
-    titles: list[str] = []
+    labels: list[str] = []
     seen_ids: set[int] = set()
     for var, var_slots, name, copy in zip(variables, slots, names, copies, strict=True):
         layout.check_slots(var, layout.without_records(var_slots, codecs), name)
         if id(var) not in seen_ids:
             seen_ids.add(id(var))
             tensors += [var, *var_slots]
-            titles += [name, *(f"a slot of {name}" for _ in var_slots)]
+            labels += [name, *(f"a slot of {name}" for _ in var_slots)]
         if copy is not None and id(copy) not in seen_ids:
             seen_ids.add(id(copy))
             layout.check_copy(var, copy, name)
             tensors.append(copy)
-            titles.append(f"the copy of {name}")
-    layout.check_disjoint(tensors, titles)
+            labels.append(f"the copy of {name}")
+    layout.check_disjoint(tensors, labels)
     # `check_gradients` has checked the variables.
     checked_ids = set(map(id, variables))
-    titled = zip(tensors, titles, strict=True)
-    check_writable((tensor, title) for tensor, title in titled if id(tensor) not in checked_ids)
+    titled = zip(tensors, labels, strict=True)
+    check_writable((tensor, label) for tensor, label in titled if id(tensor) not in checked_ids)
 
 
 def _copy_overlapping(
@@ -358,12 +360,10 @@ def _copy_overlapping(
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
     """Return the gradients; values or indices in memory that the step writes are cloned."""
-    written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
-    written_tensors += [copy for copy in copies if copy is not None]
+    targets = [*variables, *(slot for var_slots in slots for slot in var_slots)]
+    targets += [copy for copy in copies if copy is not None]
     spans = sorted(
-        layout.byte_span(tensor)
-        for tensor in written_tensors
-        if tensor.device.type in layout.BY_ADDRESS
+        layout.byte_span(tensor) for tensor in targets if tensor.device.type in layout.BY_ADDRESS
     )
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))

@@ -104,12 +104,12 @@ def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], litera
 
     def evaluate(*values: Any, **scalars: Any) -> tuple[Any, ...]:
         inputs = {"stream": values.__getitem__, "scalar": scalars.__getitem__}
-        numbers = dict[Node, Any]()
+        results = dict[Node, Any]()
         for node in formula_graph.nodes:
-            args = [numbers[arg] if isinstance(arg, Node) else arg for arg in node.args]
-            numbers[node] = (inputs.get(node.op) or functions[node.op])(*args)
+            args = [results[arg] if isinstance(arg, Node) else arg for arg in node.args]
+            results[node] = (inputs.get(node.op) or functions[node.op])(*args)
             for arg in unused[node]:
-                del numbers[arg]
-        return tuple(numbers[result] for result in formula_graph.results)
+                del results[arg]
+        return tuple(results[result] for result in formula_graph.results)
 
     return evaluate

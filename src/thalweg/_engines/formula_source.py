@@ -132,6 +132,6 @@ def _cached_code(path: str) -> types.CodeType | None:
 
 
 def _fingerprint_of(code: types.CodeType) -> tuple[Any, ...]:
-    numbers = [repr(const) for const in code.co_consts if isinstance(const, int | float)]
+    constants = [repr(const) for const in code.co_consts if isinstance(const, int | float)]
     counts = code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount
-    return code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, counts, numbers
+    return code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, counts, constants

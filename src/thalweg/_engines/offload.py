@@ -191,14 +191,14 @@ class OffloadTransfers:
         sub_request = select_members(request, members)
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
-    def wrap_part(self, members: Sequence[int], part: Part) -> Part:
+    def wrap_part(self, members: Sequence[int], plan: Part) -> Part:
         """Return a part with its transfers, or the part itself if none of its variables has a link.
 
         Args:
             members: The indices of its variables in the step, all of one run.
         """
         if members[0] not in self._links:
-            return part
+            return plan
         sends = [
             call
             for index in members
@@ -206,7 +206,7 @@ class OffloadTransfers:
         ]
         copies = [self._links[index].copy for index in members]
         return OffloadedPart(
-            part, copies, self._events.get(self.runs.get(members[0], -1), []), sends
+            plan, copies, self._events.get(self.runs.get(members[0], -1), []), sends
         )
 
 
@@ -248,12 +248,12 @@ class OffloadedPart:
         return self._inner.reduce(reduction, columns)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        waits = self._wait_calls()
+        wait_calls = self._wait_calls()
         # Parts of these classes compute when their calls are made.
         if isinstance(self._inner, TorchPart):
-            for wait in waits:
+            for wait in wait_calls:
                 wait()
-        return [*waits, *self._inner.make_calls(columns), *self._sends]
+        return [*wait_calls, *self._inner.make_calls(columns), *self._sends]
 
     def release_gradients(self) -> None:
         self._inner.release_gradients()

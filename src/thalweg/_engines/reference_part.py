@@ -56,13 +56,13 @@ class ReferencePart(TorchPart):
 class ReferenceRows(ReferencePart, TorchRows):
     """Plan for one variable on the CPU with a sparse gradient; a `Part` of a step."""
 
-    def _add_rows(self, values: Tensor, places: Tensor, count: int) -> Tensor:
+    def _add_rows(self, values: Tensor, row_indices: Tensor, count: int) -> Tensor:
         """Return sums of values by place; duplicates are added in their order."""
         dtype = compute_dtype(values.dtype)
         sums = np.zeros((count, *values.shape[1:]), dtype)
         with np.errstate(all="ignore"):
-            for wave in group_occurrences(places, count):
-                sums[places[wave].numpy()] += values[wave].numpy()
+            for wave in group_occurrences(row_indices, count):
+                sums[row_indices[wave].numpy()] += values[wave].numpy()
         # TensorFlow adds the rows onto zeros, which takes the sign from -0.
         rounded_sums = torch.from_numpy(sums).to(self._request.variables[0].dtype)
         return torch.from_numpy(to_numpy(rounded_sums) + dtype(0))

@@ -242,18 +242,18 @@ class WholeMatrices:
     def _numbers_of(self, name: str) -> Any:
         """Return a measure over variables, float64: a tensor on a GPU, or else an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
-        batch_numbers = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
+        batch_values = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured_values]  # fmt: skip
         if self._places is not None:
             device = self._places.device
             gpu_vector = torch.zeros(len(self.made), dtype=torch.float64, device=device)
-            if batch_numbers:
-                values = torch.cat([numbers.double() for _, numbers in batch_numbers])
+            if batch_values:
+                values = torch.cat([totals.double() for _, totals in batch_values])
                 gpu_vector.index_copy_(0, self._places, values)
             return gpu_vector
         vector = np.zeros(len(self.made))
-        for batch, numbers in batch_numbers:
-            vector[batch.members] = to_host(numbers)
+        for batch, totals in batch_values:
+            vector[batch.members] = to_host(totals)
         return vector
 
     def run_stage(
@@ -276,15 +276,15 @@ class WholeMatrices:
                 instead, if there is one.
         """
 
-        def slot_of(member: int, place: int) -> Tensor:
-            return newest(slots[member][place], updates)
+        def slot_of(member: int, index: int) -> Tensor:
+            return newest(slots[member][index], updates)
 
         for batch in self._batches:
             if all(batch.shape):
                 outputs = run_stage(self._rule, stage, batch, columns, slot_of)
-                for place, shaped_slot in enumerate(self._rule.shaped_slots):
+                for index, shaped_slot in enumerate(self._rule.shaped_slots):
                     for member, value in outputs.get(shaped_slot.name, ()):
-                        slot = slots[member][place]
+                        slot = slots[member][index]
                         value = value.reshape(slot.shape).to(slot.dtype, copy=True)
                         updates[id(slot)] = (slot.detach(), value)
 
@@ -491,9 +491,9 @@ class StagedStep:
         no stage may draw random numbers. `_core/replay_lines.py` raises TypeError for passes that
         it cannot run.
         """
-        is_whole = type(self._matrices) is WholeMatrices
+        is_unsharded = type(self._matrices) is WholeMatrices
         return (
-            is_whole
+            is_unsharded
             and self._rule.is_of_lines
             and not (self._short_groups or self._variable_numbers)
         )
@@ -568,12 +568,12 @@ class StagedStep:
             check_shaped_slots(
                 self._rule, self._variables, element_slots, slots, shapes, self._titles
             )
-            written_slots: list[Tensor] = []
+            target_slots: list[Tensor] = []
             for members, group in self._short_groups:
                 positions: list[int] = group.members
-                written_slots += [slot for k in positions for slot in slots[members[k]]]
-            self._mark_slots_written = partial(torch._C._increment_version, written_slots)  # pyright: ignore[reportPrivateUsage]
-            self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(written_slots), None
+                target_slots += [slot for k in positions for slot in slots[members[k]]]
+            self._mark_slots_written = partial(torch._C._increment_version, target_slots)  # pyright: ignore[reportPrivateUsage]
+            self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(target_slots), None
             self._slot_layout = slot_layout
         self._bind_short(slots)
 

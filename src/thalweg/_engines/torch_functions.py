@@ -91,11 +91,11 @@ def torch_evaluate(
     """
     first = tensors[0]
     target = first.dtype, first.device, first.dim()
-    to_number = _to_number(*target)
+    to_tensor = _to_number(*target)
     picked = {name: scalars[name] for name in trace_formula(formula).scalars}
     # A measure in float64 reads vectors of float32.
     arguments = {
-        name: x.to(first.dtype) if isinstance(x, Tensor) else to_number(x)
+        name: x.to(first.dtype) if isinstance(x, Tensor) else to_tensor(x)
         for name, x in picked.items()
     }
     results = torch_formula(formula, *target)(*tensors, **arguments)

@@ -89,29 +89,29 @@ def _single_offset(candidates: Iterable[int], field_name: str) -> int:
     return indices[0] * WORD
 
 
-def _indices_of(words: Sequence[int], expected: int) -> set[int]:
+def _indices_of(memory: Sequence[int], expected: int) -> set[int]:
     """Return the indices of words that are equal to a number modulo 2**64."""
-    return {index for index, word in enumerate(words) if word == expected % 2**64}
+    return {index for index, word in enumerate(memory) if word == expected % 2**64}
 
 
 def _common_indices(
     tensors: Sequence[Tensor],
-    words_of: Callable[[Tensor], list[int]],
+    read_words: Callable[[Tensor], list[int]],
     expected_of: Callable[[Tensor], int],
 ) -> set[int]:
     """Return the indices at which the words of every tensor have the value expected for it."""
-    matches = [_indices_of(words_of(tensor), expected_of(tensor)) for tensor in tensors]
+    matches = [_indices_of(read_words(tensor), expected_of(tensor)) for tensor in tensors]
     return matches[0].intersection(*matches[1:])
 
 
 def _offset_of(
     field_name: str,
     tensors: Sequence[Tensor],
-    words_of: Callable[[Tensor], list[int]],
+    read_words: Callable[[Tensor], list[int]],
     expected_of: Callable[[Tensor], int],
 ) -> int:
     """Return the only byte offset at which the words of every tensor have the expected value."""
-    return _single_offset(_common_indices(tensors, words_of, expected_of), field_name)
+    return _single_offset(_common_indices(tensors, read_words, expected_of), field_name)
 
 
 def _impl_address(tensor: Tensor) -> int:
@@ -190,13 +190,13 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
     """Return the offset of the number of dimensions, which sizes and strides follow."""
     matches: list[set[int]] = []
     for tensor in samples:
-        words, dim_count = _impl_words(tensor), tensor.dim()
+        memory, dim_count = _impl_words(tensor), tensor.dim()
         indices = {
             index
             for index in range(_IMPL_WORDS - 2 * _INLINE)
-            if words[index] == dim_count
-            and words[index + 1 : index + 1 + dim_count] == list(tensor.shape)
-            and words[index + 1 + _INLINE : index + 1 + _INLINE + dim_count]
+            if memory[index] == dim_count
+            and memory[index + 1 : index + 1 + dim_count] == list(tensor.shape)
+            and memory[index + 1 + _INLINE : index + 1 + _INLINE + dim_count]
             == list(tensor.stride())
         }
         matches.append(indices)
@@ -246,15 +246,15 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
     shared: list[set[int]] = []
     for tensor, _ in trials:
-        words, views = _impl_words(tensor), _impl_words(tensor.detach())
-        other_words = [
+        memory, views = _impl_words(tensor), _impl_words(tensor.detach())
+        other_memories = [
             _impl_words(other_tensor) for other_tensor, _ in trials if other_tensor is not tensor
         ]
         indices = {
             index
-            for index, word in enumerate(words)
+            for index, word in enumerate(memory)
             if _is_address(word) and word == views[index] and index * WORD != storage_offset
-            and all(word != words_of_other[index] for words_of_other in other_words)
+            and all(word != other_memory[index] for other_memory in other_memories)
         }  # fmt: skip
         shared.append(indices)
     offset = _single_offset(shared[0].intersection(*shared[1:]), "the version counter")
@@ -276,19 +276,19 @@ def _find_autograd() -> tuple[int, int]:
     matches: list[set[tuple[int, int]]] = []
     for shape in ((3,), (2, 5), ()):
         param = _zeros(*shape)
-        words_before = _impl_words(param)
+        memory_before = _impl_words(param)
         param.requires_grad_()
-        words_after = _impl_words(param)
+        memory_after = _impl_words(param)
         new_indices = [
             index
             for index in range(_IMPL_WORDS)
-            if not words_before[index] and _is_address(words_after[index])
+            if not memory_before[index] and _is_address(memory_after[index])
         ]
         if len(new_indices) != 1:
             raise UnknownLayoutError(f"what autograd keeps is found in {len(new_indices)} places")
         param.grad = torch.ones_like(param)
         gradient_indices = _indices_of(
-            _words(words_after[new_indices[0]], _AUTOGRAD_WORDS), param.grad._cdata
+            _words(memory_after[new_indices[0]], _AUTOGRAD_WORDS), param.grad._cdata
         )
         matches.append({(new_indices[0] * WORD, index * WORD) for index in gradient_indices})
     common = matches[0].intersection(*matches[1:])
@@ -341,9 +341,9 @@ def confirm(layout: Layout) -> None:
             for address, offset, expected, field_name in (
                 (impl, layout.dims, tensor.dim(), "the number of dimensions"),
                 *(
-                    (impl, layout.dims + WORD * (1 + axis + skipped), number, field_name)
+                    (impl, layout.dims + WORD * (1 + axis + skipped), value, field_name)
                     for axis in range(tensor.dim())
-                    for skipped, number, field_name in (
+                    for skipped, value, field_name in (
                         (0, tensor.size(axis), "a size"),
                         (_INLINE, tensor.stride(axis), "a stride"),
                     )
@@ -409,11 +409,13 @@ def find_attributes_pointer(owner: object) -> int:
     """
     attributes, offset = vars(owner), type(owner).__dictoffset__
     if type(owner).__flags__ & _MANAGED_DICT:
-        offsets = [-WORD * place for place in range(1, 5)]
+        offsets = [-WORD * position for position in range(1, 5)]
     else:
         offsets = [offset] if offset > 0 else []
     pointers = [
-        id(owner) + place for place in offsets if _read_word(id(owner), place) == id(attributes)
+        id(owner) + position
+        for position in offsets
+        if _read_word(id(owner), position) == id(attributes)
     ]
     return pointers[0] if len(pointers) == 1 else 0
 
@@ -428,9 +430,9 @@ def float_offset() -> int:
     import numpy as np
 
     offset = object.__basicsize__
-    for number in (0.1, -2.5e300, 3.0):
-        for number_object in (number, np.float64(number)):
-            if ctypes.c_double.from_address(id(number_object) + offset).value != number:
+    for value in (0.1, -2.5e300, 3.0):
+        for float_object in (value, np.float64(value)):
+            if ctypes.c_double.from_address(id(float_object) + offset).value != value:
                 raise UnknownLayoutError("the number of a float")
     return offset
 
@@ -441,10 +443,10 @@ def no_gradient() -> int:
     param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
     param.grad = torch.ones_like(param)
     param.grad = None
-    known_layout = layout()
-    if isinstance(known_layout, str):
-        raise UnknownLayoutError(known_layout)
-    return _read_word(_read_word(param._cdata, known_layout.autograd), known_layout.grad)
+    probed_layout = layout()
+    if isinstance(probed_layout, str):
+        raise UnknownLayoutError(probed_layout)
+    return _read_word(_read_word(param._cdata, probed_layout.autograd), probed_layout.grad)
 
 
 @cache

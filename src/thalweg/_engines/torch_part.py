@@ -138,11 +138,11 @@ class TorchPart:
         Args:
             tensors: Variable, gradient in the dtype of the arithmetic, and slots.
         """
-        wide = wide_dtype(tensors[0].device)
-        kind = tensors[1].dtype if is_like_update(formula) else wide
+        dtype = wide_dtype(tensors[0].device)
+        kind = tensors[1].dtype if is_like_update(formula) else dtype
         count = len(trace_formula(formula).positional)
         inputs = [tensor.to(kind) for tensor in tensors[:count]]
-        return torch_evaluate(formula, inputs, scalars, wide)[0]
+        return torch_evaluate(formula, inputs, scalars, dtype)[0]
 
     def _join(self, batch: Batch, tensors: Sequence[Tensor]) -> Tensor:
         """Return the members' tensors joined as the batch has it; a view of a single tensor."""
@@ -177,15 +177,15 @@ class TorchPart:
                 scalars[name] = compute_dtype(first.dtype)(vector[members[0]])
                 continue
             if isinstance(vector, Tensor):
-                numbers = torch.stack([vector[member] for member in members])
+                values = torch.stack([vector[member] for member in members])
             else:
-                numbers = torch.tensor(vector[members], dtype=torch.float64, device="cpu")
-            numbers = numbers.to(kind).to(first.device)
+                values = torch.tensor(vector[members], dtype=torch.float64, device="cpu")
+            values = values.to(kind).to(first.device)
             if batch.is_stacked:
-                scalars[name] = numbers.view(-1, *[1] * first.dim())
+                scalars[name] = values.view(-1, *[1] * first.dim())
             else:
                 repeats = torch.tensor(sizes, dtype=torch.int64, device=first.device)
-                scalars[name] = numbers.repeat_interleave(repeats, output_size=sum(sizes))
+                scalars[name] = values.repeat_interleave(repeats, output_size=sum(sizes))
         if request.vectors:
             for name in request.vectors[members[0]]:
                 scalars[name] = torch.stack([request.vectors[member][name] for member in members])
@@ -249,13 +249,13 @@ class TorchPart:
         values: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
             for _, formula_values in self._values_of(reduction, columns, batch):
-                parts = self._split_members(batch, formula_values)
-                for member, part in zip(batch.members, parts, strict=True):
-                    values[member].append(part.reshape(-1))
-        flat = leaves_by_tensor([part for parts in values for part in parts])
+                pieces = self._split_members(batch, formula_values)
+                for member, piece in zip(batch.members, pieces, strict=True):
+                    values[member].append(piece.reshape(-1))
+        flat = leaves_by_tensor([piece for pieces in values for piece in pieces])
         counts = [len(leaves) for leaves in flat]
         split = iter(np.split(to_host(torch.cat(flat)), np.cumsum(counts)[:-1]))
-        return [np.stack([next(split) for _ in parts], axis=-1) for parts in values]
+        return [np.stack([next(split) for _ in pieces], axis=-1) for pieces in values]
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
         """Return the measures of each variable over rows, over columns or over all elements."""
@@ -265,9 +265,9 @@ class TorchPart:
             if not shape.numel():
                 continue
             for measure, values in self._values_of(reduction, columns, batch):
-                parts = _reduce(values, view_of(shape), len(batch.members), measure)
-                for member, part in zip(batch.members, parts, strict=True):
-                    lines[member].append(part)
+                pieces = _reduce(values, view_of(shape), len(batch.members), measure)
+                for member, piece in zip(batch.members, pieces, strict=True):
+                    lines[member].append(piece)
         return lines
 
     def _reduce_peaks(self) -> Float64:
@@ -349,8 +349,8 @@ class TorchPart:
             with importing:
                 from thalweg._engines.codecs.records import encode_results
             sizes = {member: request.variables[member].numel() for member in batch.members}
-            places = [(size, self._place(member)[1]) for member, size in sizes.items()]
-            return encode_results(codec, values, scalars, places)
+            extents = [(size, self._place(member)[1]) for member, size in sizes.items()]
+            return encode_results(codec, values, scalars, extents)
         dtype = request.slots[first][index - 1].dtype if index else request.variables[first].dtype
         if not draws or dtype not in REDUCED:
             return values.to(dtype)
@@ -385,13 +385,13 @@ class TorchPart:
             values: The joined values, or the records of all members.
         """
         if batch.codecs[index] is None:
-            parts = self._split_members(batch, values)
+            pieces = self._split_members(batch, values)
         else:
             sizes = [target.numel() for target in targets]
             rows = torch.split(values.reshape(-1), sizes)
-            parts = [row.view(target.shape) for row, target in zip(rows, targets, strict=True)]
+            pieces = [row.view(target.shape) for row, target in zip(rows, targets, strict=True)]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        return partial(copy, [target.detach() for target in targets], parts)
+        return partial(copy, [target.detach() for target in targets], pieces)
 
 
 def _batches_of(request: StepRequest) -> Iterator[Batch]:
@@ -436,18 +436,18 @@ def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
 def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key that is equal for variables of one batch."""
     var = request.variables[member]
-    number = request.places[member][0] if request.places else None
+    stream = request.places[member][0] if request.places else None
     blocks = [codec.block for codec in _codecs_of(request, member) if codec is not None]
-    has_own_batch = (
+    is_single = (
         isinstance(request.gradients[member], IndexedSlices)
         or any(var.numel() % block for block in blocks)
-        or (number is not None and not var.is_contiguous())
+        or (stream is not None and not var.is_contiguous())
         or not var.numel()
     )
     dtypes = [dtype for dtype, _, _ in _describe_tensors(request, member)]
     has_copy = bool(request.copies) and request.copies[member] is not None
     shape = var.shape if request.vectors else None
-    return (*dtypes, has_copy, number is None, shape, member if has_own_batch else None)
+    return (*dtypes, has_copy, stream is None, shape, member if is_single else None)
 
 
 def _are_same(objects: Sequence[object], other_objects: Sequence[object]) -> bool:
@@ -462,8 +462,8 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
         view: The shape of each variable.
     """
     if measure.over == "variable":
-        parts = values.reshape(count, *view).unbind(0)
-        return [reduce_lines(part, measure.over, measure.reduce) for part in parts]
+        pieces = values.reshape(count, *view).unbind(0)
+        return [reduce_lines(piece, measure.over, measure.reduce) for piece in pieces]
     matrices = values.reshape(count * view.matrices, view.rows, view.columns)
     lines = reduce_lines(matrices, measure.over, measure.reduce)
     return list(torch.split(lines, view.matrices))

@@ -57,7 +57,7 @@ class TorchRows(TorchPart):
         tensors = [var, *request.slots[0]]
         return make_row_calls(self._rule, tensors, copy, request.from_copies, updates)
 
-    def _add_rows(self, values: Tensor, places: Tensor, count: int) -> Tensor:
+    def _add_rows(self, values: Tensor, row_indices: Tensor, count: int) -> Tensor:
         """Return sums of values by place, rounded like the variable."""
-        sums = values.new_zeros((count, *values.shape[1:])).index_add_(0, places, values)
+        sums = values.new_zeros((count, *values.shape[1:])).index_add_(0, row_indices, values)
         return sums.to(self._request.variables[0].dtype).to(values.dtype)

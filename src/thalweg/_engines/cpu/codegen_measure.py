@@ -226,15 +226,17 @@ class Elements(Sweep):
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         """Return lines that assign a measure of element i to `v{index}`."""
         # A measure is inlined: a function each would double the time to compile.
-        is_narrow = self.are_like_update[index]
-        letter, kind = ("n", STAGE_LITERAL) if is_narrow else ("w", "float64")
+        is_like_update = self.are_like_update[index]
+        letter, kind = ("n", STAGE_LITERAL) if is_like_update else ("w", "float64")
         inputs = [(f"{stream}", f"{letter}{stream}") for stream in formula_graph.streams]
         vectors = self.see_vectors()
         for name in formula_graph.scalars:
             value = vectors.get(name) or self.scalar[name]
-            inputs.append((name, f"{kind}({value})" if is_narrow or name in vectors else value))
+            inputs.append(
+                (name, f"{kind}({value})" if is_like_update or name in vectors else value)
+            )
         lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in inputs]
-        writer = FormulaWriter(STAGE_LITERAL if is_narrow else LITERAL)
+        writer = FormulaWriter(STAGE_LITERAL if is_like_update else LITERAL)
         operations, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         return [*lines, *operations, f"v{index} = float64({result})"]
 

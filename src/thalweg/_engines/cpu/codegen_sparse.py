@@ -68,16 +68,16 @@ class _Row(Element, ABC):
     def entry_address(self) -> str:
         return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
 
-    def entry_value(self, numbers: str) -> str:
+    def entry_value(self, pointer: str) -> str:
         """Return an expression for element i of an entry, in the type of the arithmetic.
 
         Stages of entries, if the update has any, are applied, and their result is rounded to the
         type of the variable.
 
         Args:
-            numbers: The name of the pointer to the entry.
+            pointer: The name of the pointer to the entry.
         """
-        value = STORAGE[self.update.storage[1]].load.format(f"{numbers}[i]")
+        value = STORAGE[self.update.storage[1]].load.format(f"{pointer}[i]")
         if not self.update.entries:
             return value
         value, kind = self.update.apply_stages(self.update.entries, value), self.update.storage[0]

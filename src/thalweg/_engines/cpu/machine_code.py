@@ -79,9 +79,9 @@ def target_digest() -> str:
     """Return a text that differs where object code differs: target, LLVM, settings, this module."""
     from llvmlite import binding
 
-    own_source = Path(__file__).read_text()
+    source = Path(__file__).read_text()
     settings = [os.environ.get(name) for name in SETTINGS]
-    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), own_source])
+    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), source])
 
 
 @cache

@@ -247,8 +247,8 @@ def sums_of(
         name = np.dtype(compute or layout.compute_dtype(dtype)).name
         kernel = launch.sum_kernel(Measurement((formula,), storage, name, stages))
         leaves = Leaves(sizes)
-        parts = leaves.measure(kernel, pair_base, scalars, flush and bool(stages))
-        return leaves.combine(parts)[:, 0]
+        leaf_sums = leaves.measure(kernel, pair_base, scalars, flush and bool(stages))
+        return leaves.combine(leaf_sums)[:, 0]
 
     def of_other(tensor: Tensor) -> Tensor:
         compute_torch_dtype = torch.float64 if compute is np.float64 else None
@@ -271,7 +271,7 @@ def max_abs(tensors: Sequence[Tensor]) -> Float64:
         return table_peaks(work, dtype, 0)
 
     def of_other(tensor: Tensor) -> Tensor:
-        wide = tensor.double()
-        return wide.abs().max() if tensor.numel() else wide.new_zeros(())
+        doubles = tensor.double()
+        return doubles.abs().max() if tensor.numel() else doubles.new_zeros(())
 
     return _measure_tensors(tensors, of_memory, of_other)
