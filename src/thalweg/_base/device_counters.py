@@ -64,8 +64,8 @@ def number_of(counter: Tensor) -> Any:
         check_number(counter)
         return counter.item()
     transfer.arrival()
-    number = float(transfer.numbers[transfer.position])
-    return number if counter.is_floating_point() else int(number)
+    value = float(transfer.numbers[transfer.position])
+    return value if counter.is_floating_point() else int(value)
 
 
 def at(device: torch.device, counter: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
         for local, (_, factor) in zip(counters, moves, strict=True)
     ]
     calls: list[Callable[[], Any]] = []
-    (numbers,), arrival = brought([torch.stack([count.double() for count in new_values])])
+    (values,), arrival = brought([torch.stack([count.double() for count in new_values])])
     triples = zip(counters, new_values, moves, strict=True)
     for index, (local, count, (counter, factor)) in enumerate(triples):
         # Other threads may count meanwhile.
@@ -98,7 +98,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
         # An inference tensor has no version.
         if counter.is_inference():
             continue
-        transfer = _Transfer(counter._version + 1, local.data_ptr(), numbers, index, arrival)
+        transfer = _Transfer(counter._version + 1, local.data_ptr(), values, index, arrival)
         cell: list[Any] | None = _transfers.get(counter)
         if cell is None:
             cell = _transfers[counter] = [None]

@@ -136,16 +136,16 @@ class Mark(Guard):
         """Return the error message: the owner, the fork, and what to do."""
         owner = self._owner()
         kind, name = type(owner).__name__, getattr(owner, "_name", None)
-        title = f"{kind} '{name}'" if name else kind
+        label = f"{kind} '{name}'" if name else kind
         loaders = "load_state_dict", "set_weights"
         methods = [method for method in loaders if hasattr(type(owner), method)]
         remedy = "Make another one."
         if methods:
             remedy = f"Set the variables, and load a state by {' or '.join(methods)}."
         return (
-            f"Another thread was in a step of {title}, or was reading or loading its state, when"
+            f"Another thread was in a step of {label}, or was reading or loading its state, when"
             f" process {self._parent} forked this one. That thread is not here to end it, so the"
-            f" variables and the state may be half written, and {title} neither steps nor saves."
+            f" variables and the state may be half written, and {label} neither steps nor saves."
             f" {remedy}"
         )
 

@@ -138,11 +138,11 @@ class MatrixLayout:
     @property
     def smallest_shape(self) -> tuple[int, ...]:
         """A shape with two dimensions after the batch that the layout fits."""
-        sides = (
+        matrix_shape = (
             blocks if isinstance(blocks, int) else sum(blocks)
             for blocks in (self.rows, self.columns)
         )
-        return (*(1,) * self.batch, *sides)
+        return (*(1,) * self.batch, *matrix_shape)
 
     def matrix_sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """Return the matrices in the batch, their rows and their columns, for a parameter's shape.
@@ -222,8 +222,8 @@ def _blocks(
         for column_pieces in _pieces(layout, "columns", columns, shape):
             height = row_pieces.size * row_pieces.repeats
             width = column_pieces.size * column_pieces.repeats
-            sides = (width, height) if layout.transposed else (height, width)
-            blocks.append(Block(row_pieces, column_pieces, sides))
+            matrix_shape = (width, height) if layout.transposed else (height, width)
+            blocks.append(Block(row_pieces, column_pieces, matrix_shape))
     return tuple(blocks)
 
 

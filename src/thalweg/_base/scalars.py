@@ -112,13 +112,13 @@ def power(x: Scalar, y: Scalar) -> Any:
     dtype = type(x)
     if dtype is np.float32 and POWF is not None:
         # POWF returns a float32, so no rounding and no overflow warning follow.
-        number = POWF(x, y)
-        return dtype(0) if abs(number) < _TINY_FLOAT32 else dtype(number)
+        result = POWF(x, y)
+        return dtype(0) if abs(result) < _TINY_FLOAT32 else dtype(result)
     try:
-        number = math.pow(x, y)
+        result = math.pow(x, y)
     except (OverflowError, ValueError):
-        number = _as_c_does(np.power, x, y)
-    return dtype(0) if abs(number) < _TINY[dtype] else _rounded(number, dtype)
+        result = _as_c_does(np.power, x, y)
+    return dtype(0) if abs(result) < _TINY[dtype] else _rounded(result, dtype)
 
 
 def product(x: Scalar, y: Scalar) -> Any:
@@ -128,8 +128,8 @@ def product(x: Scalar, y: Scalar) -> Any:
         >>> product(np.float32(1e-30), np.float32(1e-9))
         np.float32(0.0)
     """
-    number = x * y
-    return type(x)(0) if abs(number) < _TINY.get(type(x), 0.0) else number
+    result = x * y
+    return type(x)(0) if abs(result) < _TINY.get(type(x), 0.0) else result
 
 
 def _evaluate(
@@ -145,10 +145,10 @@ def _evaluate(
     if type(x) is np.float32 and c_function is not None:
         return np.float32(c_function(x))
     try:
-        number = function(x)
+        result = function(x)
     except (OverflowError, ValueError):
-        number = _as_c_does(ufunc, x)
-    return _rounded(number, type(x))
+        result = _as_c_does(ufunc, x)
+    return _rounded(result, type(x))
 
 
 def exp(x: Scalar) -> Any:
@@ -200,6 +200,6 @@ def _as_c_does(ufunc: Callable[..., Any], *arguments: Scalar) -> float:
         return float(ufunc(*map(np.float64, arguments)))
 
 
-def _rounded(number: float, dtype: ScalarType) -> object:
+def _rounded(result: float, dtype: ScalarType) -> object:
     with np.errstate(over="ignore"):
-        return dtype(number)
+        return dtype(result)

@@ -355,8 +355,8 @@ class GradientStats:
             # maximum() keeps NaN, as TensorFlow's does.
             scalars["clip_divisor"] = vectors.at_least(self.gradient_norms, transforms.clipnorm)
         if transforms.global_clipnorm is not None and not self._has_one_factor:
-            for name, part in zip(("clip_scale", "clip_unit"), self.clip_parts, strict=True):
-                scalars[name] = vectors.for_each(self._variables, part)
+            for name, component in zip(("clip_scale", "clip_unit"), self.clip_parts, strict=True):
+                scalars[name] = vectors.for_each(self._variables, component)
         if transforms.trust is not None:
             scalars["trust_factor"] = self.trust_ratios
         return scalars
@@ -409,8 +409,8 @@ class GradientStats:
         if transforms.decide is not None:
             decision = transforms.decide(*self._find_extremes(transforms.exact))
         if transforms.judge is not None and decision.apply_flag:
-            judge_decision = transforms.judge.decide(self)
-            decision = Decision(judge_decision.apply_flag, [*decision.calls, *judge_decision.calls])
+            verdict = transforms.judge.decide(self)
+            decision = Decision(verdict.apply_flag, [*decision.calls, *verdict.calls])
         elif transforms.judge is not None:
             decision = Decision(False, [*decision.calls, *transforms.judge.skip_calls()])
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
@@ -449,8 +449,8 @@ class GradientStats:
         peaks: list[Any] = [None] * len(dtypes)
         for dtype in dict.fromkeys(dtypes):
             members = [index for index, var_dtype in enumerate(dtypes) if var_dtype is dtype]
-            own_peaks = self._processed_in(dtype, max_abs, members)
-            for index, peak in zip(members, own_peaks, strict=True):
+            dtype_peaks = self._processed_in(dtype, max_abs, members)
+            for index, peak in zip(members, dtype_peaks, strict=True):
                 peaks[index] = peak
         return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
@@ -473,8 +473,8 @@ class GradientStats:
             limit = vectors.at_least(self.gradient_norms, transforms.clipnorm)
             max_abs = max_abs * dtype(transforms.clipnorm) / rounded(limit)
         if transforms.global_clipnorm is not None:
-            for part in self.clip_parts:
-                max_abs = max_abs * rounded(vectors.for_each(raw_peaks, part))
+            for component in self.clip_parts:
+                max_abs = max_abs * rounded(vectors.for_each(raw_peaks, component))
         return max_abs if transforms.trust is None else max_abs * rounded(self.trust_ratios)
 
 

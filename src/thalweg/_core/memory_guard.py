@@ -41,18 +41,18 @@ class MemoryGuard:
             LayoutError: An address or a size differs; the message names the first such tensor.
         """
         locations = zip(self._tensors, self._old_locations, self._locations(), strict=True)
-        for (_, title), old, new in locations:
+        for (_, label), old, new in locations:
             if new != old:
                 raise LayoutError(
-                    f"The memory of {title} was replaced or cut by a function that the step called."
+                    f"The memory of {label} was replaced or cut by a function that the step called."
                     " A function that a step calls may change values in place, and nothing else."
                 )
 
 
-def _add_titles(lists: Any, titles: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
+def _add_titles(lists: Any, labels: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
     """Yield each tensor with `prefix` and the title of its list."""
-    for tensors, title in zip(lists, titles, strict=False):
-        yield from ((tensor, f"{prefix}{title}") for tensor in tensors)
+    for tensors, label in zip(lists, labels, strict=False):
+        yield from ((tensor, f"{prefix}{label}") for tensor in tensors)
 
 
 def _pair_copy(copy: Tensor | None) -> list[Tensor]:

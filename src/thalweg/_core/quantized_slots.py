@@ -83,8 +83,8 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     The bytes are returned unchanged if the parameter's rows are not whole blocks, or if other code
     has resized the bytes, which the next step rejects.
     """
-    is_whole = records.numel() == codec.bytes_of(param.numel()) and records.is_contiguous()
-    has_rows = is_whole and codec.divides(param.shape)
+    is_complete = records.numel() == codec.bytes_of(param.numel()) and records.is_contiguous()
+    has_rows = is_complete and codec.divides(param.shape)
     return records.view(codec.shape_of_rows(param.shape)) if has_rows else records
 
 
@@ -107,9 +107,9 @@ def shape_entry(param: Tensor) -> Tensor:
     return torch.tensor(param.shape, dtype=torch.int64, device=param.device)
 
 
-def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:
+def _fill(codec: Codec, records: Tensor, count: int, value: float) -> None:
     """Fill records with a number, of which they encode `count`."""
-    block = torch.full((codec.block,), number, dtype=torch.float32, device="cpu")
+    block = torch.full((codec.block,), value, dtype=torch.float32, device="cpu")
     rows = records.view(-1, codec.record_bytes)
     rows.copy_(encode_tensor(codec, block))
     partial_size = count % codec.block

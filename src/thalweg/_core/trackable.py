@@ -334,12 +334,12 @@ class TrackableSlots(Trackable):
             return
         if slot_name is not None and self._waiting.get(var, slot_name) is None:
             return
-        owners: list[object] = [var for var in self._waiting.owners() if not is_symbolic(var)]
-        if owners and not vars(self).get("_settling"):
+        variables: list[object] = [var for var in self._waiting.owners() if not is_symbolic(var)]
+        if variables and not vars(self).get("_settling"):
             with self._locked():
                 vars(self)["_settling"] = True
                 try:
-                    self._make_awaited(owners)
+                    self._make_awaited(variables)
                 finally:
                     del vars(self)["_settling"]
 

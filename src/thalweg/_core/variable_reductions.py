@@ -109,8 +109,8 @@ def _add_level(
                 slot_values |= zip(keys, values, strict=True)
             else:
                 var_values = scalars.setdefault(name, [values[0]] * len(variables))
-                for member, number in zip(members, values, strict=True):
-                    var_values[member] = number
+                for member, scalar in zip(members, values, strict=True):
+                    var_values[member] = scalar
     by_variable = {**columns.by_variable}
     by_variable |= {
         name: vectors.join_numbers(numbers, device) for name, numbers in scalars.items()
@@ -130,9 +130,9 @@ def _check_numbers(request: StepRequest, scalar_slots: Sequence[Sequence[Tensor]
 
     if not all_have_memory(slots):
         for index, slot in enumerate(slots):
-            member, place = divmod(index, len(slot_names))
-            title = f"'{slot_names[place]}' of '{request.titles[member]}'"
-            check_memory(slot, title, request.variables[member])
+            member, position = divmod(index, len(slot_names))
+            label = f"'{slot_names[position]}' of '{request.titles[member]}'"
+            check_memory(slot, label, request.variables[member])
     check_numbers_writable(slots, name_of)
 
 

@@ -41,8 +41,8 @@ def check_rule(rule: Rule, hyperparameters: Mapping[str, Any] | None = None) -> 
     matrices.
 
     Args:
-        hyperparameters: Hyperparameters by name. Others have their defaults, as have those that are not
-            plain numbers, such as schedules and callables.
+        hyperparameters: Hyperparameters by name. Others have their defaults, as have those that
+            are not plain numbers, such as schedules and callables.
 
     Raises:
         RuleError: A formula is not straight arithmetic, its parameters or results do not match the

@@ -82,11 +82,11 @@ class Option:
             InvalidArgumentError: Another option conflicts with this one.
         """
 
-    def check_param(self, param: Tensor, title: str) -> None:
+    def check_param(self, param: Tensor, label: str) -> None:
         """Check that the option supports a parameter.
 
         Args:
-            title: Name of the parameter, for the message.
+            label: Name of the parameter, for the message.
 
         Raises:
             InvalidTypeError: The option does not support the parameter.

@@ -86,6 +86,6 @@ class Lookahead(Option):
         interval = self.lookahead or 1
         # A loaded step count may have a fraction, so a remainder of 0 is not a safe test.
         if isinstance(step, Tensor):
-            share = torch.full_like(step, self.lookahead_alpha, dtype=torch.float64)
-            return torch.where((step + 1) // interval > step // interval, share, 0.0)
+            alpha = torch.full_like(step, self.lookahead_alpha, dtype=torch.float64)
+            return torch.where((step + 1) // interval > step // interval, alpha, 0.0)
         return self.lookahead_alpha if (step + 1) // interval > step // interval else 0.0

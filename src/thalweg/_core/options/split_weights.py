@@ -44,10 +44,10 @@ class SplitWeights(Option):
                     " a weight is kept."
                 )
 
-    def check_param(self, param: Tensor, title: str) -> None:
+    def check_param(self, param: Tensor, label: str) -> None:
         if param.dtype != torch.bfloat16:
             raise InvalidTypeError(
-                f"'{title}' is {dtype_name(param.dtype)}, and weights='split' is for parameters of"
+                f"'{label}' is {dtype_name(param.dtype)}, and weights='split' is for parameters of"
                 " bfloat16."
             )
 

@@ -98,8 +98,8 @@ class StateStorage(NamedTuple):
             return torch.float32 if dtype in REDUCED else dtype
         if self.state is not None:
             return self.state
-        is_wide = self.masters or self.is_split
-        return torch.float32 if is_wide and dtype in REDUCED else dtype
+        is_full_precision = self.masters or self.is_split
+        return torch.float32 if is_full_precision and dtype in REDUCED else dtype
 
     def widen_slots(
         self, param_state: dict[str, object], slots: Sequence[Slot], param: Tensor
@@ -191,10 +191,10 @@ class UpdateTargets:
         shard = local(param).detach()
         memory_format = torch.preserve_format if layout.is_dense(shard) else torch.contiguous_format
         device = self._storage.device
-        part = torch.empty_like(
+        host_copy = torch.empty_like(
             shard, device=device, pin_memory=shard.is_cuda, memory_format=memory_format
         )
-        stand_in = beside(part.copy_(shard), param)
+        stand_in = beside(host_copy.copy_(shard), param)
         self._stand_ins[id(param)] = param, _memory_key(param), stand_in
         self._versions[id(param)] = _version_of(param)
         return stand_in
@@ -207,12 +207,14 @@ class UpdateTargets:
         for param, target in self._offloaded:
             version = _version_of(param)
             if version != self._versions.get(id(param)):
-                shard, part = local(param).detach(), local(target)
+                shard, host_copy = local(param).detach(), local(target)
                 layout.check_memory(shard, f"'{name_of(param)}'")
-                layout.check_memory(part, f"What stands for '{name_of(param)}'")
-                new_weights = shard.to(part.device)
-                part.copy_(
-                    new_weights if new_weights.dtype == part.dtype else resumed(part, new_weights)
+                layout.check_memory(host_copy, f"What stands for '{name_of(param)}'")
+                new_weights = shard.to(host_copy.device)
+                host_copy.copy_(
+                    new_weights
+                    if new_weights.dtype == host_copy.dtype
+                    else resumed(host_copy, new_weights)
                 )
                 self._versions[id(param)] = version
         return self._targets

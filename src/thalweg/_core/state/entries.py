@@ -33,14 +33,14 @@ def uncopied() -> ContextSetting:
     )
 
 
-def taken(tensor: Tensor, title: str = "") -> Tensor:
+def taken(tensor: Tensor, label: str = "") -> Tensor:
     """Return the value of a tensor for a state: a detached copy, or an alias inside `uncopied`.
 
     Raises:
         LayoutError: The storage of the tensor to copy was freed or truncated.
     """
     if not _uncopied.get():
-        check_held(tensor, title)
+        check_held(tensor, label)
     return tensor.detach() if _uncopied.get() else tensor.detach().clone()
 
 
@@ -92,10 +92,10 @@ class Entry:
             return f"{self.name!r} has no memory of its own here"
         if self.lowest is None:
             return None
-        number, highest = int(kept(candidate).item()), torch.iinfo(self.own.dtype).max
-        if self.lowest <= number <= highest:
+        value, highest = int(kept(candidate).item()), torch.iinfo(self.own.dtype).max
+        if self.lowest <= value <= highest:
             return None
-        return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
+        return f"{self.name!r} is {value}, not between {self.lowest} and {highest}"
 
     def calls(self, new_value: Any, is_ours: bool = False) -> list[Call]:
         """Return C functions that set the tensor to a value, which is converted and copied now.
@@ -149,11 +149,11 @@ def of_slots(store: SlotStore, var: Tensor, key: str) -> list[Entry]:
     """
     entries: list[Entry] = []
     for name, slot in store.all_of(var).items():
-        parts = store.parts_of(name)
-        if parts is None:
+        shards = store.parts_of(name)
+        if shards is None:
             entries.append(Entry(f"{key}/{name}", slot))
         else:
-            entries.append(Part(f"{key}/{name}", slot, var=var, parts=parts))
+            entries.append(Part(f"{key}/{name}", slot, var=var, parts=shards))
     return entries
 
 
@@ -221,11 +221,11 @@ def flaw(candidate: object) -> str | None:
     return None
 
 
-def readable(tensor: Tensor, title: str) -> Tensor:
+def readable(tensor: Tensor, label: str) -> Tensor:
     """Return the tensor, or a plain copy of a tensor of a subclass.
 
     Raises:
-        InvalidTypeError: `flaw` rejects the tensor, or reading fails; `title` begins the message.
+        InvalidTypeError: `flaw` rejects the tensor, or reading fails; `label` begins the message.
     """
     try:
         problem = flaw(tensor)
@@ -233,7 +233,7 @@ def readable(tensor: Tensor, title: str) -> Tensor:
             return tensor if type(tensor) is Tensor else kept(tensor)
     except Exception as error:
         problem = f"a tensor that cannot be read: {error}"
-    raise InvalidTypeError(f"{title} is {problem}.")
+    raise InvalidTypeError(f"{label} is {problem}.")
 
 
 def kept(

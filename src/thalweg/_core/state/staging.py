@@ -99,10 +99,10 @@ def making(
     """Return `whole(holder, unless)`; or a context manager that does nothing if each variable has
     slots.
     """
-    known_ids = set(map(id, holder._slots.owners()))
+    owned_ids = set(map(id, holder._slots.owners()))
     requested_ids = (id(handle_of(var)) for var in variables)
     return (
-        contextlib.nullcontext() if known_ids.issuperset(requested_ids) else whole(holder, unless)
+        contextlib.nullcontext() if owned_ids.issuperset(requested_ids) else whole(holder, unless)
     )
 
 

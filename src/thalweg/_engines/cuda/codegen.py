@@ -181,10 +181,10 @@ class Writer(FormulaWriter):
 
     def write_number(self, value: float) -> str:
         kind = np.dtype(self.compute).type
-        number = kind(value)
-        if self._flushes_operations and abs(number) < np.finfo(kind).tiny:
-            number *= kind(0)
-        text = repr(float(number)) if np.isfinite(number) else f"float('{float(number)}')"
+        rounded = kind(value)
+        if self._flushes_operations and abs(rounded) < np.finfo(kind).tiny:
+            rounded *= kind(0)
+        text = repr(float(rounded)) if np.isfinite(rounded) else f"float('{float(rounded)}')"
         return f"{self.literal}({text})"
 
     def write_formula(
@@ -322,11 +322,11 @@ class Element:
         if not self._vectors:
             return []
         count, kind = len(self._vectors), f"tl.{self.writer.compute}"
-        sides = _SIDES.format(width=count + 2, count=count).strip().splitlines()
-        places = [
+        side_lines = _SIDES.format(width=count + 2, count=count).strip().splitlines()
+        addresses = [
             (name, f"lines + tensor * {count + 2} + {k}") for k, name in enumerate(self._vectors)
         ]
-        return [*sides, *(f"{name} = pointer({x}, {kind}, False)" for name, x in places)]
+        return [*side_lines, *(f"{name} = pointer({x}, {kind}, False)" for name, x in addresses)]
 
     def _read_vectors(self) -> list[str]:
         """Return lines that load each vector's value for the row or column of each element."""

@@ -94,9 +94,9 @@ def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
     )
     # Four programs instead of three run at once, for less than 1 % more instructions. Kernels that
     # also draw bits or join split weights would spill registers.
-    is_wide = bool(traced.blocks) and element.block == THREADS * GROUP
-    has_room = LINEAR8 not in traced.blocks.values() and traced.lower is None
-    if is_wide and has_room and not update.draws:
+    draws_whole_groups = bool(traced.blocks) and element.block == THREADS * GROUP
+    can_limit = LINEAR8 not in traced.blocks.values() and traced.lower is None
+    if draws_whole_groups and can_limit and not update.draws:
         kernel = replace(kernel, max_registers=_MAX_REGISTERS)
     return kernel
 
@@ -211,17 +211,17 @@ class _Element(Element):
             # A pass returns the variable unchanged; nothing stores it.
             return [f"upper = {self.load_value(0)}", f"{name} = upper"]
         if stream == self.update.lower:
-            number = f"joined(upper, {self.load_value(stream)})"
-            return [f"{name} = {self.writer.flush_value(number)}"]
+            decoded = f"joined(upper, {self.load_value(stream)})"
+            return [f"{name} = {self.writer.flush_value(decoded)}"]
         if stream not in self.update.blocks:
             return super().read_value(stream)
         codec = self.update.blocks[stream]
         scale = self.writer.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)")
         args = f"stored{stream}, scale{stream}" + f", t{stream}_2" * (codec.name in _TABLED)
-        number = self.writer.flush_value(f"decode_{codec.name}({args})")
+        decoded = self.writer.flush_value(f"decode_{codec.name}({args})")
         if codec is LINEAR8:
-            number = f"{FUNCTION_PREFIX}decode_linear8({args})"
-        fields = {"name": name, "scale": scale, "number": number}
+            decoded = f"{FUNCTION_PREFIX}decode_linear8({args})"
+        fields = {"name": name, "scale": scale, "number": decoded}
         return _fill_template(_READ, codec, stream=stream, **fields)
 
     def apply_before(self) -> list[str]:
@@ -243,16 +243,16 @@ class _Element(Element):
             (code,) = _fill_template(template, codec, **fields)
             fields["prepared"] = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
             if stream in self._prepared_nodes:
-                place = len(self.update.formula.results) + list(self._prepared_nodes).index(stream)
-                fields["prepared"] = f"out{place}"
+                index = len(self.update.formula.results) + list(self._prepared_nodes).index(stream)
+                fields["prepared"] = f"out{index}"
             return _fill_template(_WRITE, codec, code=code, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
         if stream in self.update.random_streams:
             lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
         if self.update.lower is not None and stream in (0, self.update.lower):
-            part = "lower" if stream else "upper"
+            half = "lower" if stream else "upper"
             bits = "drawn0" if 0 in self.update.random_streams else str(HALF)
-            return [*lines, self.store_value(stream, f"{part}_of({value}, {bits})")]
+            return [*lines, self.store_value(stream, f"{half}_of({value}, {bits})")]
         if stream not in self.update.random_streams:
             return super().write_value(stream, value)
         kind = self.update.storage[stream]

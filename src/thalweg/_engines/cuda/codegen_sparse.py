@@ -186,12 +186,12 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         compute, flush, fast: As for `generate_update` of `codegen`.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
-    share = elements_per_load(update.storage)
+    elements_per_thread = elements_per_load(update.storage)
     lines = fill(
         _UNTOUCHED,
         chunk=CHUNK,
-        share=share,
-        block=THREADS * share,
+        share=elements_per_thread,
+        block=THREADS * elements_per_thread,
         scalars=load_scalars(element, "scalars + "),
         pointers=element.point_at_streams("base + "),
         arguments=", ".join(element.arguments),

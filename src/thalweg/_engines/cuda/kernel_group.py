@@ -70,9 +70,9 @@ class Group:
         # Whether the chunks of all variables begin at groups of random bits.
         self._is_grouped = True
         if kernel_streams.positions:
-            places = kernel_streams.base[:, n_streams:]
-            self._extra_arguments = (send_constant(places, np.int64, device),)
-            self._is_grouped = not (places[:, 1] % GROUP).any()
+            origins = kernel_streams.base[:, n_streams:]
+            self._extra_arguments = (send_constant(origins, np.int64, device),)
+            self._is_grouped = not (origins[:, 1] % GROUP).any()
         self._shapes = [request.variables[index].shape for index in members]
         self._vectors = [request.vectors[index] for index in members] if request.vectors else []
         if self.kernel.vectors:
