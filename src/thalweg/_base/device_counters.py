@@ -86,7 +86,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
         return []
     counters = [at(flag.device, counter) for counter, _ in moves]
     new_values = [
-        local + flag if factor is None else torch.where(flag, _product(local, factor), local)
+        local + flag if factor is None else torch.where(flag, _multiply(local, factor), local)
         for local, (_, factor) in zip(counters, moves, strict=True)
     ]
     calls: list[Callable[[], Any]] = []
@@ -106,7 +106,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
     return calls
 
 
-def _product(counter: Tensor, factor: float) -> Tensor:
+def _multiply(counter: Tensor, factor: float) -> Tensor:
     """Return the product as `thalweg._base.scalars.product` rounds it, in the counter's dtype."""
     dtype = torch.float64 if counter.dtype == torch.float64 else torch.float32
     product = counter.to(dtype) * float(factor)

@@ -170,21 +170,21 @@ class _Forking(threading.local):
 _forking = _Forking()
 
 
-def _before() -> None:
+def _acquire_before_fork() -> None:
     for lock in list(_locks):
         # The wait is limited: the other thread may wait for a lock of this thread.
         if isinstance(lock, Awaited) and lock.acquire(timeout=_PATIENCE):
             _forking.locks.append(lock)
 
 
-def _after() -> None:
+def _release_after_fork() -> None:
     locks, _forking.locks = _forking.locks, []
     for lock in locks:
         lock.release()
 
 
-def _in_child() -> None:
-    _after()
+def _renew_in_child() -> None:
+    _release_after_fork()
     for holder, renew in list(_holders.items()):
         renew(holder)
     for lock in list(_locks):
@@ -193,4 +193,8 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_in_child)
+    os.register_at_fork(
+        before=_acquire_before_fork,
+        after_in_parent=_release_after_fork,
+        after_in_child=_renew_in_child,
+    )

@@ -85,7 +85,7 @@ def is_floating(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def _c_function(name: str, arguments: int) -> Callable[..., float] | None:
+def _load_function(name: str, arguments: int) -> Callable[..., float] | None:
     """Return the C library's float32 function, which TensorFlow's scalar kernels call, or None."""
     try:
         kind = ctypes.CFUNCTYPE(ctypes.c_float, *[ctypes.c_float] * arguments)
@@ -95,7 +95,7 @@ def _c_function(name: str, arguments: int) -> Callable[..., float] | None:
 
 
 POWF, _EXPF, _LOGF, _COSF = (
-    _c_function(name, arguments)
+    _load_function(name, arguments)
     for name, arguments in (("powf", 2), ("expf", 1), ("logf", 1), ("cosf", 1))
 )
 
@@ -118,7 +118,7 @@ def power(x: Scalar, y: Scalar) -> Any:
         result = math.pow(x, y)
     except (OverflowError, ValueError):
         result = _as_c_does(np.power, x, y)
-    return dtype(0) if abs(result) < _TINY[dtype] else _rounded(result, dtype)
+    return dtype(0) if abs(result) < _TINY[dtype] else _round(result, dtype)
 
 
 def product(x: Scalar, y: Scalar) -> Any:
@@ -148,7 +148,7 @@ def _evaluate(
         result = function(x)
     except (OverflowError, ValueError):
         result = _as_c_does(ufunc, x)
-    return _rounded(result, type(x))
+    return _round(result, type(x))
 
 
 def exp(x: Scalar) -> Any:
@@ -200,6 +200,6 @@ def _as_c_does(ufunc: Callable[..., Any], *arguments: Scalar) -> float:
         return float(ufunc(*map(np.float64, arguments)))
 
 
-def _rounded(result: float, dtype: ScalarType) -> object:
+def _round(result: float, dtype: ScalarType) -> object:
     with np.errstate(over="ignore"):
         return dtype(result)

@@ -114,7 +114,7 @@ def factor_of(
     is_simple = not is_tensor and not norm.exponent and largest > 0 and root <= largest
     # These numbers cause no warnings of NumPy, which take long to switch off.
     if is_simple and epsilon is not None:
-        return Factor(_torchs_factor(dtype(limit), dtype(root), epsilon))
+        return Factor(_compute_torch_factor(dtype(limit), dtype(root), epsilon))
     simple_factor: object = None
     with np.errstate(all="ignore"):
         if largest > 0:
@@ -123,7 +123,7 @@ def factor_of(
             if epsilon is None:
                 simple_factor = norms.clip_factor(norm_value, bound, nan_if_not_finite)
             else:
-                simple_factor = _torchs_factor(bound, norm_value, epsilon)
+                simple_factor = _compute_torch_factor(bound, norm_value, epsilon)
             if not is_tensor and not norm.exponent and not root > largest:
                 return Factor(simple_factor)
         factor = _clip_factor(norm, limit, epsilon or 0.0, dtype is np.float32)
@@ -150,11 +150,11 @@ def largest_plain_norm(limit: float, dtype: Dtype) -> float:
     return min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0
 
 
-def _torchs_factor(limit: Any, norm: Any, epsilon: float) -> object:
-    return _at_most_one(limit / (norm + epsilon))
+def _compute_torch_factor(limit: Any, norm: Any, epsilon: float) -> object:
+    return _clamp_to_one(limit / (norm + epsilon))
 
 
-def _at_most_one(values: Any) -> object:
+def _clamp_to_one(values: Any) -> object:
     return values.clip(None, 1) if isinstance(values, Tensor) else np.minimum(values, 1)
 
 
@@ -167,7 +167,7 @@ def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> 
     # Only a root of 0 is smaller than this bound.
     divisor = functions.clip(norm.root + epsilon * 2.0**-norm.exponent, _TINY[np.float64], None)
     if is_float32:
-        return Factor(_at_most_one(vectors.number(np.float64(limit), device) / divisor))
+        return Factor(_clamp_to_one(vectors.number(np.float64(limit), device) / divisor))
     limit_fraction, limit_exponent = math.frexp(limit)
     divisor_fraction, divisor_exponent = functions.frexp(divisor)
     exponent = limit_exponent - norm.exponent - divisor_exponent
@@ -179,7 +179,7 @@ def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> 
     is_extreme = exponent < -_MAX_EXPONENT
     shift = functions.clip(functions.where(is_extreme, exponent + _MAX_EXPONENT, exponent), None, 1)
     unit = functions.where(is_extreme, 2.0**-_MAX_EXPONENT, functions.ones_like(ratio))
-    return Factor(_at_most_one(ratio * 2.0**shift), unit)
+    return Factor(_clamp_to_one(ratio * 2.0**shift), unit)
 
 
 def parts_of(factor: Factor, float32_mask: Array) -> tuple[Any, Any]:

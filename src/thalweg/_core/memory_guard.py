@@ -25,12 +25,12 @@ class MemoryGuard:
             *zip(request.variables, request.titles, strict=True),
             *_add_titles(request.slots, request.titles, "a slot of "),
             *(pair for ts in others for pair in _add_titles(ts, request.titles, "a slot of ")),
-            *_add_titles(map(_tensors_of, request.gradients), request.titles, "the gradient of "),
+            *_add_titles(map(_list_tensors, request.gradients), request.titles, "the gradient of "),
             *_add_titles(map(_pair_copy, request.copies or ()), request.titles, "the copy of "),
         ]
-        self._old_locations = self._locations()
+        self._old_locations = self._read_locations()
 
-    def _locations(self) -> list[tuple[int, int]]:
+    def _read_locations(self) -> list[tuple[int, int]]:
         return [(t.data_ptr(), t.untyped_storage().nbytes()) for t, _ in self._tensors]
 
     def check_in_place(self) -> None:
@@ -40,7 +40,7 @@ class MemoryGuard:
         Raises:
             LayoutError: An address or a size differs; the message names the first such tensor.
         """
-        locations = zip(self._tensors, self._old_locations, self._locations(), strict=True)
+        locations = zip(self._tensors, self._old_locations, self._read_locations(), strict=True)
         for (_, label), old, new in locations:
             if new != old:
                 raise LayoutError(
@@ -59,7 +59,7 @@ def _pair_copy(copy: Tensor | None) -> list[Tensor]:
     return [] if copy is None else [copy]
 
 
-def _tensors_of(grad: Any) -> list[Tensor]:
+def _list_tensors(grad: Any) -> list[Tensor]:
     if isinstance(grad, IndexedSlices):
         return [grad.values, grad.indices]
     return [grad._values(), grad._indices()] if grad.is_sparse else [grad]

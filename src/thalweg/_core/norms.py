@@ -54,11 +54,11 @@ def sum_in_order(squares: Any) -> Any:
     if device is None and len(squares) <= _MAX_PYTHON_COUNT:
         return np.float64(combine_few(squares.tolist()))
     is_launched = device is not None and takes_device(device, current().name)
-    return _tree_of(len(squares), device, is_launched).combine(squares)[0]
+    return _make_tree(len(squares), device, is_launched).combine(squares)[0]
 
 
 @cache
-def _tree_of(count: int, device: Device, is_launched: bool) -> Tree | LaunchedTree:
+def _make_tree(count: int, device: Device, is_launched: bool) -> Tree | LaunchedTree:
     counts = np.array([count])
     if device is None or not is_launched:
         return Tree(counts, device)

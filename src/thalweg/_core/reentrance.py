@@ -48,7 +48,7 @@ def one_step_at_a_time(owner: Any, label: str, caches: Iterable[Any] = ()) -> Co
     Raises:
         FailedPreconditionError: The block is entered inside another one of this thread and owner.
     """
-    return ContextSetting(partial(_sections, owner, label, caches))
+    return ContextSetting(partial(_make_sections, owner, label, caches))
 
 
 def check_no_step(owner: Any, label: str, call: str) -> None:
@@ -69,7 +69,7 @@ def check_no_step(owner: Any, label: str, call: str) -> None:
         )
 
 
-def _sections(owner: Any, label: str, caches: Iterable[Any]) -> tuple[list[Call], list[Call]]:
+def _make_sections(owner: Any, label: str, caches: Iterable[Any]) -> tuple[list[Call], list[Call]]:
     """Return functions in C that open the block of `one_step_at_a_time`, and those that end it."""
     check_no_step(owner, label, "A step")
     hidden_caches = list(caches)

@@ -45,12 +45,12 @@ def laid_out(
         start = 0
         for index, count, size in zip(members, counts, sizes, strict=True):
             piece = memory[start : start + count]
-            tensors[index] = piece.view(()) if scalar else _shape_like(piece, variables[index])
+            tensors[index] = piece.view(()) if scalar else _reshape_like(piece, variables[index])
             start += size
     return [tensors[index] for index in range(len(variables))]
 
 
-def _shape_like(piece: Tensor, var: Tensor) -> Tensor:
+def _reshape_like(piece: Tensor, var: Tensor) -> Tensor:
     if is_dense(var):
         return piece.as_strided(var.shape, var.stride())
     return piece.view(var.shape)

@@ -51,7 +51,7 @@ def commit_single_round(
     (write_round,) = rounds
     if adapter.constrains:
         indices = constrained_indices(request)
-        targets = _constraint_owners(request)
+        targets = _list_constraint_owners(request)
         constraints = [constraint_of(targets[index], request.titles[index]) for index in indices]
         callbacks = constraints + callbacks
     gather_call = None if adapter.sharing is None else adapter.sharing.joining_calls(request)
@@ -87,7 +87,7 @@ def commit_rounds(
     tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
     tensors += [copy for copy in request.copies or () if copy is not None]
     errors: list[BaseException] = []
-    targets = _constraint_owners(request)
+    targets = _list_constraint_owners(request)
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
     rollback = calls(putting_back(distinct(tensors)))
@@ -107,7 +107,7 @@ def commit_rounds(
         raise
 
 
-def _constraint_owners(request: StepRequest) -> Sequence[Tensor]:
+def _list_constraint_owners(request: StepRequest) -> Sequence[Tensor]:
     """Return for each variable the tensor that has the constraint: the variable or its copy."""
     if request.copies is None:
         return request.variables
@@ -124,7 +124,7 @@ def constrained_indices(request: StepRequest) -> list[int]:
     Raises:
         RuntimeError: As `sparse_and_constrained`.
     """
-    constraints = [getattr(var, "constraint", None) for var in _constraint_owners(request)]
+    constraints = [getattr(var, "constraint", None) for var in _list_constraint_owners(request)]
     if constraints.count(None) == len(constraints):
         return []
     indices = [index for index, constraint in enumerate(constraints) if constraint is not None]

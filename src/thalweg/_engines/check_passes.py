@@ -169,7 +169,7 @@ def _make_inputs(
     shape = (2, *matrix_shape) if of_lines else matrix_shape
     values: dict[str, Any] = {name: rand(2, *shape) for name in pass_names}
     for slot in rule.shaped_slots:
-        slot_shape = (2, *_shape_of(slot, shape))
+        slot_shape = (2, *_compute_shape(slot, shape))
         values[slot.name] = torch.full(slot_shape, slot.initial, dtype=torch.float32, device="cpu")
     if of_lines:
         rows, columns = matrix_shape
@@ -184,7 +184,7 @@ def _make_inputs(
     return {name: values[name] for name in (*params.required, *params.optional) if name in values}
 
 
-def _shape_of(slot: Slot, shape: Sequence[int]) -> tuple[int, ...]:
+def _compute_shape(slot: Slot, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
         # Stages receive squeezed slots with a dimension of size 1, too.

@@ -54,7 +54,7 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Arr
         column = products[:, :, 0]
         for row in range(1, ROWS):
             column = column + products[:, :, row]
-        columns.append(_wide(column) * (inverse * other_inverse))
+        columns.append(_widen(column) * (inverse * other_inverse))
     stacked = library.stack(columns)
     lanes = library.zeros_like(stacked[:, :, 0])
     for block in range(stacked.shape[2]):
@@ -95,8 +95,8 @@ def _in_scale(values: Array) -> tuple[Array, Array]:
     bits = values.view(library.int32) & 0x7FFFFFFF
     powers = (library.amax(bits, (2, 3)) >> 23).clip(*POWERS)[:, :, None]
     scale, undo = (x.view(library.float32) for x in ((254 - powers) << 23, powers << 23))
-    return values * scale[..., None], _wide(undo)
+    return values * scale[..., None], _widen(undo)
 
 
-def _wide(values: Array) -> Array:
+def _widen(values: Array) -> Array:
     return widened(values) if isinstance(values, Tensor) else values.astype(np.float64)

@@ -238,37 +238,36 @@ class Dispatcher:
         transfers: OffloadTransfers | NoTransfers,
     ) -> Parts:
         """Return the parts of the round of `members`, each with the indices of its variables."""
-        groups: dict[tuple[EngineKind, int, torch.device | None], list[int]] = {}
-        singles: list[int] = []
+        groups: dict[tuple[EngineKind, int, torch.device | None, int], list[int]] = {}
         for index in members:
             var, engine = request.variables[index], engines[index]
-            if engine == "reference" or isinstance(request.gradients[index], IndexedSlices):
-                singles.append(index)
-            else:
-                device = var.device if engine == "torch" else None
-                key = (engine, transfers.runs.get(index, -1), device)
-                groups.setdefault(key, []).append(index)
+            is_single = engine == "reference" or isinstance(request.gradients[index], IndexedSlices)
+            device = var.device if engine == "torch" else None
+            run = -1 if is_single else transfers.runs.get(index, -1)
+            key = (engine, run, device, index if is_single else -1)
+            groups.setdefault(key, []).append(index)
         plans: list[tuple[Sequence[int], Part]] = []
-        for (engine, run, _), group in groups.items():
+        # The groups of several variables come first.
+        for (engine, run, _, single), group in sorted(
+            groups.items(), key=lambda item: item[0][3] >= 0
+        ):
             sub_request = transfers.take_share(request, group)
-            is_unfused = engine == "torch"
-            plan = self._dense_plan
-            part = (
-                _array_part(sub_request, engine) if is_unfused else plan(sub_request, (engine, run))
-            )
-            plans.append((group, part))
-        for index in singles:
-            sub_request = transfers.take_share(request, [index])
-            plans.append(([index], self._single_part(sub_request, engines[index], round_index)))
-        return [(group, transfers.wrap_part(group, part)) for group, part in plans]
+            if engine in ("reference", "torch"):
+                part = _make_array_part(sub_request, engine)
+            elif single < 0:
+                part = self._find_dense_plan(sub_request, (engine, run))
+            else:
+                part = self._find_rows_plan(sub_request, engine, round_index)
+            plans.append((group, transfers.wrap_part(group, part)))
+        return plans
 
-    def _single_part(self, request: StepRequest, engine: EngineKind, round_index: int) -> Part:
-        """Return the part of one variable, bound to its gradient: dense or sparse, of any engine.
+    def _find_rows_plan(self, request: StepRequest, engine: EngineKind, round_index: int) -> Part:
+        """Return the plan of one variable with a sparse gradient, bound to the gradient.
 
-        A plan of kernels is cached by variable and round `round_index`, since it has one gradient.
+        Args:
+            engine: An engine with kernels.
+            round_index: The index of the round, for the cache of plans.
         """
-        if engine in ("reference", "torch"):
-            return _array_part(request, engine)
         key = (engine, id(request.variables[0]), round_index)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
@@ -281,7 +280,7 @@ class Dispatcher:
         plan.point_at(request.gradients[0])
         return plan
 
-    def _dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
+    def _find_dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
         """Return the cached plan if it serves the request, or a new one, bound to the gradients.
 
         Args:
@@ -299,7 +298,7 @@ class Dispatcher:
         return plan
 
 
-def _array_part(request: StepRequest, engine: EngineKind) -> Part:
+def _make_array_part(request: StepRequest, engine: EngineKind) -> Part:
     """Return a part whose formulas are evaluated by functions of NumPy or torch."""
     is_sparse = isinstance(request.gradients[0], IndexedSlices)
     with importing:

@@ -381,7 +381,7 @@ def _call_divided(
     return outputs
 
 
-def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+def _disable_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context without autocast, which some types of devices do not have."""
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext()
@@ -394,7 +394,7 @@ def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], label: st
     if isinstance(stage, FusedStage):
         call = partial(_call_fused, stage, batch)
     try:
-        with _without_autocast(batch.device.type):
+        with _disable_autocast(batch.device.type):
             return call(inputs)
     except Exception as error:
         error.add_note(f"This is {label}, over matrices of shape {batch.shape}.")
@@ -488,7 +488,9 @@ def _call_over_arrays(
     size = max(1, _PIECE // max(shape[1:]))
     with np.errstate(all="ignore"):
         pieces = [
-            bound(**{x: _piece_of(array, shape[0], first, size) for x, array in arrays.items()})
+            bound(
+                **{x: _slice_matrices(array, shape[0], first, size) for x, array in arrays.items()}
+            )
             for first in range(0, shape[0], size)
         ]
     outputs = (
@@ -498,7 +500,7 @@ def _call_over_arrays(
     return {name: torch.from_numpy(array) for name, array in named_outputs}  # pyright: ignore[reportUnknownMemberType]
 
 
-def _piece_of(array: Any, matrices: int, first: int, size: int) -> Any:
+def _slice_matrices(array: Any, matrices: int, first: int, size: int) -> Any:
     """Return an array's part for matrices from `first` on; the array if all matrices share it."""
     has_all_matrices = array.ndim and array.shape[1] == matrices
     return array[:, first : first + size] if has_all_matrices else array

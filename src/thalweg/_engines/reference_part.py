@@ -28,7 +28,7 @@ class ReferencePart(TorchPart):
         """Return False: each step is planned from scratch."""
         return False
 
-    def _scalars(self, batch: Batch, columns: Columns) -> Scalars:
+    def _select_scalars(self, batch: Batch, columns: Columns) -> Scalars:
         """Return the scalars of the variable and its vectors over rows and columns, by name."""
         request = self._request
         dtype = compute_dtype(request.variables[0].dtype)

@@ -50,7 +50,7 @@ def check_rule(rule: Rule, hyperparameters: Mapping[str, Any] | None = None) -> 
             The message has the rule's name, the file and the line.
     """
     try:
-        first = _first_scalars(rule, hyperparameters or {})
+        first = _compute_first_scalars(rule, hyperparameters or {})
         available_scalars = {**first, **_call_measure_functions(rule, first)}
         if any(slot.storage is not None for slot in rule.slots):
             with importing:
@@ -101,7 +101,7 @@ def _check_measures(
         check_given(place_of(measure), formula_graph.scalars, available_scalars, rule)
 
 
-def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _compute_first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scalars that measures and passes can read at the first step, float32, by name."""
     hyperparameters = {hyper.name: hyper.default for hyper in rule.hypers}
     for name, value in overrides.items():

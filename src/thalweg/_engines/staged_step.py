@@ -237,9 +237,9 @@ class WholeMatrices:
 
         A vector is a tensor if all matrices are on one GPU, else an array. Empty variables have 0.
         """
-        return {name: self._numbers_of(name) for name in _measured_names(self._rule)}
+        return {name: self._gather_measures(name) for name in _measured_names(self._rule)}
 
-    def _numbers_of(self, name: str) -> Any:
+    def _gather_measures(self, name: str) -> Any:
         """Return a measure over variables, float64: a tensor on a GPU, or else an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
         batch_values = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
@@ -334,11 +334,11 @@ def _groups_of(step: Any) -> list[tuple[Sequence[int], Any]]:
     return [(members, group) for members, group in groups if hasattr(group, "table")]
 
 
-def _bytes_of(tensor: Tensor) -> int:
+def _count_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-_LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"), _bytes_of)
+_LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"), _count_bytes)
 
 
 def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
@@ -620,7 +620,7 @@ class StagedStep:
         """
         if reduction.kind == "measures":
             return self.update_plan.reduce(reduction, self._with_numbers(columns))
-        line_formulas = self._line_formulas(reduction.formulas)
+        line_formulas = self._select_line_formulas(reduction.formulas)
         if not line_formulas:
             return self.update_plan.reduce(reduction, columns)
         if reduction.kind == "leaves":
@@ -650,7 +650,7 @@ class StagedStep:
             totals[formula] = np.array(list(map(to_host, values)), np.float64)
         return np.stack([totals[formula] for formula in reduction.formulas], axis=-1)
 
-    def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
+    def _select_line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
         """Return those of `formulas` that are the rule's own and may read rows and columns.
 
         They are summed like a `Measure` over variables, not by leaves.

@@ -80,7 +80,7 @@ class TorchPart:
         self._request = request
         self._gradients: Sequence[Any] | None = request.gradients
         self._flush = request.selection.denormals == "flush"
-        self._batches = list(_batches_of(request))
+        self._batches = list(_divide_into_batches(request))
 
     @property
     def written(self) -> list[Tensor]:
@@ -116,7 +116,7 @@ class TorchPart:
     def release_gradients(self) -> None:
         self._gradients = None
 
-    def _gradient(self, member: int) -> Tensor:
+    def _read_gradient(self, member: int) -> Tensor:
         """Return the elements of a gradient; of a sparse one its values, duplicates included."""
         if self._gradients is None:
             raise RuntimeError("the part is not aimed at a gradient")
@@ -160,17 +160,17 @@ class TorchPart:
         rows = torch.split(values, [shape.numel() for shape in shapes])
         return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
 
-    def _kind(self, batch: Batch) -> torch.dtype:
+    def _compute_kind(self, batch: Batch) -> torch.dtype:
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
-    def _scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
+    def _select_scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
         """Return the scalars and vectors that formulas read in a batch, by name.
 
         A scalar that differs between members is a tensor that broadcasts with the joined values.
         """
         request, members = self._request, batch.members
         first = request.variables[members[0]]
-        kind, scalars = self._kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
+        kind, scalars = self._compute_kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
         sizes = [request.variables[member].numel() for member in members]
         for name, vector in columns.by_variable.items():
             if not isinstance(vector, Tensor) and (vector[members] == vector[members[0]]).all():
@@ -191,10 +191,10 @@ class TorchPart:
                 scalars[name] = torch.stack([request.vectors[member][name] for member in members])
         return scalars
 
-    def _stage_gradients(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
+    def _apply_stages(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
         """Return the joined gradients after stages, in the dtype of the arithmetic."""
-        grads = [self._gradient(member) for member in batch.members]
-        grad = self._join(batch, grads).to(self._kind(batch))
+        grads = [self._read_gradient(member) for member in batch.members]
+        grad = self._join(batch, grads).to(self._compute_kind(batch))
         return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
@@ -208,13 +208,13 @@ class TorchPart:
             return var
         return resumed(var, self._join(batch, cast("list[Tensor]", copies)))
 
-    def _slots(self, batch: Batch) -> list[Tensor]:
+    def _read_slots(self, batch: Batch) -> list[Tensor]:
         """Return for each slot of the rule the joined values of all members, decoded."""
         slots: list[Tensor] = []
         for position, codec in enumerate(batch.codecs[1:]):
             tensors = [self._request.slots[member][position] for member in batch.members]
             if codec is None:
-                slots.append(self._join(batch, tensors).to(self._kind(batch)))
+                slots.append(self._join(batch, tensors).to(self._compute_kind(batch)))
                 continue
             with importing:
                 from thalweg._engines.codecs.records import decode_tensor
@@ -233,13 +233,13 @@ class TorchPart:
             return leaves
         return combine_leaves(np.concatenate(leaves), np.array([len(rows) for rows in leaves]))
 
-    def _values_of(
+    def _iterate_values(
         self, reduction: Reduction, columns: Columns, batch: Batch
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield each entry of `reduction.formulas` with its values for the elements of a batch."""
-        scalars = self._scalars(batch, columns)
-        staged_grad = self._stage_gradients(batch, reduction.stages, scalars)
-        tensors = [self._read_variables(batch), staged_grad, *self._slots(batch)]
+        scalars = self._select_scalars(batch, columns)
+        staged_grad = self._apply_stages(batch, reduction.stages, scalars)
+        tensors = [self._read_variables(batch), staged_grad, *self._read_slots(batch)]
         for entry in reduction.formulas:
             formula = entry.function if reduction.kind == "measures" else entry
             yield entry, self._measure(formula, tensors, scalars)
@@ -248,7 +248,7 @@ class TorchPart:
         """Return the leaves of the sums of each variable, (leaves, formulas)."""
         values: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
-            for _, formula_values in self._values_of(reduction, columns, batch):
+            for _, formula_values in self._iterate_values(reduction, columns, batch):
                 pieces = self._split_members(batch, formula_values)
                 for member, piece in zip(batch.members, pieces, strict=True):
                     values[member].append(piece.reshape(-1))
@@ -264,7 +264,7 @@ class TorchPart:
             shape = self._request.variables[batch.members[0]].shape
             if not shape.numel():
                 continue
-            for measure, values in self._values_of(reduction, columns, batch):
+            for measure, values in self._iterate_values(reduction, columns, batch):
                 pieces = _reduce(values, view_of(shape), len(batch.members), measure)
                 for member, piece in zip(batch.members, pieces, strict=True):
                     lines[member].append(piece)
@@ -274,9 +274,9 @@ class TorchPart:
         """Return the largest magnitude of each gradient."""
         largest = np.zeros(len(self._request.variables))
         grads = {
-            index: self._gradient(index)
+            index: self._read_gradient(index)
             for index in range(len(largest))
-            if self._gradient(index).numel()
+            if self._read_gradient(index).numel()
         }
         if grads:
             norms = torch._foreach_norm(list(grads.values()), torch.inf)  # pyright: ignore
@@ -294,9 +294,9 @@ class TorchPart:
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
         """Return calls that copy the new values of a batch to variables, slots and copies."""
         request, rule = self._request, self._rule
-        scalars = self._scalars(batch, columns)
-        grad = self._stage_gradients(batch, self._stages, scalars)
-        tensors = [self._apply_before(batch, scalars), *self._slots(batch)]
+        scalars = self._select_scalars(batch, columns)
+        grad = self._apply_stages(batch, self._stages, scalars)
+        tensors = [self._apply_before(batch, scalars), *self._read_slots(batch)]
         graph = trace_formula(rule.update)
         results = self._evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
         calls: list[Call] = []
@@ -317,7 +317,7 @@ class TorchPart:
 
     def _apply_before(self, batch: Batch, scalars: Scalars) -> Tensor:
         """Return the variables after the rule's `before`, in the dtype of the arithmetic."""
-        start, kind, rule = self._read_variables(batch), self._kind(batch), self._rule
+        start, kind, rule = self._read_variables(batch), self._compute_kind(batch), self._rule
         if rule.before is None:
             return start.to(kind)
         moved_values = self._transform((rule.before,), start.to(kind), scalars)
@@ -394,7 +394,7 @@ class TorchPart:
         return partial(copy, [target.detach() for target in targets], pieces)
 
 
-def _batches_of(request: StepRequest) -> Iterator[Batch]:
+def _divide_into_batches(request: StepRequest) -> Iterator[Batch]:
     """Yield batches of variables of one kind.
 
     A batch has at most `_BATCH` elements, or a single larger variable.
@@ -403,7 +403,7 @@ def _batches_of(request: StepRequest) -> Iterator[Batch]:
     for member in range(len(request.variables)):
         members_by_kind.setdefault(_make_batch_key(request, member), []).append(member)
     for members in members_by_kind.values():
-        codecs = _codecs_of(request, members[0])
+        codecs = _list_codecs(request, members[0])
         batch, size = list[int](), 0
         for member in members:
             numel = request.variables[member].numel()
@@ -415,7 +415,7 @@ def _batches_of(request: StepRequest) -> Iterator[Batch]:
         yield Batch(batch, codecs, bool(request.vectors))
 
 
-def _codecs_of(request: StepRequest, member: int) -> list[Codec | None]:
+def _list_codecs(request: StepRequest, member: int) -> list[Codec | None]:
     slots = request.slots[member]
     if not request.rule.codecs:
         return [None] * (1 + len(slots))
@@ -437,7 +437,7 @@ def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key that is equal for variables of one batch."""
     var = request.variables[member]
     stream = request.places[member][0] if request.places else None
-    blocks = [codec.block for codec in _codecs_of(request, member) if codec is not None]
+    blocks = [codec.block for codec in _list_codecs(request, member) if codec is not None]
     is_single = (
         isinstance(request.gradients[member], IndexedSlices)
         or any(var.numel() % block for block in blocks)

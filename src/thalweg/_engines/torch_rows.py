@@ -34,7 +34,7 @@ class TorchRows(TorchPart):
         if reduction.kind != "sums":
             return super().reduce(reduction, columns)
         (batch,) = self._batches
-        grad = self._stage_gradients(batch, reduction.stages, self._scalars(batch, columns))
+        grad = self._apply_stages(batch, reduction.stages, self._select_scalars(batch, columns))
         sums: list[Float64] = []
         for formula in reduction.formulas:
             source = self._read_variables(batch) if formula is variable_squares else grad
@@ -44,10 +44,10 @@ class TorchRows(TorchPart):
 
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
         """Return calls that copy the new rows of variable, slots and copy."""
-        request, kind = self._request, self._kind(batch)
-        scalars, var = self._scalars(batch, columns), request.variables[0]
+        request, kind = self._request, self._compute_kind(batch)
+        scalars, var = self._select_scalars(batch, columns), request.variables[0]
         grad = cast("IndexedSlices", self._gradients[0])  # pyright: ignore[reportOptionalSubscript]
-        values = self._stage_gradients(batch, self._stages, scalars).view(grad.values.shape)
+        values = self._apply_stages(batch, self._stages, scalars).view(grad.values.shape)
         gradient = values.to(var.dtype).to(kind), grad.indices.detach().long()
 
         tensors = [self._read_variables(batch).view(var.shape), *request.slots[0]]

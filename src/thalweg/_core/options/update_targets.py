@@ -162,7 +162,7 @@ class UpdateTargets:
         offloaded = [p for p in params if storage.is_away(p) and not storage.has_master(p)]
         new_targets |= {id(param): self._stand_in_of(param) for param in offloaded}
         self._params = list(params)
-        self._memory_keys = [_memory_key(param) for param in params]
+        self._memory_keys = [_make_memory_key(param) for param in params]
         self._targets = []
         for param in params:
             param_state: Mapping[str, Tensor] = state.get(param) or {}
@@ -195,8 +195,8 @@ class UpdateTargets:
             shard, device=device, pin_memory=shard.is_cuda, memory_format=memory_format
         )
         stand_in = beside(host_copy.copy_(shard), param)
-        self._stand_ins[id(param)] = param, _memory_key(param), stand_in
-        self._versions[id(param)] = _version_of(param)
+        self._stand_ins[id(param)] = param, _make_memory_key(param), stand_in
+        self._versions[id(param)] = _read_version(param)
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
@@ -205,7 +205,7 @@ class UpdateTargets:
         Return the targets of all parameters, as `stand_for`.
         """
         for param, target in self._offloaded:
-            version = _version_of(param)
+            version = _read_version(param)
             if version != self._versions.get(id(param)):
                 shard, host_copy = local(param).detach(), local(target)
                 layout.check_memory(shard, f"'{name_of(param)}'")
@@ -222,30 +222,30 @@ class UpdateTargets:
     def settle(self) -> None:
         """Record the versions of offloaded parameters after a step has written them."""
         for param, _ in self._offloaded:
-            self._versions[id(param)] = _version_of(param)
+            self._versions[id(param)] = _read_version(param)
             # The constraint has changed the parameter alone: the next refresh copies its output.
             if variable_constraint(param) is not None:
                 del self._versions[id(param)]
 
 
-def _version_of(param: Tensor) -> tuple[int, int]:
+def _read_version(param: Tensor) -> tuple[int, int]:
     """Return torch's counters of writes to a parameter, and to the local part of a DTensor."""
     return param._version, local(param)._version
 
 
-def _memory_key(param: Tensor) -> tuple[object, object]:
+def _make_memory_key(param: Tensor) -> tuple[object, object]:
     """Return a key of the parameter's storage, dtype and layout for `_lies_at`."""
     # A weak reference keeps the address of a freed storage from being reused.
-    return StorageWeakRef(local(param).untyped_storage()), _metadata(param)
+    return StorageWeakRef(local(param).untyped_storage()), _read_metadata(param)
 
 
 def _lies_at(param: Tensor, memory_key: tuple[Any, Any]) -> bool:
     """Return True if the parameter still has the storage, dtype and layout of the key."""
     storage_ref, metadata = memory_key
     is_same_storage = storage_ref.cdata == local(param).untyped_storage()._cdata  # pyright: ignore
-    return is_same_storage and metadata == _metadata(param)
+    return is_same_storage and metadata == _read_metadata(param)
 
 
-def _metadata(param: Tensor) -> tuple[Any, ...]:
+def _read_metadata(param: Tensor) -> tuple[Any, ...]:
     """Return dtype, shape, strides and storage offset of the parameter."""
     return param.dtype, param.shape, param.stride(), param.storage_offset()

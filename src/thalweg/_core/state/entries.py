@@ -87,7 +87,7 @@ class Entry:
         if problem is not None:
             return f"{self.name!r} is {problem}"
         if candidate.shape != self.shape or candidate.dtype not in (self.own.dtype, *self.dtypes):
-            return f"{self.name!r} is {_kind(candidate)}, not {_kind(self.own, self.shape)}"
+            return f"{self.name!r} is {_describe(candidate)}, not {_describe(self.own, self.shape)}"
         if not is_writable(self.own):
             return f"{self.name!r} has no memory of its own here"
         if self.lowest is None:
@@ -213,11 +213,11 @@ def flaw(candidate: object) -> str | None:
         if candidate.is_nested:
             return "a nested tensor"
         if candidate.is_meta:
-            return f"{_kind(candidate)} on the meta device"
+            return f"{_describe(candidate)} on the meta device"
         if candidate.layout != torch.strided:
-            return f"{_kind(candidate)}, {candidate.layout}"
+            return f"{_describe(candidate)}, {candidate.layout}"
         if not _is_whole(candidate):
-            return f"{_kind(candidate)} without its storage"
+            return f"{_describe(candidate)} without its storage"
     return None
 
 
@@ -257,7 +257,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _kind(tensor: Tensor, shape: Sequence[int] | None = None) -> str:
+def _describe(tensor: Tensor, shape: Sequence[int] | None = None) -> str:
     """Return the dtype and shape of the tensor for messages; `shape` replaces its shape."""
     with DisableTorchFunctionSubclass():
         dimensions = tensor.shape if shape is None else shape

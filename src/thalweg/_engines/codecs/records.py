@@ -84,7 +84,7 @@ def encode_tensor(codec: Codec, values: Tensor) -> Tensor:
     Numbers get the nearest code, but a positive number of a positive codec never becomes 0. With
     `split8` the records are the lower bits alone.
     """
-    flat = _flat(values)
+    flat = _flatten(values)
     if codec.is_beside:
         return split_numbers(flat)[1]
     dithers = dithers_of(len(flat), -1, device=flat.device) if codec.positive else None
@@ -100,7 +100,7 @@ def encode_results(
         scalars: The scalars of the step; the dithers depend on its number, if it has one.
         extents: For each slot, its size and the positions of its elements in the full parameter.
     """
-    flat, step = _flat(values), int({**UNCOUNTED, **scalars}[SCALARS[0]])
+    flat, step = _flatten(values), int({**UNCOUNTED, **scalars}[SCALARS[0]])
     dithers = [dithers_of(size, step, origin, flat.device) for size, origin in extents]
     return encode_numbers(codec, flat, torch.cat(dithers))
 
@@ -123,11 +123,11 @@ def split_tensor(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, Te
     Args:
         bits: Random bits for each number, as for `split_numbers`.
     """
-    upper, codes = split_numbers(_flat(values), bits)
+    upper, codes = split_numbers(_flatten(values), bits)
     return upper.view(values.shape), codes
 
 
-def _flat(values: Tensor) -> Tensor:
+def _flatten(values: Tensor) -> Tensor:
     return values.detach().float().contiguous().view(-1)
 
 
@@ -140,7 +140,7 @@ def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
         upper: Optional. bfloat16 numbers, used where one is a nearest bfloat16 of its number;
             elsewhere, and by default, the upper bits are those that torch rounds to.
     """
-    flat = _flat(values)
+    flat = _flatten(values)
     base = flat.to(torch.bfloat16)
     if upper is not None:
         upper_flat = upper.detach().to(flat.device).contiguous().reshape(-1)

@@ -282,7 +282,7 @@ def _is_count(formula_graph: FormulaGraph) -> bool:
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
-def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
+def _make_lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
     """Return source lines for placeholders of the templates `_SETUP` and `_LEAVES`, by placeholder.
 
     The lines reserve the lanes, which are running sums, and scratch memory; copy or decode elements
@@ -331,7 +331,7 @@ def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
     sum_formulas = tuple(formulas[k] for k in summed_indices)
     sweep = Elements(replace(measurement, formulas=sum_formulas))
-    fields = _lane_fields(sweep, gathers)
+    fields = _make_lane_fields(sweep, gathers)
     leaf_lines = fill(
         _LEAVES,
         pointers=sweep.point_at_leaf() or ["pass"],

@@ -260,11 +260,13 @@ class SmallMatrixKernel:
                 stage_scalars = read_stage(self._rule, rule_pass).scalars
                 names |= dict.fromkeys(name for name in stage_scalars if name not in SIZES)
             else:
-                measurement = self._measurement([rule_pass], self._rule.vectors)
+                measurement = self._make_measurement([rule_pass], self._rule.vectors)
                 names |= dict.fromkeys(Elements(measurement).scalars)
         return names | dict.fromkeys(self._update.scalars if self._update is not None else ())
 
-    def _measurement(self, measures: Sequence[Measure], kinds: Mapping[str, str]) -> Measurement:
+    def _make_measurement(
+        self, measures: Sequence[Measure], kinds: Mapping[str, str]
+    ) -> Measurement:
         """Return the formulas of measures over lanes; `kinds` as `Measurement.vectors`."""
         return Measurement(
             distinct_formulas(measures),
@@ -370,7 +372,7 @@ class SmallMatrixKernel:
         """
         scalars = {name: f"s{index}" for name, index in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}
-        measurement = self._measurement(measures, kinds)
+        measurement = self._make_measurement(measures, kinds)
         group = _MeasureGroup(position, measurement, scalars)
         self._definitions += group.define()
         self._read |= {*group.read}

@@ -111,13 +111,13 @@ def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
     # The working directory may belong to another user.
     if not os.path.isabs(path):
         raise PermissionError(f"{path} is not absolute")
-    root_descriptor = descriptor = stack.enter_context(_open_descriptor("/", _passing_flags()))
+    root_descriptor = descriptor = stack.enter_context(_open_descriptor("/", _get_passing_flags()))
     current_path, names, link_count = "/", _split_path(path), 0
     _check_private(os.fstat(root_descriptor), current_path, is_ancestor=True)
     while names:
         name = names.pop()
         full = os.path.join(current_path, name)
-        target = _link_target(name, descriptor, full)
+        target = _read_link_target(name, descriptor, full)
         if target is None:
             descriptor, _ = _enter_folder(stack, name, descriptor, full, is_ancestor=True)
             current_path = full
@@ -136,7 +136,7 @@ def _split_path(path: str) -> list[str]:
     return [component for component in reversed(path.split("/")) if component not in ("", ".")]
 
 
-def _link_target(name: str, directory: int, full: str) -> str | None:
+def _read_link_target(name: str, directory: int, full: str) -> str | None:
     """Return the target of a link of the user or root; None for anything else."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -159,12 +159,16 @@ def _enter_folder(
     is_new = False
     try:
         try:
-            descriptor = stack.enter_context(_open_descriptor(name, _passing_flags(), directory))
+            descriptor = stack.enter_context(
+                _open_descriptor(name, _get_passing_flags(), directory)
+            )
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=directory)
                 is_new = True
-            descriptor = stack.enter_context(_open_descriptor(name, _passing_flags(), directory))
+            descriptor = stack.enter_context(
+                _open_descriptor(name, _get_passing_flags(), directory)
+            )
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):  # EMLINK: a link, on FreeBSD
             raise _Unsafe(f"{full} is no folder") from error
@@ -173,7 +177,7 @@ def _enter_folder(
     return descriptor, is_new
 
 
-def _passing_flags() -> int:
+def _get_passing_flags() -> int:
     """Return the flags that open a folder to enter it."""
     # O_PATH opens folders that the user can enter but not list, too.
     return os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)

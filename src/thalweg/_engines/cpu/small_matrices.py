@@ -152,7 +152,7 @@ def _is_short(var: Tensor, grad: Any, slots: Sequence[Tensor]) -> bool:
 
 
 @cache
-def _kernel_of(sweep: SmallMatrixSweep) -> Compiled:
+def _compile_kernel(sweep: SmallMatrixSweep) -> Compiled:
     return Compiled(SmallMatrixKernel(sweep).write(), np.float64)
 
 
@@ -239,7 +239,7 @@ class ShortGroup(Group):
             update: The update, or None for a sweep that only measures.
         """
         rows, columns, lines = key
-        kernel = _kernel_of(
+        kernel = _compile_kernel(
             SmallMatrixSweep(
                 rule=self._rule,
                 passes=passes,
@@ -285,7 +285,7 @@ class ShortGroup(Group):
                     self._numbers[measure.makes] = np.empty(len(self.members))
             for rows, batch in self._batches:
                 for stage in stages:
-                    run_stage(self._rule, stage, batch, columns, _no_slot)
+                    run_stage(self._rule, stage, batch, columns, _raise_no_slot)
                 # Formulas read the numbers in the dtype of the arithmetic.
                 for name, column in batch.measured_values.items():
                     self._numbers[name][rows] = column.reshape(-1).to(batch.kind).numpy()
@@ -338,6 +338,6 @@ class _Launch:
         return argument, launch.threads_for(slices, self._table.elements)
 
 
-def _no_slot(member: int, index: int) -> Tensor:
+def _raise_no_slot(member: int, index: int) -> Tensor:
     """Raise an error: stages over numbers of variables must not read slots."""
     raise RuntimeError("stages over numbers of variables see no slots")

@@ -55,14 +55,14 @@ class SparsePlan(RowsPlan):
         # then rounded to the type of the values.
         bytes_of_row = self._width * (np.dtype(self.compute).itemsize + self.var.element_size())
         self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
-        self._argument = self._argument_block()
+        self._argument = self._make_argument_block()
         self._address = self._argument.ctypes.data
         self._scratch = _Scratch(0)
         self._sums = np.empty(0, np.uint8)
         self._groups = 0
         self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
 
-    def _argument_block(self) -> Int64:
+    def _make_argument_block(self) -> Int64:
         """Return the kernel's 14 argument words; its threads increment words 0 and 13."""
         argument = np.zeros(14, np.int64)
         argument[5] = self._width

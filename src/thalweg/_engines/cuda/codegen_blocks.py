@@ -106,7 +106,7 @@ class _Element(Element):
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         # With random bits each thread updates the elements of one Philox call.
-        group = GROUP if update.random_streams else _plain_share(update)
+        group = GROUP if update.random_streams else _count_plain_elements(update)
         self.block = THREADS * group
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in update.blocks for kind in "wc"]
@@ -148,7 +148,7 @@ class _Element(Element):
             fields = codec_fields(codec)
             record, kind = f"(offset >> {fields['shift']})", fields["kind"]
             for name, element_type, size in (
-                ("w", "int32", _words_of(codec)),
+                ("w", "int32", _count_words(codec)),
                 ("c", kind, codec.record_bytes),
             ):
                 start_of_records = f"records({start}{stream}, tl.{element_type})"
@@ -268,7 +268,7 @@ class _Element(Element):
         return f"tl.reshape({bits}, at.shape)" if self.update.blocks else bits
 
 
-def _plain_share(update: TracedUpdate) -> int:
+def _count_plain_elements(update: TracedUpdate) -> int:
     """Return `elements_per_load` the streams that are not encoded."""
     encoded = {*update.blocks, update.lower}
     return elements_per_load([name for k, name in enumerate(update.storage) if k not in encoded])
@@ -281,10 +281,10 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: Field) -
         fields["read"] = "code_of" if codec is ROOT8 else "number_of"
         if codec is ROOT8:
             fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
-        fields["words"] = _words_of(codec)
+        fields["words"] = _count_words(codec)
     return fill(template, **fields)
 
 
-def _words_of(codec: Codec) -> int:
+def _count_words(codec: Codec) -> int:
     """Return the length of a record in 32-bit words."""
     return codec.record_bytes // SCALE_BYTES

@@ -143,7 +143,7 @@ class Group:
             device_rows = self._rows[kernel] = Rows(n_rows, kernel, self.device)
         return self._one_row if is_shared else self._own_rows, device_rows.send_if_changed(values)
 
-    def _sizes_of(self, columns: Columns) -> Tensor:
+    def _select_sizes(self, columns: Columns) -> Tensor:
         """Return the sizes of variables on the device: all 0 if a device scalar skips the step."""
         if columns.apply_flag is None:
             return self._sizes_on_device
@@ -161,7 +161,7 @@ class Group:
         arguments = (
             base,
             self._chunks,
-            self._sizes_of(columns),
+            self._select_sizes(columns),
             rows,
             scalars,
             *self._extra_arguments,

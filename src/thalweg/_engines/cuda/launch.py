@@ -88,11 +88,13 @@ class Compiled:
         starter = driver.Starter(
             handle, binary.threads, binary.shared, binary.parameters, device_index
         )
-        driver.Launch(starter, (1, 1), list(map(_empty_argument, binary.names, arguments))).run()
+        driver.Launch(
+            starter, (1, 1), list(map(_make_empty_argument, binary.names, arguments))
+        ).run()
         return starter
 
 
-def _empty_argument(name: str, argument: Argument) -> Argument:
+def _make_empty_argument(name: str, argument: Argument) -> Argument:
     """Return an argument with which a program updates no elements: sizes and widths are 0."""
     if isinstance(argument, Tensor):
         return torch.zeros_like(argument) if name == "sizes" else argument
