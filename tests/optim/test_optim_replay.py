@@ -652,6 +652,37 @@ def test_guard_table_reports_changes() -> None:
     assert table.replay_count == 2
 
 
+DICT_CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "none": lambda entries: entries.update(second=entries["second"]),
+    "value": lambda entries: entries.update(first=3.0),
+    "new key": lambda entries: entries.setdefault("fourth", 4),
+    "removed": lambda entries: entries.popitem(),
+    "order": lambda entries: entries.update(first=entries.pop("first")),
+    "cleared": lambda entries: entries.clear(),
+    "merged": lambda entries: entries.__ior__({"second": 2.5}),
+}
+
+
+@pytest.mark.parametrize("has_versions", [True, False])
+@pytest.mark.parametrize("change", DICT_CHANGES)
+def test_guarded_dict_reports_changes(
+    change: str, has_versions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without versions of dictionaries, entries are compared at each replay."""
+    if not has_versions:
+        monkeypatch.setattr(torch_layout_probe, "dict_version_offset", lambda: 0)
+    table = guard_table.make_guard_table()
+    assert table is not None
+    entries = {"first": 1.0, "second": 2.0, "third": 3}
+    table.guard_dict(entries)
+    no_bounds = torch.zeros(0, dtype=torch.int64).numpy()
+    table.write_block(guard_table.GuardedStep((), (), (), (), no_bounds))
+    assert [table.replay(), table.replay()] == [0, 0]
+    DICT_CHANGES[change](entries)
+    difference = 0 if change == "none" else guard_table.replay_kernel.OTHER_DICT
+    assert [table.replay(), table.replay()] == [difference] * 2
+
+
 def test_lr_of_empty_group_is_validated() -> None:
     rate = torch.tensor(0.5)
     params = [torch.nn.Parameter(torch.ones(size)) for size in (3, 0)]

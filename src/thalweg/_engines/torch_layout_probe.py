@@ -39,6 +39,10 @@ class UnknownLayoutError(Exception):
     """A field was not found at exactly one offset; the message names the field."""
 
 
+class _Sample:
+    """Object with attributes."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Offsets of fields of torch's objects, in bytes.
@@ -437,6 +441,34 @@ def float_offset() -> int:
             if ctypes.c_double.from_address(id(float_object) + offset).value != value:
                 raise UnknownLayoutError("the number of a float")
     return offset
+
+
+@cache
+def dict_version_offset() -> int:
+    """Return the offset of a dictionary's version, a word that each change of it renews; 0 if
+    Python has none.
+
+    Python 3.11 and 3.12 have it (PEP 509, withdrawn by PEP 699). The samples confirm the offset.
+    """
+    offset = object.__basicsize__ + WORD
+    if sys.version_info[:2] not in ((3, 11), (3, 12)):
+        return 0
+    sample: dict[Any, Any] = {"first": 0, "second": 1}
+    attributes = vars(_Sample())
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: sample.update(first=1),
+        lambda: sample.pop("second"),
+        lambda: sample.setdefault("third", 2),
+        sample.popitem,
+        sample.clear,
+        lambda: attributes.update(field=1),
+    )
+    versions: list[int] = []
+    for change in (lambda: None, *changes):
+        change()
+        versions += [_read_word(id(x), offset) for x in (sample, attributes)]
+    # Each change renews the version of one of both.
+    return offset if len(set(versions)) == len(changes) + 2 else 0
 
 
 @cache

@@ -336,7 +336,7 @@ class GuardTable:
         """Create the records of lists, of dictionaries and of options that may change."""
         lists = [(id(items), len(ids), ids.ctypes.data) for items, ids in self._lists]
         dicts = [
-            (id(entries), len(words) // 2, words.ctypes.data, pointer)
+            (id(entries), len(words) // 2, words.ctypes.data, pointer, 0, (words < 0).any())
             for entries, words, pointer in self._dicts
         ]
         options = [
@@ -392,6 +392,7 @@ class GuardTable:
         block[replay_kernel.CLASS_OF_FLOATS] = id(float)
         block[replay_kernel.CLASS_OF_NUMPY_FLOATS] = id(np.float64)
         block[replay_kernel.IN_FLOAT] = torch_layout_probe.float_offset()
+        block[replay_kernel.IN_DICT_VERSION] = torch_layout_probe.dict_version_offset()
         block[replay_kernel.UNDEFINED_IMPL] = torch_layout_probe.no_gradient()
         block[replay_kernel.NONE_OBJECT] = id(None)
         offsets = astuple(self._layout)

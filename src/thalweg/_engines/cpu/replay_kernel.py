@@ -89,7 +89,8 @@ READS = 79  # scalars that are read from tensors and not from the table
 PASS = 81  # launches of the pass that runs next
 COUNTED_MEMBERS = 83  # the first members, one for each gradient; further ones are of passes
 REGISTER_COLUMNS = 84  # columns whose numbers programs compute
-BLOCK = 86
+IN_DICT_VERSION = 86  # the offset of the version in a dictionary, or 0 if there is none
+BLOCK = 87
 
 PREFETCH_DISTANCE = 8  # tensors between a prefetch and its use
 RECORDS_PER_PART = 64
@@ -100,9 +101,9 @@ TEAM_MIN_TENSORS = 512
 # Sizes of records in bytes, and the words of small records.
 RULE_SCALARS_BYTES = 96  # the block of `replay_reductions`; its first word is a function's address
 LIST_BYTES = 24  # the list, the number of items, the address of their table
-# The dictionary, the number of entries, their table, and the address of the owner's pointer to the
-# dictionary; 0 for dictionaries without an owner.
-DICT_BYTES = 32
+# The dictionary, the number of entries, their table, the address of the owner's pointer to the
+# dictionary or 0, the version at which the entries were equal or 0, and 1 if there are options.
+DICT_BYTES = 48
 TENSOR_BYTES = 192
 GRADIENT_BYTES = 128
 # The kernel, its argument, the function that calls it on several threads or 0, their number.
@@ -286,43 +287,65 @@ def option_differs(block, py_object, option):
     return 0
 
 
+def entries_differ(block, record):
+    """Compare the entries of a dictionary with its record, and store the present numbers of
+    options.
+
+    Return 1 if number, order or identity of keys or values differ, else 0. The recorded value of an
+    entry is its address, or 0 if any value is accepted, or -1 - k if `option_differs` compares it
+    with the record k of OPTIONS.
+    """
+    position, key, value = cell(), cell(), cell()
+    dict_address, count, items = record[0], record[1], int64_pointer(record[2])
+    if call(block[PY_DICT_SIZE], dict_address) != count:
+        return 1
+    position[0] = 0
+    for i in range(count):
+        position_address = address_of(position)
+        key_address, value_address = address_of(key), address_of(value)
+        has_entry = call(
+            block[PY_DICT_NEXT], dict_address, position_address, key_address, value_address
+        )
+        # The function returns an int of C, so only 32 bits count.
+        if has_entry & 4294967295 == 0:
+            return 1
+        if key[0] != items[2 * i]:
+            return 1
+        expected = items[2 * i + 1]
+        if expected > 0:
+            if value[0] != expected:
+                return 1
+        if expected < 0:
+            option = int64_pointer(block[OPTIONS + 1] + OPTION_BYTES * (-1 - expected))
+            if option_differs(block, value[0], option):
+                return 1
+    return 0
+
+
 def dicts_differ(block):
     """Compare all dictionaries of DICTS with their records, and store the present numbers of
     options.
 
-    Return 1 if an owner has another dictionary, or if number, order or identity of keys or values
-    differ, else 0. The recorded value of an entry is its address, or 0 if any value is accepted, or
-    -1 - k if `option_differs` compares it with the record k of OPTIONS.
+    Return 1 if an owner has another dictionary, or if `entries_differ`, else 0. Entries are not
+    compared again while a dictionary has the version at which they were equal: Python gives a
+    dictionary a new version, which no other has, at each change.
     """
-    position, key, value = cell(), cell(), cell()
+    last_record = block[DICTS + 1] + DICT_BYTES * (block[DICTS] - 1)
     for k in range(block[DICTS]):
         record = int64_pointer(block[DICTS + 1] + DICT_BYTES * k)
-        dict_address, count, items = record[0], record[1], int64_pointer(record[2])
+        ahead = min(address_of(record) + PREFETCH_DISTANCE * DICT_BYTES, last_record)
+        prefetch_to_read(word(ahead))
         if record[3] != 0:
-            if word(record[3]) != dict_address:
+            if word(record[3]) != record[0]:
                 return 1
-        if call(block[PY_DICT_SIZE], dict_address) != count:
-            return 1
-        position[0] = 0
-        for i in range(count):
-            position_address = address_of(position)
-            key_address, value_address = address_of(key), address_of(value)
-            has_entry = call(
-                block[PY_DICT_NEXT], dict_address, position_address, key_address, value_address
-            )
-            # The function returns an int of C, so only 32 bits count.
-            if has_entry & 4294967295 == 0:
+        version = 0
+        if block[IN_DICT_VERSION] != 0:
+            version = word(record[0] + block[IN_DICT_VERSION])
+        if version == 0 or version != record[4]:
+            if entries_differ(block, record):
                 return 1
-            if key[0] != items[2 * i]:
-                return 1
-            expected = items[2 * i + 1]
-            if expected > 0:
-                if value[0] != expected:
-                    return 1
-            if expected < 0:
-                option = int64_pointer(block[OPTIONS + 1] + OPTION_BYTES * (-1 - expected))
-                if option_differs(block, value[0], option):
-                    return 1
+            if record[5] == 0:
+                record[4] = version
     return 0
 
 
@@ -359,6 +382,15 @@ def storage_differs(block, record, storage):
     return word(storage + block[IN_STORAGE_CONTEXT]) != record[CONTEXT]
 
 
+def prefetch_elements(address):
+    """Prefetch the first 256 bytes of a tensor for the kernel that runs after all checks.
+
+    A small tensor has no more, and the processor's own prefetcher only starts inside a larger one.
+    """
+    for line in range(4):
+        prefetch_to_read(address + 64 * line)
+
+
 def tensor_differs(block, record):
     """Compare the tensor whose address is in a record with the fields in the record.
 
@@ -388,6 +420,7 @@ def tensor_differs(block, record):
     counter = word(impl + block[IN_IMPL_COUNTER])
     if counter == 0:
         return OTHER_COUNTER
+    prefetch_elements(record[DATA])
     record[COUNTER] = counter
     return 0
 
@@ -508,6 +541,7 @@ def memory_differs(block, gradient, grad, storage):
         gradient[SAFE_ADDRESS] = data + begin
     cell = int64_pointer(gradient[CELL])
     cell[0] = data + begin
+    prefetch_elements(data + begin)
     return 0
 
 
