@@ -93,7 +93,11 @@ class Guard(Lock):
         """Record that all guarded state is complete."""
 
     def _renew(self) -> None:
-        """Reset the lock in a forked child; replace the owner's lock by a `Mark` if needed."""
+        """Reset a lock that the fork left locked.
+
+        The owner's lock becomes a `Mark` if the thread that held the lock may have left the owner's
+        state half written.
+        """
         if not self.is_abandoned():
             return
         thread = int((re.findall(r"owner=(\d+)", repr(self)) or "0")[0])
@@ -184,6 +188,7 @@ def _release_after_fork() -> None:
 
 
 def _renew_in_child() -> None:
+    """Renew all holders and locks in a forked child."""
     _release_after_fork()
     for holder, renew in list(_holders.items()):
         renew(holder)

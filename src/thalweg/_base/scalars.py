@@ -112,13 +112,13 @@ def power(x: Scalar, y: Scalar) -> Any:
     dtype = type(x)
     if dtype is np.float32 and POWF is not None:
         # POWF returns a float32, so no rounding and no overflow warning follow.
-        result = POWF(x, y)
-        return dtype(0) if abs(result) < _TINY_FLOAT32 else dtype(result)
+        number = POWF(x, y)
+        return dtype(0) if abs(number) < _TINY_FLOAT32 else dtype(number)
     try:
-        result = math.pow(x, y)
+        number = math.pow(x, y)
     except (OverflowError, ValueError):
-        result = _as_c_does(np.power, x, y)
-    return dtype(0) if abs(result) < _TINY[dtype] else _round(result, dtype)
+        number = _as_c_does(np.power, x, y)
+    return dtype(0) if abs(number) < _TINY[dtype] else _round(number, dtype)
 
 
 def product(x: Scalar, y: Scalar) -> Any:
@@ -128,8 +128,8 @@ def product(x: Scalar, y: Scalar) -> Any:
         >>> product(np.float32(1e-30), np.float32(1e-9))
         np.float32(0.0)
     """
-    result = x * y
-    return type(x)(0) if abs(result) < _TINY.get(type(x), 0.0) else result
+    number = x * y
+    return type(x)(0) if abs(number) < _TINY.get(type(x), 0.0) else number
 
 
 def _evaluate(
@@ -145,10 +145,10 @@ def _evaluate(
     if type(x) is np.float32 and c_function is not None:
         return np.float32(c_function(x))
     try:
-        result = function(x)
+        number = function(x)
     except (OverflowError, ValueError):
-        result = _as_c_does(ufunc, x)
-    return _round(result, type(x))
+        number = _as_c_does(ufunc, x)
+    return _round(number, type(x))
 
 
 def exp(x: Scalar) -> Any:
@@ -200,6 +200,6 @@ def _as_c_does(ufunc: Callable[..., Any], *arguments: Scalar) -> float:
         return float(ufunc(*map(np.float64, arguments)))
 
 
-def _round(result: float, dtype: ScalarType) -> object:
+def _round(number: float, dtype: ScalarType) -> object:
     with np.errstate(over="ignore"):
-        return dtype(result)
+        return dtype(number)

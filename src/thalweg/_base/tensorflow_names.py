@@ -38,6 +38,11 @@ def _find_numpy_type(dtype: torch.dtype) -> type[Any]:
 
 
 def _find_limits(dtype: torch.dtype) -> tuple[object, object]:
+    """Return the smallest and the largest number of a dtype; False and True for bool.
+
+    Raises:
+        InvalidTypeError: The dtype is complex.
+    """
     if dtype == torch.bool:
         return False, True
     if dtype.is_floating_point:
@@ -144,6 +149,8 @@ def _sparse_read(var: torch.Tensor, indices: object, name: str | None = None) ->
 
 
 def _scatter(update: str) -> Callable[..., Any]:
+    """Return the method of variables that applies slices by an update of `UPDATES`, in place."""
+
     def apply(
         var: torch.Tensor, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> torch.Tensor:

@@ -205,6 +205,7 @@ class GradientStats:
         return self._compute_roots(gradient_squares)
 
     def _compute_roots(self, formula: Formula) -> object:
+        """Return the roots of sums of squares, unscaled unless the sums are of clipped elements."""
         transforms, squares = self._transforms, self._sum_over(formula)
         with np.errstate(all="ignore"):
             roots = vectors.functions_of(squares).sqrt(squares)

@@ -120,6 +120,7 @@ def flatten(var_list: Any, label: str = "var_list") -> list[Tensor]:
 
 
 def _sort_named(mapping: Mapping[Any, Any], label: str) -> list[object]:
+    """Return the values of a mapping, in the order of its keys."""
     try:
         return [mapping[key] for key in sorted(mapping)]
     except TypeError as error:

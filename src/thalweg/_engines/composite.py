@@ -96,6 +96,7 @@ class CompositeStep:
         return reduction.gather(self._count, _reduce_parts(self.parts, reduction, columns))
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
+        """Yield for each round its variables, and the calls that write them."""
         for plans in self._rounds:
             round_members = [index for members, _ in plans for index in members]
             calls = [

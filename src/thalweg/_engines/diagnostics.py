@@ -93,8 +93,8 @@ class VariableDiagnostics:
         dtype = layout.compute_dtype(self._var.dtype)
         by_variable = {name: vector[index] for name, vector in columns.by_variable.items()}
         by_variable = {
-            n: x.to(self._kind) if isinstance(x, Tensor) else dtype(x)
-            for n, x in by_variable.items()
+            name: scalar.to(self._kind) if isinstance(scalar, Tensor) else dtype(scalar)
+            for name, scalar in by_variable.items()
         }
         return {**columns.shared[dtype], **by_variable}
 

@@ -368,6 +368,7 @@ def _copy_overlapping(
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
     def copy_if_overlapping(memory: Tensor) -> Tensor:
+        """Return the memory, or a copy if the step writes to some of its bytes."""
         if memory.device.type not in layout.BY_ADDRESS:
             return memory
         start, end = layout.byte_span(memory)

@@ -103,6 +103,7 @@ def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], litera
     functions = {**namespace, **_OPERATORS, "const": literal}
 
     def evaluate(*values: Any, **scalars: Any) -> tuple[Any, ...]:
+        """Return the results of the graph; values that no later node reads are dropped."""
         inputs = {"stream": values.__getitem__, "scalar": scalars.__getitem__}
         results = dict[Node, Any]()
         for node in formula_graph.nodes:

@@ -120,6 +120,7 @@ class FormulaRewriter(ast.NodeTransformer):
         raise self.error_at(node, f"a formula cannot contain `{first_line}`{_advice_for(node)}.")
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Return a local name with its prefix, or the number that another name stands for."""
         if node.id in self.locals or isinstance(node.ctx, ast.Store):
             return ast.copy_location(ast.Name(LOCAL_PREFIX + node.id, node.ctx), node)
         if node.id not in self.outer:
@@ -191,6 +192,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.error_at(call, f"a formula cannot call `{text}`{advice}.")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Return a call of a formula function, helper or `moved`; raise RuleError for others."""
         if not isinstance(node.func, ast.Name) or node.keywords:
             raise self.call_error(node, ast.unparse(node))
         function = self.outer.get(node.func.id)
@@ -377,6 +379,7 @@ class FormulaRewriter(ast.NodeTransformer):
             self.conditions[name] = is_condition
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Return the assignment of a number or condition to one name, and record its kind."""
         target = node.targets[0]
         if len(node.targets) != 1 or not isinstance(target, ast.Name):
             raise self.error_at(node, "assign one name at a time.")
@@ -472,6 +475,7 @@ class HelperFunctions:
         return self._names[key]
 
     def _write_definition(self, helper: types.FunctionType, index: int) -> ast.FunctionDef:
+        """Return the rewritten definition of a helper's result; record the kinds of its values."""
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)
         assignments, result = writer.write_body(node)

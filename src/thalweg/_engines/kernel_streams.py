@@ -105,7 +105,7 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     kinds = (var, gradient, *other_dtypes)
     codecs = dict(enumerate(request.rule.codecs, 2))
     names = tuple(
-        layout.STORAGE_NAMES.get(dtype) or str(codecs[k]) for k, dtype in enumerate(kinds)
+        layout.STORAGE_NAMES.get(dtype) or str(codecs[stream]) for stream, dtype in enumerate(kinds)
     )
     base = np.zeros((len(members), len(names)), np.int64)
     for row, tensors in enumerate(tensors_by_member):

@@ -248,6 +248,7 @@ class OffloadedPart:
         return self._inner.reduce(reduction, columns)
 
     def make_calls(self, columns: Columns) -> list[Call]:
+        """Return calls that await gradients, update the variables, send copies to the device."""
         wait_calls = self._wait_calls()
         # Parts of these classes compute when their calls are made.
         if isinstance(self._inner, TorchPart):

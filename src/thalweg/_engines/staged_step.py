@@ -145,7 +145,8 @@ class WholeMatrices:
         member_lists = group_by_shape(rule, request.variables)
         if request.short:
             member_lists = [
-                [k for k in members if not request.short[k]] for members in member_lists
+                [member for member in members if not request.short[member]]
+                for members in member_lists
             ]
             member_lists = list(filter(None, member_lists))
         self._batches = [Batch(rule, request.variables, members) for members in member_lists]
@@ -529,7 +530,7 @@ class StagedStep:
         return 0, NO_COLUMNS.write_calls(*updates.pairs())
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
-        """Compute measures in one sweep over memory, and store them in the matrices."""
+        """Compute measures in one sweep over memory, and store the results in the matrices."""
         reduction = Reduction("measures", measures, self.stages)
         lines = cast("list[list[Tensor]]", self.update_plan.reduce(reduction, columns))
         for position, measure in enumerate(measures):
@@ -545,7 +546,12 @@ class StagedStep:
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Validate the `shaped_slots` unless they are unchanged, then bind small matrices.
+        """Validate the slots of other shapes if memory or layout of one has changed.
+
+        Then set the addresses of slots in the tables of kernels for small matrices.
+
+        Args:
+            slots: For each variable its tensors of `rule.shaped_slots`.
 
         Raises:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
@@ -571,14 +577,20 @@ class StagedStep:
             target_slots: list[Tensor] = []
             for members, group in self._short_groups:
                 positions: list[int] = group.members
-                target_slots += [slot for k in positions for slot in slots[members[k]]]
+                target_slots += [
+                    slot for position in positions for slot in slots[members[position]]
+                ]
             self._mark_slots_written = partial(torch._C._increment_version, target_slots)  # pyright: ignore[reportPrivateUsage]
             self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(target_slots), None
             self._slot_layout = slot_layout
         self._bind_short(slots)
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Bind kernels of small matrices to slots, and to whether gradients overlap with them."""
+        """Set the addresses of slots in kernels for small matrices.
+
+        Kernels write copies of slots instead if a gradient overlaps with one. Nothing happens if
+        the kernels have been bound since slots were validated, and the overlap is as before.
+        """
         are_disjoint = all(
             layout.lie_apart(group.table.base[:, 1], group.bytes, self._slot_bounds)
             for group in self._readers
@@ -587,7 +599,8 @@ class StagedStep:
             return
         self._are_disjoint = None
         for members, group in self._short_groups:
-            group.bind_slots([slots[members[k]] for k in group.members], are_disjoint)
+            positions: list[int] = group.members
+            group.bind_slots([slots[members[position]] for position in positions], are_disjoint)
         self._are_disjoint = are_disjoint
 
     def _run_pass(self, rule_pass: Pass, plan: StepPlan, columns: Columns) -> None:
@@ -613,10 +626,12 @@ class StagedStep:
         return self.update_plan.device
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`.
+        """Return a reduction over the variables; see `Reductions`.
+
+        Formulas of the rule that may read rows or columns are summed row by row, others by leaves.
 
         Raises:
-            RuleError: Leaves of a measure of a rule over rows or columns, which has none.
+            RuleError: Leaves of such a formula are requested, by a step over shards.
         """
         if reduction.kind == "measures":
             return self.update_plan.reduce(reduction, self._with_numbers(columns))

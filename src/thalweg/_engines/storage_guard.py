@@ -67,7 +67,7 @@ class StorageGuard:
             return False
         if not self._metadata_guard.holds(self._watched_slots):
             if list(map(_read_layout, self._watched_slots)) != [
-                self._layouts[k] for k in self._watched_indices
+                self._layouts[index] for index in self._watched_indices
             ]:
                 return False
             self._metadata_guard = MetadataGuard(self._watched_slots)

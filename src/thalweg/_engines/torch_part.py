@@ -224,6 +224,7 @@ class TorchPart:
 
     @no_grad()
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return a reduction over the variables, on the host; see `Reductions`."""
         if reduction.kind == "peaks":
             return self._reduce_peaks()
         if reduction.kind == "measures":
@@ -416,6 +417,7 @@ def _divide_into_batches(request: StepRequest) -> Iterator[Batch]:
 
 
 def _list_codecs(request: StepRequest, member: int) -> list[Codec | None]:
+    """Return None for the variable, then the codec of each slot or None."""
     slots = request.slots[member]
     if not request.rule.codecs:
         return [None] * (1 + len(slots))

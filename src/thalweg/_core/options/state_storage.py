@@ -114,6 +114,7 @@ class StateCodec(Option):
         return store_slots(rule, cast("Storage", self.state_storage))
 
     def check_beside(self, options: Others) -> None:
+        """Raise InvalidArgumentError beside another option that chooses dtype or device."""
         storage_settings = {
             "state_dtype": options.of(StateDtype).state_dtype,
             "state_device": options.of(Offload).state_device,

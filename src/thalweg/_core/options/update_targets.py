@@ -200,9 +200,9 @@ class UpdateTargets:
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """Copy parameters that the user has written since the last step to their offloaded targets.
+        """Copy the parameters that were written since the last step to their offloaded targets.
 
-        Return the targets of all parameters, as `stand_for`.
+        Return the targets of all parameters, in the order of `stand_for`.
         """
         for param, target in self._offloaded:
             version = _read_version(param)
@@ -220,7 +220,7 @@ class UpdateTargets:
         return self._targets
 
     def settle(self) -> None:
-        """Record the versions of offloaded parameters after a step has written them."""
+        """Record the versions of offloaded parameters, which a step has just written."""
         for param, _ in self._offloaded:
             self._versions[id(param)] = _read_version(param)
             # The constraint has changed the parameter alone: the next refresh copies its output.

@@ -176,6 +176,7 @@ class Number:
         return self.value
 
     def difference(self, candidate: object) -> str | None:
+        """Return why the number cannot be set to a value, as a message; None if it can."""
         try:
             self.setting(candidate)
         except (InvalidTypeError, InvalidArgumentError):

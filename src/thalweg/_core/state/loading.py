@@ -220,8 +220,18 @@ class StateDict(Copied):
     def _loading(
         self, state_dict: object, var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
-        """Validate a state under the lock; yield its `Loading`, which the caller writes in the
-        block.
+        """Return a context manager that holds the lock of the object while a state is loaded.
+
+        The block receives the validated `Loading`, and has to write it by `restore`. Afterwards the
+        object accepts steps again.
+
+        Args:
+            state_dict, var_list: As given to the public method, for `_given_state`.
+            names: Returns unique names of variables, by which entries are found.
+
+        Raises:
+            CheckpointMismatchError: The state differs from the entries of the object.
+            FailedPreconditionError: This thread is within a step of the object.
         """
         state, variables = self._given_state(state_dict, var_list)
         with self._locked().to_load(), writable():

@@ -127,6 +127,7 @@ class _Element(Element):
         return super().begins_at(stream)
 
     def load_value(self, stream: int) -> str:
+        """Return the expression of element i of a stream: joined, decoded, or as it is stored."""
         if stream == self.update.lower:
             return f"join_bfloat(p0[i], p{stream}[i])"
         codec = self.update.blocks.get(stream)
@@ -136,6 +137,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
+        """Return the statement that stores a number: split, rounded, or for encoding."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"

@@ -205,6 +205,7 @@ class Elements(Sweep):
         return nest(header, self._measure_element())
 
     def _measure_element(self) -> list[str]:
+        """Return the body of one element's function, which returns a number for each measure."""
         lines: list[str] = []
         for stream in self.used:
             kind = "float32" if stream in self.codecs else self.storage[stream]

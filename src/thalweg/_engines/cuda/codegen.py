@@ -190,7 +190,10 @@ class Writer(FormulaWriter):
     def write_formula(
         self, formula_graph: FormulaGraph, name: str = "node"
     ) -> tuple[list[str], list[str]]:
-        """See `FormulaWriter`; quotients by roots are one operation, if denormals are kept."""
+        """Return the lines that compute a formula, and the texts of its results.
+
+        If denormals are kept, a quotient by a root and the root are one operation.
+        """
         if self.compute == "float32" and not (self.flush or self.fast):
             formula_graph = fuse_roots(formula_graph)
         self._branches = find_branches(formula_graph) if self.has_scalar_branches else {}
@@ -198,7 +201,10 @@ class Writer(FormulaWriter):
         return super().write_formula(formula_graph, name)
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """See `FormulaWriter`; what only one result of a choice by scalars needs is in a branch."""
+        """Append the line of a node, and store the text of its value.
+
+        Nodes that only one alternative of a choice by scalars needs are written into its branch.
+        """
         if node in self._inner:
             return
         if node not in self._branches:
@@ -224,6 +230,7 @@ class Writer(FormulaWriter):
         return pair if operation.startswith(BY_ROOT) else name
 
     def write_operation(self, operation: str, operands: list[str]) -> str:
+        """Return the expression of an operation; its result is flushed if it may be denormal."""
         if operation.startswith(BY_ROOT):
             options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"

@@ -193,6 +193,7 @@ class _Element(Element):
         return list(self._prepared_nodes.values())
 
     def update_element(self) -> list[str]:
+        """Return the function's lines: places of records and dithers, then those of `Element`."""
         lines: list[str] = []
         if self.update.blocks:
             lines += _fill_template(_ROWS, rows=self.block // self._row, row=self._row)

@@ -206,7 +206,7 @@ class Group:
         return leaves
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each member its measures of rows, of columns or of all elements."""
+        """Return for each member a tensor for each measure: of rows, columns or one number."""
         measures, stages = reduction.formulas, reduction.stages
         flush = self._flush and bool(stages)
         formulas = distinct_formulas(measures)
