@@ -113,15 +113,13 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     has_copy = copies[members[0]] is not None
     # Copies are rounded to the nearest.
     rounded_names = (names[0], *names[2 : len(names) - has_copy])
-    positions = (
-        [request.places[i] for i in members] if request.places else [_BEGINNING] * len(members)
-    )
-    draws = positions[0][0] is not None and not NARROW.isdisjoint(rounded_names)
+    places = [request.places[i] for i in members] if request.places else [_BEGINNING] * len(members)
+    draws = places[0][0] is not None and not NARROW.isdisjoint(rounded_names)
     has_positions = draws or any(not codec.is_beside for codec in find_codecs(names).values())
     runs: list[ElementRuns | None] = []
     if has_positions:
-        runs = [origin if isinstance(origin, ElementRuns) else None for _, origin in positions]
-        columns = [(n or 0, origin if isinstance(origin, int) else 0) for n, origin in positions]
+        runs = [origin if isinstance(origin, ElementRuns) else None for _, origin in places]
+        columns = [(n or 0, origin if isinstance(origin, int) else 0) for n, origin in places]
         base = np.hstack([base, np.array(columns, np.int64)])
     return Streams(
         names,

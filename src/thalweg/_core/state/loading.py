@@ -222,8 +222,7 @@ class StateDict(Copied):
     ) -> Generator[Loading]:
         """Return a context manager that holds the lock of the object while a state is loaded.
 
-        The block receives the validated `Loading`, and has to write it by `restore`. Afterwards the
-        object accepts steps again.
+        The block receives the validated `Loading`, and has to write it by `restore`.
 
         Args:
             state_dict, var_list: As given to the public method, for `_given_state`.
