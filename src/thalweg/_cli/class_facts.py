@@ -52,14 +52,14 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
         rule: The rule.
         cls: The class.
     """
-    from thalweg.optim.signatures import notes_in
+    from thalweg.optim.signatures import parse_notes
 
     signature = inspect.signature(cls)
     names = [hyper.name for hyper in rule.hypers]
     keywords = _KEYWORDS.get(f"{cls.__module__}.{cls.__qualname__}", {})
     fixed: Mapping[str, Any] = getattr(cls, "fixed_options", {})
     # Where a class sets a hyperparameter, such as AdamW its kind of decay, others mean less.
-    notes = notes_in(cls.__doc__, "Args:") if fixed else {}
+    notes = parse_notes(cls.__doc__, "Args:") if fixed else {}
     numbers: list[Number] = []
     for hyper in rule.hypers:
         match = keywords.get(hyper.name) or _find_argument(hyper.name, names, signature)

@@ -19,6 +19,11 @@ def params_of(groups: Sequence[Group]) -> list[Any]:
     return [param for group in groups for param in group["params"]]
 
 
+def group_indices_of(groups: Sequence[Group]) -> list[int]:
+    """Return the index of the group of each parameter, in the order of `params_of`."""
+    return [index for index, group in enumerate(groups) for _ in group["params"]]
+
+
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     """Return a name for each of `params`, in order, for messages.
 

@@ -312,13 +312,13 @@ class TrackableSlots(Trackable):
             raise
 
     def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
-        """Replace the slots.
+        """Replace the slots, and drop the plans of steps, which hold the old ones.
 
         Args:
             store: The new slots.
             replacements: The new slots by the `id` of the slots that they replace.
         """
-        self._slots = store
+        self._slots, self._plans = store, PlanCaches()
 
     def _keep_slot(self, slot: object) -> None:
         """Handle a new slot with its value; a hook for subclasses."""

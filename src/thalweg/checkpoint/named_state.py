@@ -18,7 +18,7 @@ from thalweg._core.state import LISTED, Loading, differences, keys_of, mismatch
 from thalweg._core.state import distinct as distinct_names
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.optim.dtensor_params import entry_of, locals_of
+from thalweg.optim.dtensor_params import make_entry, make_local_shards
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
@@ -178,7 +178,7 @@ def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, obj
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
-    entries = [entry_of(name, tensor) for name, tensor in named_tensors.items()]
+    entries = [make_entry(name, tensor) for name, tensor in named_tensors.items()]
     problems = differences(entries, values)
     if problems:
         hint = _prefix_hint(named_tensors, values)
@@ -224,7 +224,7 @@ def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     All ranks must call this function. Other tensors are returned as they are.
     """
-    local_shards = locals_of(list(named_tensors.values()))
+    local_shards = make_local_shards(list(named_tensors.values()))
     return {
         name: tensor
         if local_shards is None or not is_on_mesh(tensor)

@@ -30,7 +30,7 @@ from thalweg.optim import RuleOptimizer
 from thalweg.optim.class_lookup import class_named, is_named
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
-from thalweg.optim.load_state import drop_unused, fit_slots, fit_state, setting, warn_of
+from thalweg.optim.load_state import drop_unused, fit_slots, fit_state, plan_entries, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
 from thalweg.optim.step_options import KEYWORDS
 
@@ -260,7 +260,7 @@ class TorchOptimizerAdapter:
                 if self._has_rule:
                     entries = self.optimizer.state[param]
                     arguments = (entries, saved_state, name, errors, pairs, param)
-                    calls += setting(*arguments, None, initial_keys)
+                    calls += plan_entries(*arguments, None, initial_keys)
                     calls += [partial(entries.pop, key, None) for key in initial_keys]
                     continue
                 checked_group = group if option_errors else options
@@ -450,8 +450,8 @@ def _copy_value(entry: object, name: str) -> Any:
     """Return a copy of a value, or an alias in `uncopied`; of a DTensor the full tensor."""
     if is_on_mesh(entry):
         with importing:
-            from thalweg.optim.full_states import gathered
-        return gathered(cast("Tensor", entry))
+            from thalweg.optim.full_states import gather_full
+        return gather_full(cast("Tensor", entry))
     return (
         state.taken(entry, name) if isinstance(entry, Tensor) else _map_tensors(entry, state.taken)
     )

@@ -60,10 +60,10 @@ def divided(grad, square, direction, least):
     return grad * direction / sqrt(maximum(square, least))
 
 
-def root(number):
+def root(square):
     """Return a square root; torch's power is correctly rounded on the CPU, its `sqrt` is not."""
     # Pyright takes `torch` for the package of this file.
-    return number**0.5 if isinstance(number, Tensor) else sqrt(number)  # pyright: ignore
+    return square**0.5 if isinstance(square, Tensor) else sqrt(square)  # pyright: ignore
 
 
 def rate_of(variable, step, count, share, d, eps2):

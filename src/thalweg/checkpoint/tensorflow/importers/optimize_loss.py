@@ -132,7 +132,7 @@ def _zero_accumulators(
     """Return a sum of zeros per variable, by key; {} if the step does not accumulate gradients."""
     if opt._accumulators is None:
         return {}
-    is_mixed = opt._mixed is not None
+    is_mixed = opt._pipeline.mixed is not None
     return {
         f"{keys[id(var)]}/{ACCUMULATOR}": torch.zeros(
             var.shape, dtype=torch.float32 if is_mixed else var.dtype, device="cpu"
