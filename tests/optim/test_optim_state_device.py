@@ -22,7 +22,7 @@ from thalweg import engine, optim
 from thalweg._engines import current, layout
 from thalweg._engines import offload as far
 from thalweg._engines.protocol import Columns, StepRequest
-from thalweg._engines.reference import ReferencePart
+from thalweg._engines.reference_part import ReferencePart
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices

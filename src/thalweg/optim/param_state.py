@@ -256,9 +256,9 @@ class ParamState:
             return
         real_params = [param for param in lacking if slot.scalar or not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in real_params]
-        device = self._kinds.device
         templates = list(map(local, real_params))
-        new_tensors = iter(laid_out(templates, dtypes, start, slot.scalar, device))
+        devices = [self._kinds.device or template.device for template in templates]
+        new_tensors = iter(laid_out(templates, dtypes, start, slot.scalar, devices))
         for param in lacking:
             param_start = starts.get(id(param), {}).get(name, start)
             if param.is_complex() and not slot.scalar:

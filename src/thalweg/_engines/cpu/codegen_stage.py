@@ -23,8 +23,8 @@ class Values(NamedTuple):
 
     def at(self, line: int) -> str:
         """Return the text of the number of a row or column, or of the one number."""
-        place = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.axis]
-        return self.name + place
+        suffix = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.axis]
+        return self.name + suffix
 
 
 class StageWriter(FormulaWriter):
@@ -36,9 +36,9 @@ class StageWriter(FormulaWriter):
         counts: The number of rows, columns and matrices, by the axis of values.
     """
 
-    def __init__(self, title: str, literal: str, counts: Mapping[str, int]) -> None:
+    def __init__(self, prefix: str, literal: str, counts: Mapping[str, int]) -> None:
         super().__init__(literal)
-        self._prefix, self._counts = title, counts
+        self._prefix, self._counts = prefix, counts
 
     def write_stage(
         self, formula: LineFormula, inputs: Mapping[str, Values]
@@ -72,7 +72,9 @@ class StageWriter(FormulaWriter):
         if node.op in MEANS:
             (arg,) = node.inputs
             count = self._counts[MEANS[node.op]]
-            return self._write_mean([self._read(arg, node_values, place) for place in range(count)])
+            return self._write_mean(
+                [self._read(arg, node_values, position) for position in range(count)]
+            )
         return self.write_operation(
             node.op, [self._read(arg, node_values, index) for arg in node.inputs]
         )

@@ -152,7 +152,7 @@ def _is_short(var: Tensor, grad: Any, slots: Sequence[Tensor]) -> bool:
 
 
 @cache
-def _kernel_of(sweep: SmallMatrixSweep) -> Compiled:
+def _compile_kernel(sweep: SmallMatrixSweep) -> Compiled:
     return Compiled(SmallMatrixKernel(sweep).write(), np.float64)
 
 
@@ -201,20 +201,20 @@ class ShortGroup(Group):
         kinds: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}
         for member, member_slots in enumerate(slots):
             view = self._views[member]
-            for place, slot in enumerate(member_slots):
+            for index, slot in enumerate(member_slots):
                 if not (are_separate and slot.is_contiguous() and layout.is_aligned(slot)):
                     self._staged_slots.append((slot.detach(), slot.detach().contiguous().clone()))
                     slot = self._staged_slots[-1][1]
-                self.table.base[member, first + place] = slot.data_ptr()
+                self.table.base[member, first + index] = slot.data_ptr()
             names = tuple(str(layout.STORAGE_NAMES[slot.dtype]) for slot in member_slots)
             key = view.rows, view.columns, names
             kinds.setdefault(key, []).append(member)
         counts = np.array([-(-view.matrices // LANES) for view in self._views], np.int64)
         self._tree, self._blocks = Tree(counts), np.empty((len(self._rule.passes), counts.sum()))
         starts = (np.cumsum(counts) - counts) * self._blocks.itemsize
-        for place in range(len(self._rule.passes)):
-            column = stream_of_pass(self._rule, self._types, place)
-            self.table.base[:, column] = self._blocks[place].ctypes.data + starts
+        for index in range(len(self._rule.passes)):
+            column = stream_of_pass(self._rule, self._types, index)
+            self.table.base[:, column] = self._blocks[index].ctypes.data + starts
         self._sweeps = [
             [self._launch(key, members, passes, None) for key, members in kinds.items()]
             for passes, _ in self._plan.sweeps
@@ -239,7 +239,7 @@ class ShortGroup(Group):
             update: The update, or None for a sweep that only measures.
         """
         rows, columns, lines = key
-        kernel = _kernel_of(
+        kernel = _compile_kernel(
             SmallMatrixSweep(
                 rule=self._rule,
                 passes=passes,
@@ -285,7 +285,7 @@ class ShortGroup(Group):
                     self._numbers[measure.makes] = np.empty(len(self.members))
             for rows, batch in self._batches:
                 for stage in stages:
-                    run_stage(self._rule, stage, batch, columns, _no_slot)
+                    run_stage(self._rule, stage, batch, columns, _raise_no_slot)
                 # Formulas read the numbers in the dtype of the arithmetic.
                 for name, column in batch.measured_values.items():
                     self._numbers[name][rows] = column.reshape(-1).to(batch.kind).numpy()
@@ -338,6 +338,6 @@ class _Launch:
         return argument, launch.threads_for(slices, self._table.elements)
 
 
-def _no_slot(member: int, place: int) -> Tensor:
+def _raise_no_slot(member: int, index: int) -> Tensor:
     """Raise an error: stages over numbers of variables must not read slots."""
     raise RuntimeError("stages over numbers of variables see no slots")
