@@ -275,8 +275,6 @@ def test_schedule_formulas_import_only_mathematics() -> None:
 LATE = {
     "distribute": "distribute",
     "_engines": "_engines",
-    "_engines.cpu": "_engines.cpu",
-    "_engines.cuda": "_engines.cuda",
     "_graph.graph_mode_backend": "_graph",
     "rules": "rules",
     "rules.torch": "rules.torch",

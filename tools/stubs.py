@@ -120,7 +120,9 @@ def _class(node: ast.ClassDef, module: Any) -> str:
         for field in node.body
         if isinstance(field, ast.AnnAssign)
     ]
-    if issubclass(cls, FusedOptimizer):
+    # Bases of the other classes of a module are not called.
+    is_base = any(heir.__module__ == cls.__module__ for heir in cls.__subclasses__())
+    if issubclass(cls, FusedOptimizer) and not is_base:
         body.append(_constructor(cls))
     visible_methods = [
         field_ for field_ in node.body if isinstance(field_, _Function) and _is_shown(field_, body)

@@ -18,7 +18,7 @@ from thalweg.v1.summary import writer
 from thalweg.v1.train.monitored import (
     basic_session_run_hooks,
     checkpoint_saver_hook,
-    step_counter_hook,
+    summary_saver_hook,
 )
 from thalweg.v1.train.saving import checkpoint_manager, saver
 
@@ -194,9 +194,9 @@ def write_string_to_file(filename: str, file_content: str) -> None:
 
 def add_doubles() -> None:
     """Add the stand-ins to private modules of TensorFlow, and replace loggers and clocks."""
-    hooks = (basic_session_run_hooks, checkpoint_manager, checkpoint_saver_hook, step_counter_hook)
+    hooks = (basic_session_run_hooks, checkpoint_manager, checkpoint_saver_hook, summary_saver_hook)
     for module in hooks:
-        vars(module)["_LOG"] = StepLogger() if module is step_counter_hook else TestedLogger()
+        vars(module)["_LOG"] = StepLogger() if module is summary_saver_hook else TestedLogger()
     for module in (checkpoint_manager, retention, saver):
         vars(module)["time"] = TestedTime()
     private_modules._EXTRA_NAMES |= {

@@ -17,7 +17,7 @@ import torch
 
 from thalweg import optim
 from thalweg._cli import registry
-from thalweg._cli.class_facts import numbers_of, sparse_words
+from thalweg._cli.class_facts import describe_sparse_update, numbers_of
 from thalweg._cli.commands.rules import formula_source, sweep_words
 from thalweg.formula import Rule
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad
@@ -183,7 +183,7 @@ def _blocks(page: Page, options: Mapping[str, Any], rule: Rule) -> list[str]:
         _numbers_table(page, rule),
         _state_table(page, options, rule),
         f"**Sweeps over memory**: {sweep_words(rule)}.",
-        f"**Sparse gradients**: {sparse_words(rule, page.cls, options)}.",
+        f"**Sparse gradients**: {describe_sparse_update(rule, page.cls, options)}.",
         f"**Dense gradients**: refused; `step` raises RuntimeError: {dense}." if dense else "",
         f"**Compared with torch.optim**: {rule.differs}" if rule.differs else "",
         f"**Source**: {rule.source}" if rule.source else "",

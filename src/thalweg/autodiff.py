@@ -81,9 +81,9 @@ class GradientTape:
         self._accessed = watch_accessed_variables
         self._used = False
         # True if another tape recorded the same graph, which then must outlive the first gradient.
-        self._shares_graph = False
+        self._keeps_graph = False
         self._watched_edges: dict[int, tuple[torch.Tensor, GradientEdge]] = {}
-        self._made_differentiable: list[torch.Tensor] = []
+        self._enabled_tensors: list[torch.Tensor] = []
         self._is_open = False
         self._grad_was_enabled = True
 
@@ -95,11 +95,11 @@ class GradientTape:
             )
         if self._used:
             self.reset()
-        self._shares_graph = bool(_recording.tapes)
+        self._keeps_graph = bool(_recording.tapes)
         for tape in _recording.tapes:
-            tape._shares_graph = True
+            tape._keeps_graph = True
         _recording.tapes.append(self)
-        for tensor in self._made_differentiable:
+        for tensor in self._enabled_tensors:
             tensor.requires_grad_(True)
         self._is_open = True
         self._grad_was_enabled = torch.is_grad_enabled()
@@ -109,7 +109,7 @@ class GradientTape:
     def __exit__(self, *error: object) -> None:
         self._is_open = False
         torch.set_grad_enabled(self._grad_was_enabled)
-        for tensor in self._made_differentiable:
+        for tensor in self._enabled_tensors:
             tensor.requires_grad_(False)
         self._stop()
 
@@ -132,7 +132,7 @@ class GradientTape:
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 continue
             if not leaf.requires_grad:
-                self._made_differentiable.append(leaf)
+                self._enabled_tensors.append(leaf)
                 leaf.requires_grad_(True)
             self._watched_edges[id(leaf)] = (leaf, get_gradient_edge(leaf))
 
@@ -193,7 +193,7 @@ class GradientTape:
             [self._edge(tensor) for tensor in leaves],
             weights,
             leaves,
-            retain_graph=self._persistent or self._shares_graph,
+            retain_graph=self._persistent or self._keeps_graph,
             # An outer tape also records the gradient.
             create_graph=bool(_recording.tapes),
         )
@@ -229,9 +229,9 @@ class GradientTape:
         Unlike in TensorFlow, gradients of tensors computed earlier remain possible, because torch's
         record belongs to the tensors.
         """
-        for tensor in self._made_differentiable:
+        for tensor in self._enabled_tensors:
             tensor.requires_grad_(False)
-        self._made_differentiable.clear()
+        self._enabled_tensors.clear()
         self._watched_edges.clear()
         self._used = False
 
@@ -397,8 +397,8 @@ def _by_backward(
 
 def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
     """Return a gradient, copied if it is a view of a bucket that later passes overwrite."""
-    is_part = grad is not None and grad.layout == torch.strided and grad._is_view()
-    return grad.clone() if grad is not None and is_part else grad
+    is_view = grad is not None and grad.layout == torch.strided and grad._is_view()
+    return grad.clone() if grad is not None and is_view else grad
 
 
 def _weights(
@@ -469,15 +469,17 @@ def _leaves(structure: object) -> Iterator[object]:
 def _tensors(structure: object) -> Iterator[torch.Tensor]:
     for leaf in map(tensor_of, _leaves(structure)):
         if not isinstance(leaf, torch.Tensor):
-            hint = ""
+            suggestion = ""
             if hasattr(leaf, "graph"):
-                hint = (
+                suggestion = (
                     " It belongs to a graph: take gradients() there, and run it with Session.run."
                 )
             elif leaf is None or isinstance(leaf, (bool, int, float)):
-                hint = " A function that computes a loss returns a tensor: no float() or item()."
+                suggestion = (
+                    " A function that computes a loss returns a tensor: no float() or item()."
+                )
             raise InvalidTypeError(
-                f"Passed in object {show_value(leaf)}, expected a tensor or variable.{hint}"
+                f"Passed in object {show_value(leaf)}, expected a tensor or variable.{suggestion}"
             )
         yield leaf
 

@@ -131,12 +131,12 @@ def listed(texts: Iterable[str], separator: str = ", ", limit: int = LISTED) -> 
     return f"{text}{separator.replace(', ', ' ')}and {omitted} more" if omitted > 0 else text
 
 
-def did_you_mean(name: str, known_names: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return a question with the most similar known name, or "" if none is similar.
 
     Case, "_" and "-" are ignored.
     """
-    names = {_plain(known_name): known_name for known_name in sorted(known_names, reverse=True)}
+    names = {_plain(candidate): candidate for candidate in sorted(candidates, reverse=True)}
     matches = difflib.get_close_matches(_plain(name), names, n=1, cutoff=0.75)
     return f"Did you mean '{names[matches[0]]}'?" if matches else ""
 

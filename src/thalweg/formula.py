@@ -56,13 +56,13 @@ _OFFERED = {
 _SCALE_UP, _SCALE_DOWN = 2.0**SHIFT, 2.0**-SHIFT
 
 
-def _check_named(spec: Slot | Hyper, number: str) -> None:
-    kind, value = type(spec).__name__, getattr(spec, number)
+def _check_named(spec: Slot | Hyper, field_name: str) -> None:
+    kind, value = type(spec).__name__, getattr(spec, field_name)
     if not isinstance(spec.name, str) or not spec.name:
         raise RuleError(f"The name of a {kind} must be a text, not {spec.name!r}.")
     if not isinstance(value, Real):
         raise RuleError(
-            f"{number} of {kind} {spec.name!r} must be a number, not {show_value(value)}."
+            f"{field_name} of {kind} {spec.name!r} must be a number, not {show_value(value)}."
         )
 
 
@@ -76,8 +76,10 @@ def _checked_tuple(rule: str, field_name: str, entries: Any, kind: type) -> tupl
     entry_tuple = tuple(entries)
     for entry in entry_tuple:
         if not isinstance(entry, kind):
-            hint = f" Write {kind.__name__}({entry!r}, ...)." if isinstance(entry, str) else ""
-            raise RuleError(f"{requirement}; {entry!r} is a {type(entry).__name__}.{hint}")
+            suggestion = (
+                f" Write {kind.__name__}({entry!r}, ...)." if isinstance(entry, str) else ""
+            )
+            raise RuleError(f"{requirement}; {entry!r} is a {type(entry).__name__}.{suggestion}")
     return entry_tuple
 
 
@@ -285,11 +287,12 @@ class Rule:
             raise RuleError(f"The name of a rule must be a text, not {self.name!r}.")
         object.__setattr__(self, "hypers", _checked_tuple(self.name, "hypers", self.hypers, Hyper))
         object.__setattr__(self, "slots", _checked_tuple(self.name, "slots", self.slots, Slot))
-        for part in (*FORMULAS, "prepare", "per_variable", "per_optimizer"):
-            function = getattr(self, part)
-            if not callable(function) and (function is not None or part == "update"):
+        for field_name in (*FORMULAS, "prepare", "per_variable", "per_optimizer"):
+            function = getattr(self, field_name)
+            if not callable(function) and (function is not None or field_name == "update"):
                 raise RuleError(
-                    f"{part} of rule {self.name!r} must be a function, not {show_value(function)}."
+                    f"{field_name} of rule {self.name!r} must be a function, not"
+                    f" {show_value(function)}."
                 )
         self._check_names()
         self._check_measures()
@@ -625,9 +628,9 @@ def narrow(x: Any, like: Any) -> Any:
     return np.asarray(x, np.asarray(like).dtype)[()]
 
 
-def number_like(number: float, like: Any) -> Any:
+def number_like(scalar: float, like: Any) -> Any:
     """Return a number in the type of a scalar, of the host or of a device; for `prepare`."""
-    return like.new_full((), number) if isinstance(like, torch.Tensor) else type(like)(number)
+    return like.new_full((), scalar) if isinstance(like, torch.Tensor) else type(like)(scalar)
 
 
 def moved(base: Any, step: Any) -> Any:

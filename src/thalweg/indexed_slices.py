@@ -58,8 +58,8 @@ class IndexedSlices:
             self.indices = to_tensor(indices)
             size = None if dense_shape is None else torch.Size(int(n) for n in dense_shape)
         except InvalidTypeError:
-            for part in (values, indices, dense_shape):
-                _refuse_symbol(part, "IndexedSlices")
+            for argument in (values, indices, dense_shape):
+                _refuse_symbol(argument, "IndexedSlices")
             raise
         self.dense_shape = size
         self._validate()
@@ -317,8 +317,8 @@ def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
             belongs to a graph.
     """
     params = table_of(params)
-    for part in (params, ids):
-        _refuse_symbol(part, "embedding_lookup")
+    for argument in (params, ids):
+        _refuse_symbol(argument, "embedding_lookup")
     ids = to_tensor(ids).to(params.device)
     rows = IndexedSlices(ids.reshape(-1), ids.reshape(-1))  # validates the ids
     if ids.device.type == "cpu":  # elsewhere the check would wait for the device
@@ -346,12 +346,12 @@ def _selected(params: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return params.index_select(0, ids)
 
 
-def _refuse_symbol(part: Any, name: str) -> None:
+def _refuse_symbol(argument: Any, name: str) -> None:
     """Raise an error for a tensor of a graph that names the function for graphs."""
-    if not isinstance(part, torch.Tensor) and is_symbolic(part):
+    if not isinstance(argument, torch.Tensor) and is_symbolic(argument):
         raise InvalidTypeError(
-            f"thalweg.{name} takes tensors of eager mode, and '{part.name}' belongs to a graph: use"
-            f" thalweg.v1.{name} there."
+            f"thalweg.{name} takes tensors of eager mode, and '{argument.name}' belongs to a graph:"
+            f" use thalweg.v1.{name} there."
         )
 
 

@@ -22,7 +22,7 @@ from attack.figures import Figures
 from attack.server import figures_of
 from bundle_files import BUNDLES, DATA, GOLDENS, add_checksum, block, footer, handle
 from thalweg._formats import bundle, stored_tensor
-from thalweg._formats.bundle import object_graph, proto, strings
+from thalweg._formats.bundle import object_graph, proto, tensors
 from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg._formats.bundle.table import encoded_table, iterate_entries
 from thalweg._formats.checksum import crc32c, mask_checksum
@@ -243,10 +243,10 @@ def strings_of_a_tensor(files: Files, dice: random.Random) -> Files:
     fields = {field: value for field, _, value in proto.iterate_fields(items[position][1])}
     begin, size = int(fields.get(4, 0)), int(fields.get(5, 0))
     try:
-        values = strings.decode_strings(files[DATA][begin : begin + size], 1)[0]
+        values = tensors.decode_strings(files[DATA][begin : begin + size], 1)[0]
     except CorruptFileError:  # it has several
         values = [b"text", b""]
-    encoded, checksum = strings.encoded_strings([message(string, dice) for string in values])
+    encoded, checksum = tensors.encoded_strings([message(string, dice) for string in values])
     if dice.random() < 0.2:
         encoded = spoiled(encoded, dice)
     shape = b"\x12\0" if dice.random() < 0.8 else b"\x12\x04\x12\x02\x08\x02"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from thalweg._formats import atomic_write, syscalls, temp_files
+from thalweg._formats import atomic_write, syscalls
 
 SECTOR = 512
 Content = bytes | None  # None: there is no file
@@ -88,7 +88,7 @@ def recorded(work: Callable[[], None]) -> list[Op]:
     """Return the system calls that `disk` makes during some work."""
     recorder = Recorder()
     with ExitStack() as stack:
-        for module in (atomic_write, syscalls, temp_files):
+        for module in (atomic_write, syscalls):
             stack.enter_context(patch.object(module, "os", recorder))
         work()
     return recorder.log

@@ -14,8 +14,8 @@ from thalweg import CheckpointMismatchError, InvalidConfigError, MissingFileErro
 from thalweg._formats.stored_tensor import of_tensor
 from thalweg.checkpoint import tensorflow
 from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import AXES, Place, Rules, parse
-from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.v1 import train
 
 ADAM = "ckpt_v1/adam"

@@ -12,7 +12,7 @@ import thalweg
 from bundle_files import entry, write
 from thalweg import v1
 from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, object_graph
-from thalweg._formats.bundle.strings import encoded_strings
+from thalweg._formats.bundle.tensors import encoded_strings
 from thalweg._formats.checksum import mask_checksum
 from thalweg.checkpoint import inspection, restore, tensorflow
 from thalweg.errors import DataLossError, UnsupportedCheckpointError

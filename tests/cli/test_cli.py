@@ -687,7 +687,7 @@ def test_no_color_disables_color() -> None:
 
 
 def test_rules_lists_every_rule() -> None:
-    from thalweg._cli.commands.rules import sparse_words
+    from thalweg._cli.commands.rules import describe_sparse_update
     from thalweg.rules import RULES
 
     result = invoke("rules")
@@ -706,7 +706,7 @@ def test_rules_lists_every_rule() -> None:
         first = starts[rule.name]
         next_start = min((number for number in starts.values() if number > first), default=ends)
         cells = [line[column:] for line in lines[first:next_start]]
-        assert " ".join(" ".join(cells).split()) == sparse_words(rule)
+        assert " ".join(" ".join(cells).split()) == describe_sparse_update(rule)
     for row in document:
         assert {"slots", "hypers", "sparse", "source", "differs"} <= set(row)
 
@@ -757,7 +757,7 @@ def test_show_prints_rules_of_torch() -> None:
 
 def test_show_prints_the_defaults_and_sparse_gradients_of_a_class() -> None:
     from thalweg import optim
-    from thalweg._cli.class_facts import sparse_words
+    from thalweg._cli.class_facts import describe_sparse_update
     from thalweg._cli.registry import by_torch
 
     document = json.loads(invoke("show", "optim:AdamW", "--json").stdout)
@@ -769,7 +769,7 @@ def test_show_prints_the_defaults_and_sparse_gradients_of_a_class() -> None:
     for name in ("optim:Adan", "torch:Adam", "optim:Adagrad", "optim:SparseAdam", "TorchAdam"):
         title = name if ":" in name else "optim:Adam"
         entry = by_torch()[title]
-        words = sparse_words(entry.rule, getattr(optim, entry.cls.factory.__name__))
+        words = describe_sparse_update(entry.rule, getattr(optim, entry.cls.factory.__name__))
         assert json.loads(invoke("show", name, "--json").stdout)["sparse"] == words
 
 

@@ -18,10 +18,10 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from thalweg import Variable, checkpoint, optim
-from thalweg._cli import progress, race_target
+from thalweg._cli import progress
 from thalweg._cli.commands import bench, race
 from thalweg._cli.console import make_console
-from thalweg._cli.main import main
+from thalweg._cli.main import COMMANDS, main
 from thalweg.conform import atlas
 from thalweg.keras.optimizers import Adam
 from thalweg.optim.diagnostics import Diagnostics, JsonLines
@@ -85,7 +85,7 @@ def printed_examples(text: str) -> list[str]:
     return [" ".join(line.split()) for line in block.splitlines()]
 
 
-HELP = {name: CliRunner().invoke(main, [name, "--help"]).stdout for name in main.commands}
+HELP = {name: CliRunner().invoke(main, [name, "--help"]).stdout for name in COMMANDS}
 EXAMPLES = [
     *printed_examples(CliRunner().invoke(main, ["--help"]).stdout),
     *(line for text in HELP.values() for line in printed_examples(text)),
@@ -131,7 +131,7 @@ def run(line: str, **env: str) -> Result:
     return CliRunner().invoke(main, expanded, env=env)
 
 
-@pytest.mark.parametrize("name", main.commands)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_examples_and_json(name: str) -> None:
     examples = printed_examples(HELP[name])
     assert examples
@@ -155,7 +155,7 @@ def do_instead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(race, "_run_race", note("race"))
     monkeypatch.setattr(race, "launch_ranks", note("race"))
-    monkeypatch.setattr(race_target, "race_to_targets", note("race"))
+    monkeypatch.setattr(race, "race_to_targets", note("race"))
     monkeypatch.setattr(bench, "_measure_all", note("bench", []))
     monkeypatch.setattr(bench, "_print_table", note("bench"))
     monkeypatch.setattr("thalweg._cli.bench.table.judge_noise", lambda rows: {"message": ""})
@@ -265,8 +265,8 @@ def test_progress_is_shown_on_a_terminal(no_color: bool, monkeypatch: pytest.Mon
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("NO_COLOR", "1" if no_color else "")
-    with progress.watch_shares("begun") as tell:
-        tell(0.25, lambda: "a quarter")
+    with progress.watch_fraction("begun") as show:
+        show(0.25, lambda: "a quarter")
     with progress.show_busy("busy"):
         pass
     assert ("25 %" in stderr.text) == (not no_color)

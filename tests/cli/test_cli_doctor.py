@@ -110,7 +110,7 @@ def one_gpu(folder, monkeypatch):
         for name, value in replacements.items():
             monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
         monkeypatch.setattr(availability, "why_unavailable", lambda: "")
-        for module, name in ((availability, "_why_unsupported"), (driver, "of_torch")):
+        for module, name in ((availability, "_explain_unsupported"), (driver, "of_torch")):
             monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
 
     return simulate

@@ -26,7 +26,7 @@ def test_progress_lines_appear_at_intervals(duration: int, count: int, capfd: An
     progress = ProgressLines(lambda: clock[0])
     for step in range(1000):
         clock[0] = duration * step / 1000
-        progress.tell(step / 1000, lambda: "so far")
+        progress.show(step / 1000, lambda: "so far")
     captured = capfd.readouterr()
     lines = captured.err.splitlines()
     assert abs(len(lines) - count) <= (count > 0)
@@ -39,7 +39,7 @@ def test_progress_line_shows_the_time(capfd: Any) -> None:
     progress = ProgressLines(lambda: clock[0])
     for second in (62.4, 3723):
         clock[0] = second
-        progress.tell(second / 4000, lambda: "x")
+        progress.show(second / 4000, lambda: "x")
     assert capfd.readouterr().err == "x, 2%, 1:02\nx, 93%, 1:02:03\n"
 
 

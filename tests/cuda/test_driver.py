@@ -82,7 +82,7 @@ def library(request, monkeypatch):
     library = Library(used_driver)
     monkeypatch.setattr(driver, "of_torch", lambda: used_driver)
     monkeypatch.setattr(driver, "_load_library", lambda _: library)
-    monkeypatch.setattr(driver, "_context_of", lambda device: c_void_p(CONTEXT + device))
+    monkeypatch.setattr(driver, "_find_context", lambda device: c_void_p(CONTEXT + device))
     monkeypatch.setattr(driver, "load_function", driver.load_function.__wrapped__)
     stream = SimpleNamespace(cuda_stream=STREAM, query=lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)

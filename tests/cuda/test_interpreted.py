@@ -285,7 +285,7 @@ def test_an_empty_launch_writes_nothing(case, indices, monkeypatch):
         function = getattr(
             launch.load_module(self._kernel.name, self._kernel.source), self._kernel.name
         )
-        arguments = map(launch._empty_argument, function.arg_names[:-1], self._arguments)
+        arguments = map(launch._make_empty_argument, function.arg_names[:-1], self._arguments)
         with np.errstate(all="ignore"):
             function[self._grid](*arguments, ALIGNED=self._aligned)
         starts.append(self)

@@ -6,19 +6,19 @@ names of cases.
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from datetime import timedelta
 from functools import partial
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+
+from rank_process import report_cases
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
 
@@ -40,7 +40,6 @@ from torch.distributed.tensor.parallel import (  # noqa: E402
     parallelize_module,
 )
 
-from busy import scale_to_load  # noqa: E402
 from mesh_cases import (  # noqa: E402
     COLUMNS,
     COPY,
@@ -303,22 +302,5 @@ CASES: dict[str, Callable[[int, Path], Any]] = {
 }
 
 
-def main() -> None:
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", ".*returned a view tensor")  # torch's own, of FSDP2
-    rank, path, count, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{path}",
-        rank=rank,
-        world_size=count,
-        timeout=timedelta(seconds=scale_to_load(60)),
-    )
-    torch.set_num_threads(1)
-    names = sys.argv[5:] or list(CASES)
-    print(json.dumps({name: CASES[name](count, Path(folder)) for name in names}))
-    distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    report_cases(CASES)

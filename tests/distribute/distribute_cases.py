@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -27,7 +26,7 @@ import resumed
 import sharding_cases
 import thalweg
 import thalweg.tf as tf
-from busy import scale_to_load
+from rank_process import joined_group
 from sharding_cases import refused
 from thalweg import IndexedSlices, Variable, checkpoint, diagnostics, optim, v1
 from thalweg._graph import Graph, Session
@@ -726,7 +725,7 @@ def gradients_are_sent_while_others_are_computed(s: Strategy) -> Any:
         real = Bucket.send
 
         def send(self: Any, *args: Any, sizes: list[int] = sizes, real: Any = real) -> None:
-            sizes.append(len(self.places))
+            sizes.append(len(self.indices))
             real(self, *args)
 
         def step(number: int) -> Tensor:
@@ -1179,19 +1178,11 @@ def files_that_several_ranks_write(s: Strategy) -> Any:
 def main() -> None:
     warnings.simplefilter("error")
     rank, path, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{path}",
-        rank=rank,
-        world_size=count,
-        timeout=timedelta(seconds=scale_to_load(60)),
-    )
-    torch.set_num_threads(1)
-    strategy = Strategy()
-    cases = {**CASES, **sharding_cases.CASES, **agreement_cases.CASES}
-    names = sys.argv[4:] or [name for name in cases if name not in WIDE]
-    print(json.dumps({name: cases[name](strategy) for name in names}))
-    distributed.destroy_process_group()
+    with joined_group(rank, path, count):
+        strategy = Strategy()
+        cases = {**CASES, **sharding_cases.CASES, **agreement_cases.CASES}
+        names = sys.argv[4:] or [name for name in cases if name not in WIDE]
+        print(json.dumps({name: cases[name](strategy) for name in names}))
 
 
 if __name__ == "__main__":

@@ -5,24 +5,22 @@ Run by `test_full_states.py` on each rank: rank, a file to meet, the number of r
 
 from __future__ import annotations
 
-import json
 import sys
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+
+from rank_process import report_cases
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
 
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
-from busy import scale_to_load  # noqa: E402
 from thalweg import checkpoint, optim  # noqa: E402
 
 
@@ -149,22 +147,5 @@ CASES: dict[str, Callable[[int, Path], Any]] = {
 }
 
 
-def main() -> None:
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", ".*returned a view tensor")  # torch's own, of FSDP2
-    rank, path, count, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{path}",
-        rank=rank,
-        world_size=count,
-        timeout=timedelta(seconds=scale_to_load(60)),
-    )
-    torch.set_num_threads(1)
-    names = sys.argv[5:] or list(CASES)
-    print(json.dumps({name: CASES[name](count, Path(folder)) for name in names}))  # noqa: T201
-    distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    report_cases(CASES)

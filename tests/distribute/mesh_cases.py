@@ -10,14 +10,15 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from functools import cache, partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+
+from rank_process import joined_group
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
 
@@ -40,7 +41,6 @@ from torch.distributed.tensor.parallel import (  # noqa: E402
 )
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
 
-from busy import scale_to_load  # noqa: E402
 from thalweg import optim  # noqa: E402
 from thalweg.distribute.sharding.shard_index import local_index  # noqa: E402
 
@@ -272,21 +272,14 @@ def run_rank(rank: int, count: int, folder: Path, names: Sequence[str]) -> dict[
     """Run cases on one rank; return the report of each."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", ".*returned a view tensor")  # torch's own, of FSDP2
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=count,
-        timeout=timedelta(seconds=scale_to_load(120)),
-    )
     reports: dict[str, Any] = {}
-    for name in names:
-        rule, mesh = name.removeprefix("module, ").split(" on ")
-        if name.startswith("module"):
-            reports[name] = module_case(rule, mesh, count, folder)
-        else:
-            reports[name] = case_of(rule, mesh, count)
-    distributed.destroy_process_group()
+    with joined_group(rank, folder / "store", count, 120):
+        for name in names:
+            rule, mesh = name.removeprefix("module, ").split(" on ")
+            if name.startswith("module"):
+                reports[name] = module_case(rule, mesh, count, folder)
+            else:
+                reports[name] = case_of(rule, mesh, count)
     return reports
 
 

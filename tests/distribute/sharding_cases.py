@@ -293,7 +293,7 @@ def sent_while_others_are_computed(s: Strategy) -> Any:
     real = Scatter.send
 
     def send(self: Scatter, ranks: Ranks, ordered: bool) -> None:
-        sizes.append(len(self.places))
+        sizes.append(len(self.indices))
         real(self, ranks, ordered)
 
     sharded, opt = made(), Adam(0.01)

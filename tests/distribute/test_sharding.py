@@ -10,7 +10,7 @@ from torch import distributed
 
 import sharding_cases
 from thalweg._engines.reduction_order import LEAF
-from thalweg.distribute.sharding.shard_layout import pieces_of
+from thalweg.distribute.sharding.shards import pieces_of
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="torch without torch.distributed"

@@ -17,7 +17,7 @@ from thalweg._engines import dispatcher as gate
 from thalweg._engines import layout
 from thalweg._engines.composite import CompositeStep
 from thalweg._engines.protocol import StepRequest
-from thalweg._engines.reference import ReferencePart
+from thalweg._engines.reference_part import ReferencePart
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, LayoutError, PerformanceWarning
 
 HALF, WIDE = torch.float16, torch.float32

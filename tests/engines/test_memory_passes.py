@@ -21,8 +21,8 @@ from thalweg import IndexedSlices, Variable
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import Decision, GradientTransforms
 from thalweg._engines import Tensors
+from thalweg._engines.low_precision_copies import saturated
 from thalweg._engines.protocol import NO_COLUMNS, PEAKS, Reduction
-from thalweg._engines.reference import saturated
 from thalweg.errors import PerformanceWarning
 from thalweg.formula import gradient_squares, variable_squares
 from thalweg.openseq2seq.optimizers.novograd import NovoGrad

@@ -20,6 +20,7 @@ from thalweg._engines.cpu.offsets import Offsets
 from thalweg._engines.cpu.reductions import Leaves, sums_of
 from thalweg._engines.denormals import set_denormals
 from thalweg._engines.layout import STORAGE_NAMES, compute_dtype
+from thalweg._engines.numpy_functions import numpy_formula
 from thalweg._engines.protocol import NO_COLUMNS, Columns, Reduction, StepRequest
 from thalweg._engines.reduction_order import (
     LANES,
@@ -29,7 +30,6 @@ from thalweg._engines.reduction_order import (
     leaf_counts,
     leaves_of,
 )
-from thalweg._engines.reference import numpy_formula
 from thalweg.formula import gradient_squares, maximum, minimum, variable_squares
 from thalweg.keras.optimizers import SGD
 from thalweg.rules.clipping import clip_by_norm, clip_by_value, scale_by_trust, unscale

@@ -14,7 +14,9 @@ from rulebook import KEEP, Case, Problem, by_rule, case, take
 from thalweg import IndexedSlices
 from thalweg._engines import Tensors, reference, saturated, torch_functions
 from thalweg._engines.layout import compute_dtype
+from thalweg._engines.numpy_functions import NUMPY
 from thalweg._engines.protocol import NO_COLUMNS, PEAKS, Columns, Reduction, StepRequest
+from thalweg._engines.reference_part import ReferencePart
 from thalweg._engines.row_updates import group_occurrences
 from thalweg._engines.torch_functions import TORCH, torch_evaluate
 from thalweg.formula import FORMULAS, Formula, gradient_squares, variable_squares
@@ -32,7 +34,7 @@ def exactly(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sqrt", "exp", "log", "power"):
-        monkeypatch.setitem(TORCH, name, exactly(reference.NUMPY[name]))
+        monkeypatch.setitem(TORCH, name, exactly(NUMPY[name]))
     monkeypatch.setattr(torch_functions, "torch_formula", torch_functions.torch_formula.__wrapped__)
 
 
@@ -109,7 +111,7 @@ def test_formula_functions_accept_arrays_and_tensors(dtype: torch.dtype) -> None
         tensors = [torch.tensor([value], dtype=dtype) for value in numbers]
         arrays = [tensor.numpy() for tensor in tensors]
         for actual in (
-            reference.NUMPY[name](*arrays),
+            NUMPY[name](*arrays),
             TORCH[name](*tensors).numpy(),
         ):
             assert actual.dtype == arrays[0].dtype, (name, numbers)
@@ -134,7 +136,7 @@ def one_step(
 
 def test_partial_step_is_not_replayed() -> None:
     request = one_step()
-    part = reference.ReferencePart(request)
+    part = ReferencePart(request)
     assert not part.try_rebind(request, np.empty(0, np.int64))
     part.release_gradients()
     with pytest.raises(RuntimeError, match="not aimed at a gradient"):
@@ -160,13 +162,13 @@ def test_partial_step_computes_sums() -> None:
     request = one_step()._replace(stages=())
     (var,), (grad,) = request.variables, request.gradients
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
-    part = reference.ReferencePart(request)
+    part = ReferencePart(request)
     sums = part.reduce(Reduction("sums", (gradient_squares, variable_squares)), columns)
     expected = [[tensor.double().square().sum().item() for tensor in (grad, var)]]
     np.testing.assert_allclose(sums, expected, rtol=1e-12)
     assert part.reduce(PEAKS, columns).tolist() == [grad.abs().max().item()]
     empty = request._replace(gradients=[grad[:0]], variables=[var[:0]])
-    assert reference.ReferencePart(empty).reduce(PEAKS, columns).tolist() == [0.0]
+    assert ReferencePart(empty).reduce(PEAKS, columns).tolist() == [0.0]
 
 
 def slot_product(var: Any, grad: Any, m: Any, v: Any) -> Any:
@@ -177,7 +179,7 @@ def test_a_measure_reads_slots() -> None:
     request = one_step()._replace(stages=())
     columns = Columns({np.float32: case("Adam").scalars(np.float32)}, {})
     reduction = Reduction("sums", (slot_product,))
-    ((measured,),) = reference.ReferencePart(request).reduce(reduction, columns)
+    ((measured,),) = ReferencePart(request).reduce(reduction, columns)
     m, v = (slot.double() for slot in request.slots[0])
     assert measured == pytest.approx((m * v).sum().item(), rel=1e-12)
 

@@ -20,8 +20,8 @@ import torch
 
 from rulebook import FIRST, FLUSH, KINDS, Case, Engines, by_rule
 from thalweg._engines.formula_parser import bind_formula
+from thalweg._engines.numpy_functions import NUMPY
 from thalweg._engines.protocol import StepRequest
-from thalweg._engines.reference import NUMPY
 
 DRIFTS = Path(__file__).parent / "drift.json"
 STEPS, SIZE, NOISES = 10_000, 4096, 16

@@ -14,7 +14,7 @@ from failing_callable import NOT_TAKEN
 from interruptions import outcome
 from thalweg import IndexedSlices, Variable, keras, optim, v1
 from thalweg.openseq2seq.optimizers import optimize_loss
-from thalweg.optim.step_in_backward import listen
+from thalweg.optim.step_in_backward import register_hooks
 
 ALL_LINES = 10**9  # more lines than a step has
 BACKWARD_NOTE = "Gradients were applied in the backward pass: the next call of step counts them."
@@ -143,7 +143,7 @@ def test_note_reports_updates_of_the_backward_pass(face: Any) -> None:
     for param in params:  # hooks are called in order
         opt.step_cache.heard.pop(id(param)).remove()
         param.register_post_accumulate_grad_hook(trouble)
-    listen(opt)
+    register_hooks(opt)
     notes = notes_of((params[0] * params[1]).sum().backward)
     assert notes == [BACKWARD_NOTE]
     changes = [not torch.equal(*pair) for pair in zip(params, initial, strict=True)]

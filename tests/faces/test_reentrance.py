@@ -146,14 +146,14 @@ def test_step_without_end_does_not_block_the_next(
     first, twin = ENDINGS[name](), ENDINGS[name]()
     for training in (first, twin):
         training.ready(0)
-    sections = reentrance._sections
+    sections = reentrance._make_sections
 
     def interrupted_sections(*arguments: Any) -> Any:
         opening, closing = sections(*arguments)
         return opening, [interrupt, *closing]
 
     with monkeypatch.context() as patch:
-        patch.setattr(reentrance, "_sections", interrupted_sections)
+        patch.setattr(reentrance, "_make_sections", interrupted_sections)
         with pytest.raises(KeyboardInterrupt) as interrupted:
             first.step(0)
     assert interrupted.traceback

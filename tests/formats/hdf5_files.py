@@ -10,7 +10,7 @@ import h5py
 
 from thalweg._formats.hdf5 import file
 from thalweg._formats.hdf5.file import Group
-from thalweg._formats.keras_files.file_source import open_source
+from thalweg._formats.source import open_source
 from thalweg._formats.stored_tensor import StoredTensor
 
 
@@ -34,4 +34,4 @@ def texts(path: Path, group_path: str = "") -> dict[str, list[bytes]]:
         for name in group_path.split("/") if group_path else []:
             group = group.members[name]
         assert isinstance(group, Group)
-        return {name: attribute.read_texts() for name, attribute in group.attributes.items()}
+        return {name: attribute.texts for name, attribute in group.attributes.items()}

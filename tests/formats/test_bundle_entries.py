@@ -15,7 +15,7 @@ from thalweg._formats import bundle
 from thalweg._formats.bundle import proto
 from thalweg._formats.bundle.messages import BundleEntry, BundleHeader
 from thalweg._formats.bundle.slices import key_of
-from thalweg._formats.bundle.strings import encoded_strings
+from thalweg._formats.bundle.tensors import encoded_strings
 from thalweg._formats.checksum import crc32c, mask_checksum
 from thalweg.errors import (
     DataLossError,

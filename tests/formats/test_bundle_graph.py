@@ -12,7 +12,7 @@ from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute
 from thalweg._formats.bundle.messages import BundleEntry
 from thalweg._formats.bundle.object_graph import KEY, encode_graph
 from thalweg._formats.bundle.proto import bytes_field, number_field, string_field
-from thalweg._formats.bundle.strings import encoded_strings
+from thalweg._formats.bundle.tensors import encoded_strings
 from thalweg._formats.checksum import mask_checksum
 from thalweg.errors import DataLossError
 

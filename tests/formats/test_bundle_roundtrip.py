@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bundle_files import DATA, small
 from thalweg._formats import bundle, stored_tensor
 from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVariable, proto, slices
-from thalweg._formats.bundle.dtypes import NUMBERS
+from thalweg._formats.bundle.contents import DTYPES
 from thalweg._formats.bundle.object_graph import KEY
 from thalweg._formats.bundle.table import encoded_table, iterate_entries
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
@@ -40,7 +40,7 @@ def _nothing_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
-KINDS = st.sampled_from(sorted(NUMBERS))
+KINDS = st.sampled_from(sorted(DTYPES))
 
 
 @cache

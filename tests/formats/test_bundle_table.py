@@ -252,7 +252,7 @@ def test_files_are_found_in_unlistable_folders(
 ) -> None:
     prefix = small(tmp_path / "ckpt")
     expected = bits(prefix)
-    monkeypatch.setattr(checkpoint_directory, "_BY_FOLDER", False)
+    monkeypatch.setattr(checkpoint_directory, "_BY_DIRECTORY", False)
     assert bits(prefix) == expected
     with pytest.raises(MissingFileError, match=r"other\.index: No such file"):
         bundle.read(tmp_path / "other")

@@ -349,7 +349,7 @@ def diagnosed_but_for_one(rank: int, count: int, _: Path) -> Any:
 
     def begin(watch: Any, *arguments: Any) -> Any:
         rounds = original(watch, *arguments)
-        watch._shares = [share._replace(finish=fail) for share in watch._shares]
+        watch._variable_sets = [x._replace(finish=fail) for x in watch._variable_sets]
         return rounds
 
     original, module = StepWatch.begin, in_parts(count)

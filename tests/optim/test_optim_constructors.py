@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from thalweg import optim
-from thalweg.optim.signatures import notes_in
+from thalweg.optim.signatures import parse_notes
 from thalweg.optim.step_options import KEYWORDS
 
 STUBS = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "stubs.py"))
@@ -44,7 +44,7 @@ def test_constructors_annotate_every_option(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_constructors_document_every_argument(name: str) -> None:
     cls = attrgetter(name)(optim)
-    notes = notes_in(cls.__init__.__doc__, "Args:")
+    notes = parse_notes(cls.__init__.__doc__, "Args:")
     assert [*notes] == [*inspect.signature(cls).parameters]
     assert all(text[0].isupper() or text[0] in '"1`' for text in notes.values())
 

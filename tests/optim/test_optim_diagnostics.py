@@ -678,7 +678,7 @@ def test_device_tensors_have_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> N
             params = params_of(dtype)
             with monkeypatch.context() as patch, thalweg.engine("reference"):
                 if is_device:
-                    patch.setattr(diagnostics, "_array", lambda flat: flat)
+                    patch.setattr(diagnostics, "_convert_to_array", lambda flat: flat)
                 opt = optim.AdamW(params, lr=0.01, diagnostics=1, clip_grad_value=1.0)
                 tables.append(run_steps(params, opt, 2).diagnostics.records)
                 patch.setattr(diagnostics, "Tree", None)  # no second copy to the device

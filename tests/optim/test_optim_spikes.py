@@ -321,7 +321,7 @@ def test_safe_limit_of_a_band_is_within_the_band(is_log: bool) -> None:
         assert band.safe_limit <= limit * (1 + 1e-15)
         if index % UPDATE_ROWS == 2:
             band.update_limit()
-        band.numbers.append(number)
+        band.values.append(number)
     assert math.nan not in band
     assert -math.inf not in band
 

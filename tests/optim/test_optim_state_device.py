@@ -22,12 +22,12 @@ from thalweg import engine, optim
 from thalweg._engines import current, layout
 from thalweg._engines import offload as far
 from thalweg._engines.protocol import Columns, StepRequest
-from thalweg._engines.reference import ReferencePart
+from thalweg._engines.reference_part import ReferencePart
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.optim import tensorflow
-from thalweg.optim.load_state import setting
+from thalweg.optim.load_state import plan_entries
 from thalweg.rules.novograd import NOVOGRAD
 from thalweg.rules.torch import TORCH_SGD
 from torch_inputs import INPUTS, ROWS, SHAPES, Input, params_of, set_grads
@@ -493,7 +493,7 @@ def test_state_is_loaded_to_its_device() -> None:
         if name == "rule":
             errors: list[str] = []
             state = dict(source.state[host])
-            for call in setting(state, source.state[host], "w", errors, [], remote):
+            for call in plan_entries(state, source.state[host], "w", errors, [], remote):
                 call()
             assert not errors
         elif name == "torch":

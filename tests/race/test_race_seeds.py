@@ -225,20 +225,20 @@ def test_ctrl_c_in_a_sweep_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch
 
 
 def test_progress_goes_from_zero_to_total() -> None:
-    shares: list[float] = []
-    titles: dict[str, bool] = {}
+    fractions: list[float] = []
+    labels: dict[str, bool] = {}
 
-    def progress(race: Race, part: outcomes.Fraction) -> None:
-        shares.append(part.done(race))
-        titles[part.title] = part.searching
+    def progress(fraction: outcomes.Fraction, race: Race) -> None:
+        fractions.append(fraction.done(race))
+        labels[fraction.label] = fraction.searching
 
     outcomes.race_seeds(
         PROBLEMS["digits"], line_up(["SGD"], {}, "digits"), seeds=[5, 6], sweeps=True, epochs=1,
         progress=progress,
     )  # fmt: skip
-    assert shares == sorted(shares)
-    assert (0 < shares[0] < 0.1, shares[-1]) == (True, 1.0)
-    assert titles == {"seed 5 (1 of 2)": True, "seed 6 (2 of 2)": False}
+    assert fractions == sorted(fractions)
+    assert (0 < fractions[0] < 0.1, fractions[-1]) == (True, 1.0)
+    assert labels == {"seed 5 (1 of 2)": True, "seed 6 (2 of 2)": False}
 
 
 def test_the_picture_of_several_seeds_has_an_area_for_each() -> None:

@@ -171,7 +171,7 @@ def test_make_bins_covers_the_range(
 ) -> None:
     new_bins = bins.make_bins(first, end, interval)
     assert (new_bins.width, new_bins.count) == expected
-    assert new_bins.place(np.array([first, end])).tolist() == [0, new_bins.count - 1]
+    assert new_bins.bin_of(np.array([first, end])).tolist() == [0, new_bins.count - 1]
 
 
 def test_a_bin_keeps_its_largest_number() -> None:

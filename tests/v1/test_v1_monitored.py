@@ -433,7 +433,7 @@ def test_checkpoint_intervals_are_respected(
         def before_run(self, run_context: Any) -> None:
             clock[0] += 1
 
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
+    monkeypatch.setattr("time.time", lambda: clock[0])
     cases: dict[str, tuple[dict[str, Any], list[int]]] = {
         "seconds": ({"save_checkpoint_secs": 2.5, "save_checkpoint_steps": None}, [0, 3, 6, 7]),
         "default": ({"save_checkpoint_steps": None, "save_checkpoint_secs": 600}, [0, 7]),
@@ -677,7 +677,7 @@ def test_values_are_logged_every_n_steps(
     graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
+    monkeypatch.setattr("time.time", lambda: clock[0])
     w, step, train_op = counted()
     hooks = [
         train.LoggingTensorHook({"value": w, "at": "global_step:0"}, every_n_iter=2),
@@ -694,7 +694,7 @@ def test_values_are_logged_every_n_seconds(
     graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
+    monkeypatch.setattr("time.time", lambda: clock[0])
     w, _, train_op = counted()
     hook = train.LoggingTensorHook([w], every_n_secs=5)
     with train.MonitoredSession(hooks=[hook]) as session:
@@ -728,7 +728,7 @@ def test_step_counter_hook_reports_steps_per_second(
     graph: tf.Graph, log: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
+    monkeypatch.setattr("time.time", lambda: clock[0])
     w, _, train_op = counted()
     writer = Writer()
     hook = train.StepCounterHook(every_n_steps=3, summary_writer=writer)

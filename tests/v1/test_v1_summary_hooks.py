@@ -24,7 +24,7 @@ def graph() -> Iterator[tf.Graph]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [0.0]
-    monkeypatch.setattr("thalweg.v1.train.monitored.step_timer.time.time", lambda: clock[0])
+    monkeypatch.setattr("time.time", lambda: clock[0])
     return clock
 
 

@@ -61,8 +61,8 @@ class ContextSetting(IOBase):
     def opening(self) -> Call:
         """Return a new section that opens one block."""
         opening, closing = self._prepare()
-        closes = partial(setattr, self, "close", _section(closing))
-        opens = _section([closes, *opening])
+        closes = partial(setattr, self, "close", _make_section(closing))
+        opens = _make_section([closes, *opening])
         if self._value is None:
             return opens
         get_value = partial(operator.itemgetter(0), (self._value,))
@@ -82,7 +82,7 @@ class ContextSetting(IOBase):
         return call
 
 
-def _section(functions: Sequence[Call]) -> Call:
+def _make_section(functions: Sequence[Call]) -> Call:
     """Return a C function that calls all functions."""
     return partial(deque[Any](maxlen=0).extend, map(operator.call, functions))
 

@@ -64,8 +64,8 @@ def number_of(counter: Tensor) -> Any:
         check_number(counter)
         return counter.item()
     transfer.arrival()
-    number = float(transfer.numbers[transfer.position])
-    return number if counter.is_floating_point() else int(number)
+    value = float(transfer.numbers[transfer.position])
+    return value if counter.is_floating_point() else int(value)
 
 
 def at(device: torch.device, counter: Tensor) -> Tensor:
@@ -86,11 +86,11 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
         return []
     counters = [at(flag.device, counter) for counter, _ in moves]
     new_values = [
-        local + flag if factor is None else torch.where(flag, _product(local, factor), local)
+        local + flag if factor is None else torch.where(flag, _multiply(local, factor), local)
         for local, (_, factor) in zip(counters, moves, strict=True)
     ]
     calls: list[Callable[[], Any]] = []
-    (numbers,), arrival = brought([torch.stack([count.double() for count in new_values])])
+    (values,), arrival = brought([torch.stack([count.double() for count in new_values])])
     triples = zip(counters, new_values, moves, strict=True)
     for index, (local, count, (counter, factor)) in enumerate(triples):
         # Other threads may count meanwhile.
@@ -98,7 +98,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
         # An inference tensor has no version.
         if counter.is_inference():
             continue
-        transfer = _Transfer(counter._version + 1, local.data_ptr(), numbers, index, arrival)
+        transfer = _Transfer(counter._version + 1, local.data_ptr(), values, index, arrival)
         cell: list[Any] | None = _transfers.get(counter)
         if cell is None:
             cell = _transfers[counter] = [None]
@@ -106,7 +106,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
     return calls
 
 
-def _product(counter: Tensor, factor: float) -> Tensor:
+def _multiply(counter: Tensor, factor: float) -> Tensor:
     """Return the product as `thalweg._base.scalars.product` rounds it, in the counter's dtype."""
     dtype = torch.float64 if counter.dtype == torch.float64 else torch.float32
     product = counter.to(dtype) * float(factor)

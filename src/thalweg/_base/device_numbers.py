@@ -18,8 +18,10 @@ WITHOUT_DECOMPOSITIONS = {"mps"}
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 for a device without float64 (Apple's, some of Intel's)."""
-    is_narrow = device.type in WITHOUT_FLOAT64 or (device.type == "xpu" and not _has_fp64(device))
-    return torch.float32 if is_narrow else torch.float64
+    lacks_float64 = device.type in WITHOUT_FLOAT64 or (
+        device.type == "xpu" and not _has_fp64(device)
+    )
+    return torch.float32 if lacks_float64 else torch.float64
 
 
 @cache

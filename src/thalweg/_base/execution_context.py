@@ -189,9 +189,9 @@ def is_deferred(*parts: object) -> bool:
     return not thread.frames and any(map(issubclass, set(map(type, parts)), repeat(Symbolic)))
 
 
-def first_graph(parts: Iterable[Any]) -> Any:
+def first_graph(values: Iterable[Any]) -> Any:
     """Return the graph of the first symbolic argument, or the default graph."""
-    symbolic = next(filter(is_symbolic, parts), None)
+    symbolic = next(filter(is_symbolic, values), None)
     return process.default_graph() if symbolic is None else symbolic.graph
 
 

@@ -45,13 +45,13 @@ class lazy(Generic[T]):
 
 
 def offered(
-    module_name: str, homes: Mapping[str, str], name: str, package: str | None = None
+    module_name: str, modules: Mapping[str, str], name: str, package: str | None = None
 ) -> Any:
     """Import and return a name that a module offers; for the module's `__getattr__`.
 
     Args:
         module_name: The name of the module.
-        homes: The submodule of each name, as `module:attribute` if the attribute has another name.
+        modules: The submodule of each name, as `module:attribute` if the attribute's name differs.
             These submodules must not access such a name at import: another thread may hold
             `importing`, and wait for that module.
         name: The name; submodules of the package are offered, too.
@@ -61,11 +61,11 @@ def offered(
         AttributeError: The module does not offer the name.
     """
     package = package or module_name
-    if name not in homes:
+    if name not in modules:
         if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
-    module, _, attribute = homes[name].partition(":")
+    module, _, attribute = modules[name].partition(":")
     with importing:
         value = getattr(import_module(f"{package}.{module}"), attribute or name)
     setattr(sys.modules[module_name], name, value)
@@ -73,21 +73,21 @@ def offered(
 
 
 def offering(
-    module_name: str, homes: Mapping[str, str], lists: Mapping[str, Iterable[str]], kind: type[T]
+    module_name: str, modules: Mapping[str, str], lists: Mapping[str, Iterable[str]], kind: type[T]
 ) -> tuple[Callable[[str], T], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package that offers names and tuples of them.
 
     Args:
         module_name: The name of the package, whose `__all__` contains all names.
-        homes: As for `offered`.
+        modules: As for `offered`.
         lists: The names in each tuple.
         kind: The type of a name for type checkers.
     """
 
     def get(name: str) -> Any:
         if name not in lists:
-            return offered(module_name, homes, name)
-        names = tuple(offered(module_name, homes, entry) for entry in lists[name])
+            return offered(module_name, modules, name)
+        names = tuple(offered(module_name, modules, entry) for entry in lists[name])
         return vars(sys.modules[module_name]).setdefault(name, names)
 
     def list_names() -> list[str]:

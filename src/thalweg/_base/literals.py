@@ -17,22 +17,22 @@ def names_file(text: str) -> bool:
 
 def split_at_commas(text: str) -> list[str]:
     """Return the stripped parts between commas that are outside of brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
+    pieces, depth, quote = [""], 0, ""
     for character in text:
         if quote:
             quote = "" if character == quote else quote
         elif character in _QUOTES:
             # The name of a file may have an apostrophe.
-            quote = character if depth or parts[-1].rstrip().endswith("=") else ""
+            quote = character if depth or pieces[-1].rstrip().endswith("=") else ""
         elif character in _OPENING:
             depth += 1
         elif character in _CLOSING:
             depth -= 1
         elif character == "," and depth <= 0:
-            parts.append("")
+            pieces.append("")
             continue
-        parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
+        pieces[-1] += character
+    return [piece.strip() for piece in pieces if piece.strip()]
 
 
 def parse_argument(text: str) -> tuple[str, object]:
@@ -41,7 +41,7 @@ def parse_argument(text: str) -> tuple[str, object]:
     Raises:
         ValueError: The text is not NAME=VALUE, or the value is neither a word nor a literal.
     """
-    name, _, value = (part.strip() for part in text.partition("="))
+    name, _, value = (piece.strip() for piece in text.partition("="))
     if not (name.isidentifier() and value):
         raise ValueError(f"'{text}' is not NAME=VALUE, such as lr=0.01.")
     try:

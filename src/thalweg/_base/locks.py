@@ -93,7 +93,11 @@ class Guard(Lock):
         """Record that all guarded state is complete."""
 
     def _renew(self) -> None:
-        """Reset the lock in a forked child; replace the owner's lock by a `Mark` if needed."""
+        """Reset a lock that the fork left locked.
+
+        The owner's lock becomes a `Mark` if the thread that held the lock may have left the owner's
+        state half written.
+        """
         if not self.is_abandoned():
             return
         thread = int((re.findall(r"owner=(\d+)", repr(self)) or "0")[0])
@@ -136,16 +140,16 @@ class Mark(Guard):
         """Return the error message: the owner, the fork, and what to do."""
         owner = self._owner()
         kind, name = type(owner).__name__, getattr(owner, "_name", None)
-        title = f"{kind} '{name}'" if name else kind
+        label = f"{kind} '{name}'" if name else kind
         loaders = "load_state_dict", "set_weights"
         methods = [method for method in loaders if hasattr(type(owner), method)]
         remedy = "Make another one."
         if methods:
             remedy = f"Set the variables, and load a state by {' or '.join(methods)}."
         return (
-            f"Another thread was in a step of {title}, or was reading or loading its state, when"
+            f"Another thread was in a step of {label}, or was reading or loading its state, when"
             f" process {self._parent} forked this one. That thread is not here to end it, so the"
-            f" variables and the state may be half written, and {title} neither steps nor saves."
+            f" variables and the state may be half written, and {label} neither steps nor saves."
             f" {remedy}"
         )
 
@@ -170,21 +174,22 @@ class _Forking(threading.local):
 _forking = _Forking()
 
 
-def _before() -> None:
+def _acquire_before_fork() -> None:
     for lock in list(_locks):
         # The wait is limited: the other thread may wait for a lock of this thread.
         if isinstance(lock, Awaited) and lock.acquire(timeout=_PATIENCE):
             _forking.locks.append(lock)
 
 
-def _after() -> None:
+def _release_after_fork() -> None:
     locks, _forking.locks = _forking.locks, []
     for lock in locks:
         lock.release()
 
 
-def _in_child() -> None:
-    _after()
+def _renew_in_child() -> None:
+    """Renew all holders and locks in a forked child."""
+    _release_after_fork()
     for holder, renew in list(_holders.items()):
         renew(holder)
     for lock in list(_locks):
@@ -193,4 +198,8 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_in_child)
+    os.register_at_fork(
+        before=_acquire_before_fork,
+        after_in_parent=_release_after_fork,
+        after_in_child=_renew_in_child,
+    )

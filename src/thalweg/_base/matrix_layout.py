@@ -85,7 +85,7 @@ class MatrixLayout:
                 f" {show_value(self.batch)}."
             )
         for axis in ("rows", "columns"):
-            object.__setattr__(self, axis, _checked_blocks(axis, getattr(self, axis)))
+            object.__setattr__(self, axis, _check_blocks(axis, getattr(self, axis)))
         for flag in ("interleaved", "transposed"):
             if type(getattr(self, flag)) is not bool:
                 raise InvalidArgumentError(
@@ -121,28 +121,28 @@ class MatrixLayout:
         for clause in text.replace(",", " ").split():
             name, _, value = clause.partition("=")
             if name not in cls.__dataclass_fields__ or name in arguments:
-                raise _not_a_layout(text)
+                raise _make_layout_error(text)
             if name in ("interleaved", "transposed"):
                 arguments[name] = True
                 if value:
-                    raise _not_a_layout(text)
+                    raise _make_layout_error(text)
             elif re.fullmatch(r"[0-9]+(\+[0-9]+)*", value):
                 sizes = tuple(map(int, value.split("+")))
                 arguments[name] = sizes if len(sizes) > 1 else int(value)
             else:
-                raise _not_a_layout(text)
+                raise _make_layout_error(text)
         if not arguments:
-            raise _not_a_layout(text)
+            raise _make_layout_error(text)
         return cls(**arguments)
 
     @property
     def smallest_shape(self) -> tuple[int, ...]:
         """A shape with two dimensions after the batch that the layout fits."""
-        sides = (
+        matrix_shape = (
             blocks if isinstance(blocks, int) else sum(blocks)
             for blocks in (self.rows, self.columns)
         )
-        return (*(1,) * self.batch, *sides)
+        return (*(1,) * self.batch, *matrix_shape)
 
     def matrix_sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """Return the matrices in the batch, their rows and their columns, for a parameter's shape.
@@ -164,7 +164,7 @@ class MatrixLayout:
         Raises:
             InvalidArgumentError: The blocks do not add up to the sizes of the shape.
         """
-        return _blocks(self, *self.matrix_sizes(shape)[1:], tuple(shape))
+        return _cut_blocks(self, *self.matrix_sizes(shape)[1:], tuple(shape))
 
 
 def as_layout(option: Any, name: str = "layout") -> MatrixLayout | None:
@@ -193,7 +193,7 @@ def layout_text(option: Any) -> str | None:
     return None if layout is None else str(layout)
 
 
-def _checked_blocks(axis: str, blocks: Any) -> Blocks:
+def _check_blocks(axis: str, blocks: Any) -> Blocks:
     """Return an int or a list or tuple of at least two positive sizes as an int or a tuple."""
     is_sequence = isinstance(blocks, list | tuple)
     sizes = tuple(cast("Sequence[Any]", blocks)) if is_sequence else (blocks,)
@@ -205,7 +205,7 @@ def _checked_blocks(axis: str, blocks: Any) -> Blocks:
     return sizes if is_sequence else blocks
 
 
-def _not_a_layout(text: str) -> InvalidArgumentError:
+def _make_layout_error(text: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{text!r} is not a matrix layout, such as 'batch=1 rows=256+64+64', 'columns=2 interleaved"
         " transposed' or 'rows=3'."
@@ -213,21 +213,21 @@ def _not_a_layout(text: str) -> InvalidArgumentError:
 
 
 @lru_cache(4096)
-def _blocks(
+def _cut_blocks(
     layout: MatrixLayout, rows: int, columns: int, shape: tuple[int, ...]
 ) -> tuple[Block, ...]:
     """Return the blocks of a matrix with so many rows and columns; `shape` is for messages."""
     blocks: list[Block] = []
-    for row_pieces in _pieces(layout, "rows", rows, shape):
-        for column_pieces in _pieces(layout, "columns", columns, shape):
+    for row_pieces in _cut_axis(layout, "rows", rows, shape):
+        for column_pieces in _cut_axis(layout, "columns", columns, shape):
             height = row_pieces.size * row_pieces.repeats
             width = column_pieces.size * column_pieces.repeats
-            sides = (width, height) if layout.transposed else (height, width)
-            blocks.append(Block(row_pieces, column_pieces, sides))
+            matrix_shape = (width, height) if layout.transposed else (height, width)
+            blocks.append(Block(row_pieces, column_pieces, matrix_shape))
     return tuple(blocks)
 
 
-def _pieces(layout: MatrixLayout, axis: str, size: int, shape: tuple[int, ...]) -> list[Pieces]:
+def _cut_axis(layout: MatrixLayout, axis: str, size: int, shape: tuple[int, ...]) -> list[Pieces]:
     """Return the place of each block on an axis."""
     blocks: Blocks = getattr(layout, axis)
     is_interleaved = layout.interleaved and blocks != 1

@@ -85,7 +85,7 @@ def is_floating(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def _c_function(name: str, arguments: int) -> Callable[..., float] | None:
+def _load_function(name: str, arguments: int) -> Callable[..., float] | None:
     """Return the C library's float32 function, which TensorFlow's scalar kernels call, or None."""
     try:
         kind = ctypes.CFUNCTYPE(ctypes.c_float, *[ctypes.c_float] * arguments)
@@ -95,7 +95,7 @@ def _c_function(name: str, arguments: int) -> Callable[..., float] | None:
 
 
 POWF, _EXPF, _LOGF, _COSF = (
-    _c_function(name, arguments)
+    _load_function(name, arguments)
     for name, arguments in (("powf", 2), ("expf", 1), ("logf", 1), ("cosf", 1))
 )
 
@@ -118,7 +118,7 @@ def power(x: Scalar, y: Scalar) -> Any:
         number = math.pow(x, y)
     except (OverflowError, ValueError):
         number = _as_c_does(np.power, x, y)
-    return dtype(0) if abs(number) < _TINY[dtype] else _rounded(number, dtype)
+    return dtype(0) if abs(number) < _TINY[dtype] else _round(number, dtype)
 
 
 def product(x: Scalar, y: Scalar) -> Any:
@@ -132,37 +132,38 @@ def product(x: Scalar, y: Scalar) -> Any:
     return type(x)(0) if abs(number) < _TINY.get(type(x), 0.0) else number
 
 
+def _evaluate(
+    c_function: Callable[..., float] | None, function: Any, ufunc: Any, x: Scalar
+) -> object:
+    """Return the value of a function of one number, in the type of the number.
+
+    Args:
+        c_function: The function of C for float32, if there is one.
+        function: The function of Python.
+        ufunc: The function of NumPy, which has a value where Python's raises an error.
+    """
+    if type(x) is np.float32 and c_function is not None:
+        return np.float32(c_function(x))
+    try:
+        number = function(x)
+    except (OverflowError, ValueError):
+        number = _as_c_does(ufunc, x)
+    return _round(number, type(x))
+
+
 def exp(x: Scalar) -> Any:
     """Return the exponential; inf on overflow."""
-    if type(x) is np.float32 and _EXPF is not None:
-        return np.float32(_EXPF(x))
-    try:
-        number = math.exp(x)
-    except OverflowError:
-        number = math.inf
-    return _rounded(number, type(x))
+    return _evaluate(_EXPF, math.exp, np.exp, x)
 
 
 def log(x: Scalar) -> Any:
     """Return the natural logarithm; -inf at 0 and NaN below."""
-    if type(x) is np.float32 and _LOGF is not None:
-        return np.float32(_LOGF(x))
-    try:
-        number = math.log(x)
-    except ValueError:
-        number = _as_c_does(np.log, x)
-    return _rounded(number, type(x))
+    return _evaluate(_LOGF, math.log, np.log, x)
 
 
 def cos(x: Scalar) -> Any:
     """Return the cosine; NaN at the infinities."""
-    if type(x) is np.float32 and _COSF is not None:
-        return np.float32(_COSF(x))
-    try:
-        number = math.cos(x)
-    except ValueError:
-        number = math.nan
-    return _rounded(number, type(x))
+    return _evaluate(_COSF, math.cos, np.cos, x)
 
 
 # TensorFlow's sessions optimize their graphs: they multiply by the reciprocal of a constant instead
@@ -199,6 +200,6 @@ def _as_c_does(ufunc: Callable[..., Any], *arguments: Scalar) -> float:
         return float(ufunc(*map(np.float64, arguments)))
 
 
-def _rounded(number: float, dtype: ScalarType) -> object:
+def _round(number: float, dtype: ScalarType) -> object:
     with np.errstate(over="ignore"):
         return dtype(number)

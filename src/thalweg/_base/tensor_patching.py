@@ -100,6 +100,7 @@ def hint(error: AttributeError) -> list[str]:
 
 
 def _apply_patches(*patches: _Patch) -> None:
+    """Add unfinished requests; set the missing names on the classes while there is a request."""
     with _lock:
         _patches.update(patch for patch in patches if not patch.is_finished)
         if _patches:
@@ -112,6 +113,7 @@ def _apply_patches(*patches: _Patch) -> None:
 
 
 def _end_patch(patch: _Patch) -> None:
+    """Finish a request; restore the classes if it was the last one."""
     with _lock:
         patch.is_finished = True
         _patches.discard(patch)

@@ -22,7 +22,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import Variable, as_dtype, check_held, dtype_name, name_of, to_tensor
 
 
-def _numpy_type(dtype: torch.dtype) -> type[Any]:
+def _find_numpy_type(dtype: torch.dtype) -> type[Any]:
     """Return NumPy's scalar type for a dtype.
 
     Raises:
@@ -37,13 +37,18 @@ def _numpy_type(dtype: torch.dtype) -> type[Any]:
     return scalar_type
 
 
-def _limits(dtype: torch.dtype) -> tuple[object, object]:
+def _find_limits(dtype: torch.dtype) -> tuple[object, object]:
+    """Return the smallest and the largest number of a dtype; False and True for bool.
+
+    Raises:
+        InvalidTypeError: The dtype is complex.
+    """
     if dtype == torch.bool:
         return False, True
     if dtype.is_floating_point:
         info: Any = torch.finfo(dtype)
         if dtype != torch.bfloat16:
-            info = np.finfo(_numpy_type(dtype))
+            info = np.finfo(_find_numpy_type(dtype))
         return info.min, info.max
     if dtype.is_complex:
         raise InvalidTypeError(f"Cannot find the limits of {dtype_name(dtype)}.")
@@ -65,7 +70,7 @@ _DTYPE_NAMES = {
     "base_dtype": property(lambda dtype: dtype),
     "name": property(dtype_name),
     "real_dtype": property(lambda dtype: dtype.to_real()),
-    "as_numpy_dtype": property(_numpy_type),
+    "as_numpy_dtype": property(_find_numpy_type),
     "is_floating": property(lambda dtype: dtype.is_floating_point),
     "is_integer": property(_is_integer),
     "is_bool": property(lambda dtype: dtype == torch.bool),
@@ -74,9 +79,9 @@ _DTYPE_NAMES = {
     "is_numpy_compatible": property(lambda dtype: dtype != torch.bfloat16),
     "is_compatible_with": _is_compatible,
     "size": property(lambda dtype: dtype.itemsize),
-    "min": property(lambda dtype: _limits(dtype)[0]),
-    "max": property(lambda dtype: _limits(dtype)[1]),
-    "limits": property(_limits),
+    "min": property(lambda dtype: _find_limits(dtype)[0]),
+    "max": property(lambda dtype: _find_limits(dtype)[1]),
+    "limits": property(_find_limits),
     "_is_ref_dtype": property(lambda dtype: False),
 }
 
@@ -144,6 +149,8 @@ def _sparse_read(var: torch.Tensor, indices: object, name: str | None = None) ->
 
 
 def _scatter(update: str) -> Callable[..., Any]:
+    """Return the method of variables that applies slices by an update of `UPDATES`, in place."""
+
     def apply(
         var: torch.Tensor, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> torch.Tensor:

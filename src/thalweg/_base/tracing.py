@@ -62,6 +62,8 @@ def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
 
 
 def _outside(function: Callable[..., object]) -> Callable[..., Any]:
+    """Return the function with Dynamo switched off on this thread while it runs."""
+
     @functools.wraps(function)
     def outside(*args: object, **kwargs: object) -> Any:
         callback = _dynamo.set_eval_frame(None)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from thalweg.formula import Hyper, Rule
+from thalweg._engines.formula_parser import trace_formula
+from thalweg.formula import Hyper, Rule
+from thalweg.optim.group_options import PAIRS, members_of
+from thalweg.optim.signatures import parse_notes
 
 # Other names that constructors have for the hyperparameters of rules.
 _ARGUMENTS = {
@@ -52,28 +54,25 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
         rule: The rule.
         cls: The class.
     """
-    from thalweg.optim.signatures import notes_in
-
     signature = inspect.signature(cls)
     names = [hyper.name for hyper in rule.hypers]
     keywords = _KEYWORDS.get(f"{cls.__module__}.{cls.__qualname__}", {})
     fixed: Mapping[str, Any] = getattr(cls, "fixed_options", {})
     # Where a class sets a hyperparameter, such as AdamW its kind of decay, others mean less.
-    notes = notes_in(cls.__doc__, "Args:") if fixed else {}
-    numbers: list[Number] = []
+    notes = parse_notes(cls.__doc__, "Args:") if fixed else {}
+    hypers: list[Number] = []
     for hyper in rule.hypers:
         match = keywords.get(hyper.name) or _find_argument(hyper.name, names, signature)
         argument, default = match or (None, fixed.get(hyper.name))
         doc = " ".join(notes.get(argument or "", hyper.doc).split())
-        numbers.append(Number(hyper, argument, default, doc))
-    return numbers
+        hypers.append(Number(hyper, argument, default, doc))
+    return hypers
 
 
 def _find_argument(
     name: str, names: list[str], signature: inspect.Signature
 ) -> tuple[str, Any] | None:
     """Return the argument for a hyperparameter and its default, or None if there is no argument."""
-    from thalweg.optim.group_options import PAIRS, members_of
 
     parameters = signature.parameters
     for candidate in (name, *_ARGUMENTS.get(name, ())):
@@ -88,7 +87,7 @@ def _find_argument(
     return None
 
 
-def sparse_words(
+def describe_sparse_update(
     rule: Rule, cls: type[Any] | None = None, options: Mapping[str, Any] | None = None
 ) -> str:
     """Describe in a few words the effect of a sparse gradient on a step.
@@ -102,17 +101,17 @@ def sparse_words(
         return f"refused; `step` raises RuntimeError: {message}"
     takes_rows = getattr(cls, "_takes_rows", None)
     if cls is None or takes_rows is None:
-        return _words_of(rule) + _exception_of_decay(rule)
+        return _describe_rows(rule) + _exception_of_decay(rule)
     defaults = {
         name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()
     }
     group = {**defaults, **(options or {})}
-    words = _words_of(rule)
+    rows = _describe_rows(rule)
     if not takes_rows(group):
-        words = "torch's own step updates every row that a gradient has named so far"
+        rows = "torch's own step updates every row that a gradient has named so far"
     if _raises_with_decay(takes_rows, group):
-        return words + "; with `weight_decay` they are refused, as in torch"
-    return words + _exception_of_decay(rule)
+        return rows + "; with `weight_decay` they are refused, as in torch"
+    return rows + _exception_of_decay(rule)
 
 
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
@@ -128,7 +127,7 @@ def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
         return True
 
 
-def _words_of(rule: Rule) -> str:
+def _describe_rows(rule: Rule) -> str:
     """Return the effect of a sparse gradient in an optimizer that accepts all that its rule does.
 
     Without `update_untouched`, a step reads and writes the rows of the gradient alone. Otherwise,
@@ -139,20 +138,19 @@ def _words_of(rule: Rule) -> str:
     if rule.passes:
         return "none: it is refused"
     changing = _changing_outside(rule)
-    words = "all rows" if "" in changing else "touched rows"
+    rows = "all rows" if "" in changing else "touched rows"
     if changing and "" not in changing:
         slots = [slot.name for slot in rule.slots if slot.name in changing]
-        words += f" of the variable, all rows of {' and '.join(slots)}"
+        rows += f" of the variable, all rows of {' and '.join(slots)}"
     if rule.duplicates == "successive":
-        words += ", one by one"
+        rows += ", one by one"
     if rule.update_sparse is not None or rule.update_single is not None:
-        words += ", own formula"
-    return words
+        rows += ", own formula"
+    return rows
 
 
 def _changing_outside(rule: Rule) -> set[str]:
     """Return the slots whose rows outside a sparse gradient change; "" is the variable."""
-    from thalweg._engines.formula_parser import trace_formula
 
     if rule.update_untouched is None:
         return set()
@@ -165,7 +163,6 @@ def _changing_outside(rule: Rule) -> set[str]:
 
 def _exception_of_decay(rule: Rule) -> str:
     """Return which rows lack the weight decay that they have in a dense step, or ""."""
-    from thalweg._engines.formula_parser import trace_formula
 
     if rule.passes or rule.is_whole or "weight_decay" not in trace_formula(rule.update).scalars:
         return ""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
 
 
 def make_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
@@ -15,7 +13,6 @@ def make_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
     With NO_COLOR in the environment the console writes no escape codes. Rich alone would drop only
     the colors and keep bold text and progress bars.
     """
-    from rich.console import Console
 
     without_escape_codes = bool(os.environ.get("NO_COLOR"))
     return Console(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from thalweg._base.terminal_tables import fitted
 from thalweg.diagnostics.jsonl_reader import UNMEASURED
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 HEADINGS = {
     "ratio": "update/weight", "gradient_norm": "gradient", "weight_norm": "weight",
@@ -33,17 +33,17 @@ class LayerTable(NamedTuple):
 
     Attributes:
         indices: Indices of the layers, the worst first.
-        words: Description of the order.
+        description: The order in words.
     """
 
     indices: np.ndarray
-    words: str
+    description: str
 
 
 def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
     """Rank layers: those that are not finite first, then by the largest number.
 
-    The numbers are those of the first column of `ORDERED_BY` that is recorded.
+    The numbers are those of the first column of `RANKINGS` that is recorded.
     """
     key = next((name for name in RANKINGS if name in rows), next(iter(rows)))
     values = rows[key]
@@ -54,21 +54,21 @@ def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
     if "nonfinite" in rows:
         bad |= rows["nonfinite"] > 0
     order = np.lexsort((-np.nan_to_num(values, nan=np.inf), ~bad))
-    words = RANKINGS.get(key, key.replace("_", " "))
-    return LayerTable(order, f"not finite first, then the largest {words}")
+    measure = RANKINGS.get(key, key.replace("_", " "))
+    return LayerTable(order, f"not finite first, then the largest {measure}")
 
 
 def make_table(
     rows: Mapping[str, np.ndarray],
     names: Sequence[str],
-    worst: LayerTable,
+    ranking: LayerTable,
     max_layers: int,
     width: int,
 ) -> Table:
     """Return a table of the first `max_layers` layers, with as many columns as fit `width`."""
     columns = [name for name in HEADINGS if name in rows]
     columns += [next(iter(rows))] if not columns else []
-    lay_out = partial(_lay_out, rows, names, worst.indices[:max_layers].tolist(), width)
+    lay_out = partial(_lay_out, rows, names, ranking.indices[:max_layers].tolist(), width)
     return fitted(lay_out, columns, [name for name in OPTIONAL_COLUMNS if name in columns], width)
 
 
@@ -76,9 +76,6 @@ def _lay_out(
     rows: Mapping[str, np.ndarray], names: Sequence[str], indices: list[int], width: int,
     columns: list[str],
 ) -> Table:  # fmt: skip
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     longest = max((len(names[index]) for index in indices), default=0)
@@ -92,13 +89,13 @@ def _lay_out(
         # No markup: a file names its columns as it likes.
         table.add_column(Text(HEADINGS.get(key, key)), justify="right", no_wrap=True)
     for row, index in enumerate(indices):
-        numbers = [cells[key][row] for key in columns]
-        bad = any(cell in ("NaN", "inf") for cell in numbers)
+        row_cells = [cells[key][row] for key in columns]
+        bad = any(cell in ("NaN", "inf") for cell in row_cells)
         name = names[index]
         if longest > name_width:
             # The prefix of all names distinguishes no layer.
             name = elide(name.removeprefix(shared), name_width)
-        table.add_row(Text(name), *numbers, style="red" if bad else None)
+        table.add_row(Text(name), *row_cells, style="red" if bad else None)
     return table
 
 

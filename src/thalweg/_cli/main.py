@@ -5,19 +5,12 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import click
+from rich.text import Text
 
-from thalweg._cli.commands.bench import bench
-from thalweg._cli.commands.conform import conform
-from thalweg._cli.commands.doctor import doctor
-from thalweg._cli.commands.files import convert, diff, inspect_, verify
-from thalweg._cli.commands.race import race
-from thalweg._cli.commands.report import report
-from thalweg._cli.commands.rules import rules, show
-from thalweg._cli.commands.scan import scan
-from thalweg._cli.commands.watch import watch
 from thalweg._cli.console import make_console
 from thalweg._cli.options import INTERRUPTED
 from thalweg._cli.terminal_escape import escape_text
@@ -25,6 +18,23 @@ from thalweg.errors import ThalwegError
 from thalweg.version import __version__
 
 OK, FAILURE, USAGE = 0, 1, 2
+# Module of each command in `commands`, which is imported when the command is used, and its line in
+# the help.
+COMMANDS = {
+    "bench": ("bench", "Time a step against other libraries and the machine."),
+    "conform": ("conform", "Check whether another optimizer takes the same steps as thalweg's."),
+    "convert": ("files", "Convert a checkpoint of TensorFlow to thalweg, or back."),
+    "diff": ("files", "Compare two checkpoints."),
+    "doctor": ("doctor", "Show versions, engines, devices and the folder of compiled kernels."),
+    "inspect": ("files", "List the contents of a checkpoint."),
+    "race": ("race", "Train one model with several optimizers, side by side."),
+    "report": ("report", "Draw a page of the diagnostics of a training."),
+    "rules": ("rules", "List the update rules, one line each."),
+    "scan": ("scan", "List the TensorFlow names of a script that thalweg.tf lacks."),
+    "show": ("rules", "Print a rule: formula, slots, defaults, differences."),
+    "verify": ("files", "Verify the checksums of checkpoints."),
+    "watch": ("watch", "Show the layers of a training while it runs, worst first."),
+}
 
 
 class Commands(click.Group):
@@ -66,21 +76,37 @@ class Commands(click.Group):
             status = FAILURE
         sys.exit(status if isinstance(status, int) else OK)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of a command; return the command, or None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, short_help = COMMANDS[cmd_name]
+        module = import_module(f"thalweg._cli.commands.{module_name}")
+        members = vars(module).values()
+        commands = {member.name: member for member in members if isinstance(member, click.Command)}
+        commands[cmd_name].short_help = short_help
+        return commands[cmd_name]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of all commands with their lines, without importing their modules."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
     def _with_hint(self, error: click.UsageError, arguments: Sequence[str]) -> str:
         if error.ctx is not None:
             command = error.ctx.command_path
         else:
             # An option without a value fails before click has made a context.
-            command_name = next(
-                (argument for argument in arguments if argument in self.commands), None
-            )
+            command_name = next((argument for argument in arguments if argument in COMMANDS), None)
             command = f"thalweg {command_name}" if command_name else "thalweg"
         return f"{error.format_message()} (Help: {command} --help)"
 
 
 def _show_error(message: str, debug: bool) -> None:
-    from rich.text import Text
-
     if debug:
         click.echo("\n".join(map(escape_text, traceback.format_exc().split("\n"))), err=True)
     line = escape_text(" ".join(message.split()))
@@ -110,9 +136,3 @@ def main(debug: bool) -> None:
       eval "$(_THALWEG_COMPLETE=zsh_source thalweg)"
       _THALWEG_COMPLETE=fish_source thalweg | source
     """
-
-
-for command in (
-    race, rules, show, bench, conform, watch, report, inspect_, verify, diff, convert, scan, doctor,
-):  # fmt: skip
-    main.add_command(command)

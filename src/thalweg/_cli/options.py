@@ -31,16 +31,16 @@ class Whole(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; fail for text that is not a number within the limits."""
         try:
-            number = int(value)
+            integer = int(value)
         except ValueError:
-            number = None
-        if number is None or number < self.minimum or (self.maximum or number) < number:
+            integer = None
+        if integer is None or integer < self.minimum or (self.maximum or integer) < integer:
             limit = "" if self.maximum is None else f" and no more than {self.maximum}"
             self.fail(
                 f"it must be a whole number, {self.minimum} or more{limit}; not '{value}'.",
                 param, ctx,
             )  # fmt: skip
-        return number
+        return integer
 
 
 class Rates(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 
-def check_writable(folder: Path, files: list[Path], option: str = "--out") -> None:
+def check_writable(directory: Path, files: list[Path], option: str = "--out") -> None:
     """Raise an error unless a command can write files to a folder; create it if the user agrees.
 
     Raises:
@@ -18,13 +18,13 @@ def check_writable(folder: Path, files: list[Path], option: str = "--out") -> No
         click.Abort: The folder does not exist, and the user declined to create it.
     """
     try:
-        _ask_for(folder, option)
-        with tempfile.TemporaryFile(dir=folder):
+        _ask_for(directory, option)
+        with tempfile.TemporaryFile(dir=directory):
             pass
         for file in files:
             _check_file(file, option)
     except OSError as error:
-        raise refuse_folder(option, folder, error) from error
+        raise refuse_directory(option, directory, error) from error
 
 
 def _check_file(file: Path, option: str) -> None:
@@ -38,20 +38,22 @@ def _check_file(file: Path, option: str) -> None:
         )
 
 
-def _ask_for(folder: Path, option: str) -> None:
+def _ask_for(directory: Path, option: str) -> None:
     """Create a missing folder after a question on the terminal; raise an error without one."""
     try:
-        folder.stat()
+        directory.stat()
     except FileNotFoundError:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            command = f"mkdir -p {shlex.quote(str(folder))}"
+            command = f"mkdir -p {shlex.quote(str(directory))}"
             raise click.BadParameter(
-                f"there is no folder '{folder}'; make it first: {command}", param_hint=option
+                f"there is no folder '{directory}'; make it first: {command}", param_hint=option
             ) from None
-        click.confirm(f"There is no folder '{folder}'. Make it?", abort=True, err=True)
-        folder.mkdir(parents=True, exist_ok=True)
+        click.confirm(f"There is no folder '{directory}'. Make it?", abort=True, err=True)
+        directory.mkdir(parents=True, exist_ok=True)
 
 
-def refuse_folder(option: str, folder: Path, error: OSError) -> click.BadParameter:
+def refuse_directory(option: str, directory: Path, error: OSError) -> click.BadParameter:
     """Return the error of an option whose folder cannot be written to."""
-    return click.BadParameter(f"cannot write to '{folder}': {error.strerror}.", param_hint=option)
+    return click.BadParameter(
+        f"cannot write to '{directory}': {error.strerror}.", param_hint=option
+    )

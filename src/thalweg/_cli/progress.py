@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
 from thalweg._cli.console import make_console
 from thalweg._cli.log_progress import ProgressLines
 
 
 @contextmanager
-def watch_shares(title: str) -> Iterator[Callable[[float, Callable[[], str]], None]]:
-    """Yield a callback for a share from 0 to 1 and a function that returns the text to show."""
+def watch_fraction(label: str) -> Iterator[Callable[[float, Callable[[], str]], None]]:
+    """Yield a callback for a fraction from 0 to 1 and a function that returns the text to show."""
     console = make_console(stderr=True)
     if not console.is_terminal:
-        yield ProgressLines().tell
+        yield ProgressLines().show
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     # The callback refreshes the bar: a refreshing thread would disturb timings.
     with Progress(
@@ -24,10 +26,10 @@ def watch_shares(title: str) -> Iterator[Callable[[float, Callable[[], str]], No
         TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(), console=console,
         transient=True, auto_refresh=False,
     ) as bar:  # fmt: skip
-        task = bar.add_task(title, total=1.0)
+        task = bar.add_task(label, total=1.0)
         bar.refresh()
-        yield lambda share, text: bar.update(
-            task, description=text(), completed=share, refresh=True
+        yield lambda fraction, text: bar.update(
+            task, description=text(), completed=fraction, refresh=True
         )
 
 
@@ -38,7 +40,6 @@ def show_busy(text: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    from rich.text import Text
 
     # As `Text`, because a user's text may contain markup.
     with console.status(Text(text)):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING
+
+from rich import progress as bars
+from rich.console import Console, Group
+from rich.live import Live
 
 from thalweg._cli.log_progress import ProgressLines
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from thalweg._cli.race.outcome import Fraction, Progress
-    from thalweg._cli.race.run import Race
+from thalweg._cli.race import report
+from thalweg._cli.race.outcome import Fraction, Progress
+from thalweg._cli.race.run import Race
 
 INTERVAL = 0.2
 
@@ -24,21 +24,11 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
     if not console.is_terminal:
         yield _in_lines(ProgressLines())
         return
-    from rich.console import Group
-    from rich.live import Live
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    from thalweg._cli.race import report
-
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(), TimeRemainingColumn(), auto_refresh=False,
+    bar = bars.Progress(
+        bars.TextColumn("{task.description}"), bars.BarColumn(),
+        bars.TextColumn("{task.percentage:3.0f} %"), bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(), auto_refresh=False,
     )  # fmt: skip
     task = bar.add_task(f"loading {problem}", total=None)
     last_update = 0.0
@@ -46,15 +36,18 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
     with Live(bar, console=console, transient=True, auto_refresh=False) as live:
         live.refresh()
 
-        def progress(race: Race, part: Fraction) -> None:
+        def progress(fraction: Fraction, race: Race) -> None:
             nonlocal last_update
             if monotonic() - last_update < INTERVAL:
                 return
             bar.update(
-                task, description=_title_of(race, part), total=1.0, completed=part.done(race)
+                task,
+                description=_describe_step(race, fraction),
+                total=1.0,
+                completed=fraction.done(race),
             )
             # With several learning rates each, there are more lanes than lines.
-            table = [] if part.searching else [report.table([race], console.width)]
+            table = [] if fraction.searching else [report.table([race], console.width)]
             display: object = Group(bar, *table)
             live.update(display, refresh=True)
             last_update = monotonic()
@@ -63,17 +56,17 @@ def watch_race(console: Console, problem: str) -> Iterator[Progress]:
 
 
 def _in_lines(lines: ProgressLines) -> Progress:
-    def progress(race: Race, part: Fraction) -> None:
+    def progress(fraction: Fraction, race: Race) -> None:
         def text() -> str:
             best = race.ranked()[0]
             ahead = f", ahead: {best.name} with {best.scores.test_accuracy:.1%}"
             scored = best.evaluations and best.diverged_at is None
-            return f"{_title_of(race, part)} of {race.steps:,}{ahead if scored else ''}"
+            return f"{_describe_step(race, fraction)} of {race.steps:,}{ahead if scored else ''}"
 
-        lines.tell(part.done(race), text)
+        lines.show(fraction.done(race), text)
 
     return progress
 
 
-def _title_of(race: Race, part: Fraction) -> str:
-    return f"{part.title}, step {race.step:,}" if part.title else f"step {race.step:,}"
+def _describe_step(race: Race, fraction: Fraction) -> str:
+    return f"{fraction.label}, step {race.step:,}" if fraction.label else f"step {race.step:,}"

@@ -6,39 +6,40 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from thalweg._base.literals import split_at_commas
+from thalweg._base.terminal_tables import fitted
 from thalweg._cli.console import make_console
 from thalweg._cli.options import RaceOptions, Stopped, usable_cores
 from thalweg._cli.output_paths import check_writable
-from thalweg._cli.progress import watch_shares
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from thalweg._cli.race.target.profile import RankedRun
-    from thalweg._cli.race.target.results import Results, StudyPlan
-    from thalweg._cli.race.target.summary import Summary
+from thalweg._cli.progress import watch_fraction
+from thalweg._cli.race.errors import RaceError
+from thalweg._cli.race.report import lay_out_table
+from thalweg._cli.race.target import picture
+from thalweg._cli.race.target.profile import RankedRun
+from thalweg._cli.race.target.results import Results, StudyPlan, has_unfinished, resume
+from thalweg._cli.race.target.run_trials import run_all
+from thalweg._cli.race.target.search_spaces import DEFAULT, find_spaces
+from thalweg._cli.race.target.summary import Summary, as_json, summarize, write_notes
 
 
 def race_to_targets(options: RaceOptions) -> None:
     """Run the remaining trials, print two tables or JSON, and save target.json and target.svg."""
-    from thalweg._cli.race.target import picture
-    from thalweg._cli.race.target.run_trials import run_all
-    from thalweg._cli.race.target.summary import as_json, summarize
 
     plan = _make_plan(options)
     output_paths = [options.out / "target.json", options.out / "target.svg"]
     check_writable(options.out, output_paths)
     results = _begin(plan, output_paths[0], options.resume)
     try:
-        with watch_shares("first trials") as tell:
+        with watch_fraction("first trials") as show:
             jobs = options.jobs or max(1, usable_cores() // options.threads)
-            run_all(results, output_paths[0], jobs, lambda share, text: tell(share, lambda: text))
+            run_all(
+                results, output_paths[0], jobs, lambda fraction, text: show(fraction, lambda: text)
+            )
     except KeyboardInterrupt as error:
         if not results.outcomes:
             raise
@@ -56,9 +57,6 @@ def race_to_targets(options: RaceOptions) -> None:
 
 
 def _make_plan(options: RaceOptions) -> StudyPlan:
-    from thalweg._cli.race.errors import RaceError
-    from thalweg._cli.race.target.results import StudyPlan
-    from thalweg._cli.race.target.search_spaces import DEFAULT, find_spaces
 
     try:
         names = DEFAULT if options.optimizers is None else split_at_commas(options.optimizers)
@@ -76,7 +74,6 @@ def _begin(plan: StudyPlan, path: Path, resumes: bool) -> Results:
     Raises:
         click.UsageError: Without --resume, if the file has unfinished trials.
     """
-    from thalweg._cli.race.target.results import Results, has_unfinished, resume
 
     if resumes:
         return resume(plan, path)
@@ -89,7 +86,6 @@ def _begin(plan: StudyPlan, path: Path, resumes: bool) -> Results:
 
 
 def _print(console: Console, results: Results, summary: Summary, output_paths: list[Path]) -> None:
-    from thalweg._cli.race.target.summary import write_notes
 
     plan = results.plan
     console.print("[bold]Steps to the target[/bold]", highlight=False)
@@ -107,21 +103,19 @@ def _print(console: Console, results: Results, summary: Summary, output_paths: l
 
 
 def _table(
-    plan: StudyPlan, ranking: Sequence[RankedRun], number_format: str,
+    plan: StudyPlan, ranking: Sequence[RankedRun], cost_format: str,
     extra_cells: Sequence[dict[str, str]], width: int,
 ) -> Table:  # fmt: skip
     """Return a table of a ranking, with as many columns as fit into `width`.
 
-    Costs are formatted by `number_format`, or "-" if infinite. `extra_cells` has further cells by
+    Costs are formatted by `cost_format`, or "-" if infinite. `extra_cells` has further cells by
     heading for each row, or is empty.
     """
-    from thalweg._base.terminal_tables import fitted
-    from thalweg._cli.race.report import lay_out_table
 
     rows: list[dict[str, str]] = []
     for index, run in enumerate(ranking):
         ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
-        costs = {name: f"{cost:{number_format}}" if math.isfinite(cost) else "-"
+        costs = {name: f"{cost:{cost_format}}" if math.isfinite(cost) else "-"
                  for name, cost in run.costs.items()}  # fmt: skip
         extra = extra_cells[index] if extra_cells else {}
         rows.append(

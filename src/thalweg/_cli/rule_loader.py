@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-if TYPE_CHECKING:
-    from thalweg.formula import Rule
+from thalweg._cli.race.entry import load
+from thalweg._cli.race.errors import RaceError
+from thalweg._engines.rule_check import check_rule
+from thalweg.formula import Rule
 
 
 def load_rule(name: str) -> Rule:
@@ -18,10 +18,6 @@ def load_rule(name: str) -> Rule:
         RuleError: If the rule could not take a step.
         EntryError: If the file fails while it is imported.
     """
-    from thalweg._cli.race.entry import load
-    from thalweg._cli.race.errors import RaceError
-    from thalweg._engines.rule_check import check_rule
-    from thalweg.formula import Rule
 
     try:
         rule = load(name)

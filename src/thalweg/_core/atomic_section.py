@@ -62,12 +62,12 @@ def unless_resized(call: Call) -> Call:
         arguments += argument if isinstance(argument, list) else [argument]
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    required_bytes = list(map(_required_bytes, tensors))
+    required_bytes = list(map(_count_required_bytes, tensors))
     fits = map(operator.le, required_bytes, map(torch.UntypedStorage.nbytes, storages))
     return when(map(all, [fits]), bound)
 
 
-def _required_bytes(tensor: torch.Tensor) -> int:
+def _count_required_bytes(tensor: torch.Tensor) -> int:
     """Return how many bytes of its storage a tensor needs."""
     first, end = byte_span(tensor)
     return int(tensor.storage_offset()) * tensor.element_size() + end - first if end else 0

@@ -62,19 +62,19 @@ class Factor(NamedTuple):
         return self.scale if isinstance(self.unit, float) else self.scale * self.unit
 
 
-def exact_norm(squares_of: Callable[[Formula], object], is_narrow: bool) -> Norm:
+def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Norm:
     """Return the global norm of gradients, with an exponent of its own so that it does not
     overflow.
 
     Args:
         squares_of: Maps a formula of squares to its sum over each gradient, float64 of shape (n,).
-            It is called with `gradient_squares` and, unless `is_narrow`, with formulas of
+            It is called with `gradient_squares` and, unless `is_float32`, with formulas of
             `SCALED_SQUARES` if the sum is on a device or outside [LOWEST, HIGHEST].
-        is_narrow: All gradients are computed in float32, so that their squares fit into float64.
+        is_float32: All gradients are computed in float32, so that their squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))
     functions = vectors.functions_of(squares)
-    if is_narrow:
+    if is_float32:
         return Norm(functions.sqrt(squares))
     if not isinstance(squares, Tensor):
         if LOWEST <= squares <= HIGHEST:
@@ -114,7 +114,7 @@ def factor_of(
     is_simple = not is_tensor and not norm.exponent and largest > 0 and root <= largest
     # These numbers cause no warnings of NumPy, which take long to switch off.
     if is_simple and epsilon is not None:
-        return Factor(_torchs_factor(dtype(limit), dtype(root), epsilon))
+        return Factor(_compute_torch_factor(dtype(limit), dtype(root), epsilon))
     simple_factor: object = None
     with np.errstate(all="ignore"):
         if largest > 0:
@@ -123,7 +123,7 @@ def factor_of(
             if epsilon is None:
                 simple_factor = norms.clip_factor(norm_value, bound, nan_if_not_finite)
             else:
-                simple_factor = _torchs_factor(bound, norm_value, epsilon)
+                simple_factor = _compute_torch_factor(bound, norm_value, epsilon)
             if not is_tensor and not norm.exponent and not root > largest:
                 return Factor(simple_factor)
         factor = _clip_factor(norm, limit, epsilon or 0.0, dtype is np.float32)
@@ -150,15 +150,15 @@ def largest_plain_norm(limit: float, dtype: Dtype) -> float:
     return min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0
 
 
-def _torchs_factor(limit: Any, norm: Any, epsilon: float) -> object:
-    return _at_most_one(limit / (norm + epsilon))
+def _compute_torch_factor(limit: Any, norm: Any, epsilon: float) -> object:
+    return _clamp_to_one(limit / (norm + epsilon))
 
 
-def _at_most_one(values: Any) -> object:
+def _clamp_to_one(values: Any) -> object:
     return values.clip(None, 1) if isinstance(values, Tensor) else np.minimum(values, 1)
 
 
-def _clip_factor(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> Factor:
+def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> Factor:
     """Return min(1, limit / (norm + epsilon)).
 
     If norm and epsilon are 0, the factor is 0 for a limit of 0, else 1.
@@ -166,8 +166,8 @@ def _clip_factor(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> F
     functions, device = vectors.functions_of(norm.root), vectors.place_of(norm.root)
     # Only a root of 0 is smaller than this bound.
     divisor = functions.clip(norm.root + epsilon * 2.0**-norm.exponent, _TINY[np.float64], None)
-    if is_narrow:
-        return Factor(_at_most_one(vectors.number(np.float64(limit), device) / divisor))
+    if is_float32:
+        return Factor(_clamp_to_one(vectors.number(np.float64(limit), device) / divisor))
     limit_fraction, limit_exponent = math.frexp(limit)
     divisor_fraction, divisor_exponent = functions.frexp(divisor)
     exponent = limit_exponent - norm.exponent - divisor_exponent
@@ -179,16 +179,16 @@ def _clip_factor(norm: Norm, limit: float, epsilon: float, is_narrow: bool) -> F
     is_extreme = exponent < -_MAX_EXPONENT
     shift = functions.clip(functions.where(is_extreme, exponent + _MAX_EXPONENT, exponent), None, 1)
     unit = functions.where(is_extreme, 2.0**-_MAX_EXPONENT, functions.ones_like(ratio))
-    return Factor(_at_most_one(ratio * 2.0**shift), unit)
+    return Factor(_clamp_to_one(ratio * 2.0**shift), unit)
 
 
-def parts_of(factor: Factor, narrow: Array) -> tuple[Any, Any]:
+def parts_of(factor: Factor, float32_mask: Array) -> tuple[Any, Any]:
     """Return scale and unit of a factor such that both are normal numbers in each variable's
     compute dtype.
 
     Args:
         factor: A factor; returned unchanged if both parts are normal numbers for all variables.
-        narrow: For each variable whether its gradient is computed in float32; bool of shape (n,).
+        float32_mask: Whether the gradient of each variable is computed in float32; shape (n,).
 
     Returns:
         Scale and unit: scalars if all variables have the same, else vectors of shape (n,).
@@ -199,7 +199,7 @@ def parts_of(factor: Factor, narrow: Array) -> tuple[Any, Any]:
         and factor.scale >= _SMALLEST_NORMAL
     ):
         return factor
-    if not narrow.any():
+    if not float32_mask.any():
         return factor
     with np.errstate(all="ignore"):
         value = factor.value
@@ -207,9 +207,9 @@ def parts_of(factor: Factor, narrow: Array) -> tuple[Any, Any]:
         functions = vectors.functions_of(value)
         unit = functions.where(is_extreme, _SMALLEST_NORMAL, functions.ones_like(value))
         scale = value / unit
-    if narrow.all():
+    if float32_mask.all():
         return scale, unit
-    is_narrow = vectors.place_like(narrow, value)
-    return functions.where(is_narrow, scale, factor.scale), functions.where(
-        is_narrow, unit, factor.unit
+    is_float32 = vectors.place_like(float32_mask, value)
+    return functions.where(is_float32, scale, factor.scale), functions.where(
+        is_float32, unit, factor.unit
     )

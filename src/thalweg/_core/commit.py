@@ -77,8 +77,8 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
             `notes` is empty, the note is that nothing has changed.
     """
     if notes:
-        error.__notes__ = [note for note in _notes_of(error) if note != _NOT_APPLIED_NOTE]
-        if not any(note.startswith(notes[0].rstrip(".")) for note in _notes_of(error)):
+        error.__notes__ = [note for note in _list_notes(error) if note != _NOT_APPLIED_NOTE]
+        if not any(note.startswith(notes[0].rstrip(".")) for note in _list_notes(error)):
             error.add_note(notes[0])
     elif not says_not_taken(error):
         error.add_note(_NOT_APPLIED_NOTE)
@@ -101,15 +101,15 @@ def say_refused(error: Exception) -> None:
 
 def says_not_taken(error: BaseException) -> bool:
     """Return True if an exception has the note that nothing has changed."""
-    return _NOT_APPLIED_NOTE in _notes_of(error)
+    return _NOT_APPLIED_NOTE in _list_notes(error)
 
 
 def says_committed(error: BaseException) -> bool:
     """Return True if an exception has the note that the step was taken or skipped."""
-    return any(note.startswith((TAKEN, SKIPPED)) for note in _notes_of(error))
+    return any(note.startswith((TAKEN, SKIPPED)) for note in _list_notes(error))
 
 
-def _notes_of(error: BaseException) -> list[str]:
+def _list_notes(error: BaseException) -> list[str]:
     """Return the notes of an exception."""
     return getattr(error, "__notes__", [])
 

@@ -33,7 +33,7 @@ def real_pair(grad: Gradient, var: Tensor) -> Pair:
     return as_real(grad), as_real(var)
 
 
-def check_complex(pairs: Sequence[Pair], titles: Sequence[str], rule: Rule, clips: bool) -> None:
+def check_complex(pairs: Sequence[Pair], labels: Sequence[str], rule: Rule, clips: bool) -> None:
     """Raise unless the rule can update these complex variables; `clips` says if gradients are
     clipped.
 
@@ -42,20 +42,20 @@ def check_complex(pairs: Sequence[Pair], titles: Sequence[str], rule: Rule, clip
             gradient has another dtype than its variable.
         InvalidArgumentError, LayoutError: As `check_pairs` for real variables.
     """
-    for (grad, var), title in zip(pairs, titles, strict=True):
+    for (grad, var), label in zip(pairs, labels, strict=True):
         if not (rule.linear or is_analytic(rule)):
-            raise not_defined(rule, var, title)
+            raise not_defined(rule, var, label)
         if clips:
-            kind = f"'{title}' is {dtype_name(var.dtype)}."
+            kind = f"'{label}' is {dtype_name(var.dtype)}."
             raise InvalidTypeError(f"Clipping is not defined for complex gradients; {kind}")
-        check_kind(values_of(grad), var, title)
-    check_pairs([real_pair(*pair) for pair in pairs], titles, scatter=True)
+        check_kind(values_of(grad), var, label)
+    check_pairs([real_pair(*pair) for pair in pairs], labels, scatter=True)
 
 
-def not_defined(rule: Rule, var: Tensor, title: str) -> InvalidTypeError:
+def not_defined(rule: Rule, var: Tensor, label: str) -> InvalidTypeError:
     """Return the error that a rule does not support complex variables."""
     return InvalidTypeError(
-        f"{rule.name} is not defined for complex variables; '{title}' is {dtype_name(var.dtype)}."
+        f"{rule.name} is not defined for complex variables; '{label}' is {dtype_name(var.dtype)}."
     )
 
 
@@ -88,27 +88,27 @@ def update_analytic(
     """
     with importing:
         from thalweg._engines.torch_functions import torch_evaluate
-    detached, numbers = [tensor.detach() for tensor in tensors], dict(scalars)
+    detached, scalar_values = [tensor.detach() for tensor in tensors], dict(scalars)
     if not isinstance(grad, IndexedSlices):
         inputs = [detached[0], grad.detach().resolve_conj(), *detached[1:]]
-        results = torch_evaluate(rule.update, inputs, numbers)
+        results = torch_evaluate(rule.update, inputs, scalar_values)
         for tensor, result in zip(detached, results, strict=True):
             tensor.copy_(result)
         return
     untyped = cast(Any, torch)
-    rows, places = untyped.unique(grad.indices.long(), return_inverse=True)
+    rows, row_indices = untyped.unique(grad.indices.long(), return_inverse=True)
     values = grad.values.detach().resolve_conj()
-    row_sums = values.new_zeros((len(rows), *values.shape[1:])).index_add_(0, places, values)
+    row_sums = values.new_zeros((len(rows), *values.shape[1:])).index_add_(0, row_indices, values)
     var, *slots = (tensor[rows] for tensor in detached)
     formula = rule.update_sparse or rule.update
     for tensor, result in zip(
-        detached, torch_evaluate(formula, [var, row_sums, *slots], numbers), strict=True
+        detached, torch_evaluate(formula, [var, row_sums, *slots], scalar_values), strict=True
     ):
         tensor[rows] = result
     if rule.update_untouched is not None:
         is_untouched = torch.ones(len(detached[0]), dtype=torch.bool, device=rows.device)
         is_untouched.index_fill_(0, rows, False)
         untouched_rows = [tensor[is_untouched] for tensor in detached]
-        results = torch_evaluate(rule.update_untouched, untouched_rows, numbers)
+        results = torch_evaluate(rule.update_untouched, untouched_rows, scalar_values)
         for tensor, result in zip(detached, results, strict=True):
             tensor[is_untouched] = result

@@ -20,33 +20,33 @@ class Names:
         words: The phrase for an unregistered object in messages, such as "the learning rate".
     """
 
-    def __init__(self, words: str = "") -> None:
-        self.words = words
+    def __init__(self, description: str = "") -> None:
+        self.words = description
         self._things: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
 
-    def tell(self, name: str, thing: object, *aliases: object) -> None:
+    def tell(self, name: str, entry: object, *aliases: object) -> None:
         """Register a class or function under its name in files.
 
         Args:
             name: The name; if a thing has several, files contain the first.
-            thing: The class or function that the name loads.
+            entry: The class or function that the name loads.
             aliases: Further classes or functions that are written with the name.
 
         Raises:
             ValueError: Another class or function has this name.
         """
-        if self._things.setdefault(name, thing) is not thing:
+        if self._things.setdefault(name, entry) is not entry:
             raise ValueError(
-                f"{name!r} is registered for {self._things[name]!r} and cannot name {thing!r}."
+                f"{name!r} is registered for {self._things[name]!r} and cannot name {entry!r}."
             )
-        for alias in (thing, *aliases):
+        for alias in (entry, *aliases):
             self._names.setdefault(alias, name)
 
-    def tell_all(self, prefix: str, things: Iterable[Any]) -> None:
+    def tell_all(self, prefix: str, entries: Iterable[Any]) -> None:
         """Register things under a prefix followed by their `__name__`."""
-        for thing in things:
-            self.tell(prefix + thing.__name__, thing)
+        for entry in entries:
+            self.tell(prefix + entry.__name__, entry)
 
     def told(self) -> dict[str, Any]:
         """Return the names of all front ends, importing them."""
@@ -54,9 +54,9 @@ class Names:
             load()
         return dict(self._things)
 
-    def name_of(self, thing: object) -> str | None:
+    def name_of(self, entry: object) -> str | None:
         """Return the name of a class or function in files; None if it is not registered."""
-        return self._names.get(thing)
+        return self._names.get(entry)
 
     def find(self, name: str) -> Any:
         """Return the class or function with a name, or None.

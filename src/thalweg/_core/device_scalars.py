@@ -62,14 +62,14 @@ def expand_to_variables(
             variable of the step, of which those with this key are used.
         device: The device of the result.
     """
-    parts: list[Tensor] = []
+    pieces: list[Tensor] = []
     for key, run in groupby(range(len(keys)), key=keys.__getitem__):
-        places, value = list(run), values[key]
+        indices, value = list(run), values[key]
         if not isinstance(value, Tensor):
             value = torch.full((), float(value), dtype=torch.float64, device=device)
-        first, count = places[0], len(places)
-        parts.append(value.narrow(0, first, count) if value.dim() else value.expand(count))
-    return parts[0] if len(parts) == 1 else torch.cat([part.double() for part in parts])
+        first, count = indices[0], len(indices)
+        pieces.append(value.narrow(0, first, count) if value.dim() else value.expand(count))
+    return pieces[0] if len(pieces) == 1 else torch.cat([piece.double() for piece in pieces])
 
 
 def device_derived_scalars(

@@ -59,14 +59,14 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
     return DTensor(local_tensor, spec._spec, requires_grad=False)  # pyright: ignore
 
 
-def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: Any) -> Tensor:
-    """Return a new tensor filled with `number`, on the device of a parameter.
+def filled_beside(shape: tuple[int, ...], value: float, param: Tensor, dtype: Any) -> Tensor:
+    """Return a new tensor filled with `value`, on the device of a parameter.
 
     For a DTensor the result is a DTensor of the full shape `shape`, placed as `slot_placements`
     says.
     """
     if not is_on_mesh(param):
-        return torch.full(shape, number, dtype=dtype, device=param.device)
+        return torch.full(shape, value, dtype=dtype, device=param.device)
     from torch.distributed import tensor as dtensors
 
     mesh, full = cast("Any", param), cast("Any", dtensors).full
@@ -74,7 +74,7 @@ def filled_beside(shape: tuple[int, ...], number: float, param: Tensor, dtype: A
     if param.is_meta:  # `full` allocates on the device of the mesh
         empty = torch.empty(shape, dtype=dtype, device="meta")
         return dtensors.distribute_tensor(empty, mesh.device_mesh, placements, src_data_rank=None)
-    return full(shape, number, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)
+    return full(shape, value, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)
 
 
 def slot_placements(placements: Sequence[Any], ndim: int) -> list[Any]:

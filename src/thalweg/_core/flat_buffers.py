@@ -71,8 +71,8 @@ def find_marked(params: Sequence[Tensor]) -> FlatBuffer | None:
     for param in params:
         if getattr(param, "_is_flat_param", False) or type(param).__name__ == "FlatParameter":
             size = getattr(param, "_unpadded_unsharded_size", None)
-            is_part = _has_other_ranks() if size is None else param.numel() < size.numel()
-            return FlatBuffer(param, "FullyShardedDataParallel", is_part)
+            is_shard = _has_other_ranks() if size is None else param.numel() < size.numel()
+            return FlatBuffer(param, "FullyShardedDataParallel", is_shard)
         if hasattr(param, "ds_id"):
             # ZeRO-3 calls `step` for each of its sub-groups, with the other groups empty.
             return FlatBuffer(param, "DeepSpeed ZeRO-3", is_part=True, is_stepped_alone=True)
@@ -94,7 +94,7 @@ def is_reducing(rule: Rule | None, transforms: GradientTransforms) -> bool:
 
 def check_reductions(
     flat: FlatBuffer,
-    title: str,
+    label: str,
     rule: Rule | None,
     transforms: GradientTransforms,
     *,
@@ -127,7 +127,7 @@ def check_reductions(
     else:
         return
     raise InvalidArgumentError(
-        f"'{title}' is a flat buffer of {flat.origin}, which holds several parameters or parts of"
+        f"'{label}' is a flat buffer of {flat.origin}, which holds several parameters or parts of"
         f" them: {reason}. Use a rule that updates each element by itself, such as AdamW or Lion,"
         " without trust ratios and other options over whole parameters, and clip norms with that"
         " library; or shard with torch's fully_shard, which keeps parameters whole."

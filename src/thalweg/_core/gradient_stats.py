@@ -160,7 +160,7 @@ class GradientStats:
         """
         if formula not in self._sums:
             formulas = tuple(dict.fromkeys((*self._pending, formula)))
-            transforms, columns = self._transforms, self._rounded_columns(self._columns)
+            transforms, columns = self._transforms, self._round_columns(self._columns)
             rows = columns.shared.items()
             shared = {dtype: {**row, **transforms.shared(dtype)} for dtype, row in rows}
             by_variable = columns.by_variable
@@ -177,13 +177,15 @@ class GradientStats:
             self._sums |= zip(formulas, sums.T, strict=True)
         return self._sums[formula]
 
-    def _rounded_columns(self, columns: Columns) -> Columns:
+    def _round_columns(self, columns: Columns) -> Columns:
         """Return scalars rounded to the compute dtypes, as in updates."""
         shared = {dtype: vectors.rounded(row, dtype) for dtype, row in columns.shared.items()}
-        by_variable = {name: self._rounded(vector) for name, vector in columns.by_variable.items()}
+        by_variable = {
+            name: self._round_vector(vector) for name, vector in columns.by_variable.items()
+        }
         return columns._replace(shared=shared, by_variable=by_variable)
 
-    def _rounded(self, vector: Any) -> object:
+    def _round_vector(self, vector: Any) -> object:
         if isinstance(vector, Tensor):
             return vector
         values: Array = vector
@@ -200,9 +202,10 @@ class GradientStats:
     @lazy
     def _root_norms(self) -> Any:
         """Norm of each unscaled gradient with clipped elements, without emulated overflow."""
-        return self._roots_of(gradient_squares)
+        return self._compute_roots(gradient_squares)
 
-    def _roots_of(self, formula: Formula) -> object:
+    def _compute_roots(self, formula: Formula) -> object:
+        """Return the roots of sums of squares, unscaled unless the sums are of clipped elements."""
         transforms, squares = self._transforms, self._sum_over(formula)
         with np.errstate(all="ignore"):
             roots = vectors.functions_of(squares).sqrt(squares)
@@ -210,11 +213,11 @@ class GradientStats:
                 return roots
             return roots * vectors.place_like(transforms.unscaling, roots)
 
-    def _squares_of(self, formula: Formula) -> object:
+    def _compute_squares(self, formula: Formula) -> object:
         """Return the sum of squares of each unscaled gradient with clipped elements."""
         if self._transforms.unscaling is None:
             return self._sum_over(formula)
-        roots = self._root_norms if formula is gradient_squares else self._roots_of(formula)
+        roots = self._root_norms if formula is gradient_squares else self._compute_roots(formula)
         with np.errstate(all="ignore"):
             return vectors.functions_of(roots).square(roots)
 
@@ -247,12 +250,12 @@ class GradientStats:
         if not self._transforms.overflow:
             return self._norm.value
         with np.errstate(all="ignore"):
-            return norms.global_norm(self._squares_of(gradient_squares), self._does_overflow)
+            return norms.global_norm(self._compute_squares(gradient_squares), self._does_overflow)
 
     @lazy
     def _norm(self) -> Norm:
         """Global norm that does not overflow."""
-        return exact_norm(self._squares_of, not self._is_float64)
+        return exact_norm(self._compute_squares, not self._is_float64)
 
     @property
     def plain_range(self) -> PlainRange:
@@ -355,8 +358,8 @@ class GradientStats:
             # maximum() keeps NaN, as TensorFlow's does.
             scalars["clip_divisor"] = vectors.at_least(self.gradient_norms, transforms.clipnorm)
         if transforms.global_clipnorm is not None and not self._has_one_factor:
-            for name, part in zip(("clip_scale", "clip_unit"), self.clip_parts, strict=True):
-                scalars[name] = vectors.for_each(self._variables, part)
+            for name, component in zip(("clip_scale", "clip_unit"), self.clip_parts, strict=True):
+                scalars[name] = vectors.for_each(self._variables, component)
         if transforms.trust is not None:
             scalars["trust_factor"] = self.trust_ratios
         return scalars
@@ -375,7 +378,7 @@ class GradientStats:
                 roots = roots if self._transforms.trust is None else roots * self.trust_ratios
                 return vectors.functions_of(roots).square(roots)
         reduction = Reduction("sums", (formula,), self._transforms.stages)
-        return self._reduce(reduction, self._rounded_columns(columns)).T[0]
+        return self._reduce(reduction, self._round_columns(columns)).T[0]
 
     def request_sums(self, formulas: Formulas, columns: Columns | None = None) -> None:
         """Compute these sums in the next pass over memory that another statistic needs.
@@ -409,8 +412,8 @@ class GradientStats:
         if transforms.decide is not None:
             decision = transforms.decide(*self._find_extremes(transforms.exact))
         if transforms.judge is not None and decision.apply_flag:
-            judge_decision = transforms.judge.decide(self)
-            decision = Decision(judge_decision.apply_flag, [*decision.calls, *judge_decision.calls])
+            verdict = transforms.judge.decide(self)
+            decision = Decision(verdict.apply_flag, [*decision.calls, *verdict.calls])
         elif transforms.judge is not None:
             decision = Decision(False, [*decision.calls, *transforms.judge.skip_calls()])
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
@@ -449,12 +452,12 @@ class GradientStats:
         peaks: list[Any] = [None] * len(dtypes)
         for dtype in dict.fromkeys(dtypes):
             members = [index for index, var_dtype in enumerate(dtypes) if var_dtype is dtype]
-            own_peaks = self._processed_in(dtype, max_abs, members)
-            for index, peak in zip(members, own_peaks, strict=True):
+            dtype_peaks = self._process_in(dtype, max_abs, members)
+            for index, peak in zip(members, dtype_peaks, strict=True):
                 peaks[index] = peak
         return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
-    def _processed_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
+    def _process_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
         """Return `_process_peaks` of the variables with indices `members`, which have this compute
         dtype.
         """
@@ -473,8 +476,8 @@ class GradientStats:
             limit = vectors.at_least(self.gradient_norms, transforms.clipnorm)
             max_abs = max_abs * dtype(transforms.clipnorm) / rounded(limit)
         if transforms.global_clipnorm is not None:
-            for part in self.clip_parts:
-                max_abs = max_abs * rounded(vectors.for_each(raw_peaks, part))
+            for component in self.clip_parts:
+                max_abs = max_abs * rounded(vectors.for_each(raw_peaks, component))
         return max_abs if transforms.trust is None else max_abs * rounded(self.trust_ratios)
 
 

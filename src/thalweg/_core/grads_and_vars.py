@@ -47,7 +47,7 @@ def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
     return [(grad, tensor_of(var)) for grad, var in pairs]
 
 
-def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
+def as_gradient(grad: object, var: Tensor, label: str) -> Gradient:
     """Return a gradient as a tensor or as IndexedSlices; arrays, numbers and lists are converted.
 
     Raises:
@@ -61,11 +61,11 @@ def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
     if isinstance(grad, Tensor):
         if grad.layout == torch.sparse_coo and grad.shape != var.shape:
             raise InvalidArgumentError(
-                f"Gradient of '{title}' has shape {tuple(grad.shape)} but the variable has shape"
+                f"Gradient of '{label}' has shape {tuple(grad.shape)} but the variable has shape"
                 f" {tuple(var.shape)}."
             )
         if grad.layout == torch.sparse_coo:
-            check_held(grad._indices(), f"What indexes the gradient of '{title}'")
+            check_held(grad._indices(), f"What indexes the gradient of '{label}'")
         return from_torch(grad)  # pyright: ignore[reportReturnType]
     try:
         # An array keeps its dtype; numbers and lists have none of their own.
@@ -73,7 +73,7 @@ def as_gradient(grad: object, var: Tensor, title: str) -> Gradient:
     except ValueError as error:
         raise InvalidTypeError(
             "Gradient must be convertible to a Tensor or IndexedSlices, or None:"
-            f" {show_value(grad)} of '{title}' ({error})"
+            f" {show_value(grad)} of '{label}' ({error})"
         ) from None
 
 
@@ -93,51 +93,52 @@ def has_rows(grad: object) -> bool:
     return not isinstance(grad, Tensor) or grad.layout is not torch.strided
 
 
-def flatten(var_list: Any, title: str = "var_list") -> list[Tensor]:
+def flatten(var_list: Any, label: str = "var_list") -> list[Tensor]:
     """Return the variables in nested lists, tuples and dicts; dicts in the order of their sorted
     keys.
 
     Args:
         var_list: The nest, or a single variable.
-        title: The argument's name in messages.
+        label: The argument's name in messages.
 
     Raises:
         InvalidTypeError: It is None or a module, or a leaf is not a tensor.
     """
-    refuse_no_variables(var_list, title)
+    refuse_no_variables(var_list, label)
     var_list = tensor_of(var_list)
     if isinstance(var_list, Tensor) or is_symbolic(var_list):
         return [var_list]
     if isinstance(var_list, Mapping):
-        var_list = _sort_named(cast("Mapping[Any, Any]", var_list), title)
+        var_list = _sort_named(cast("Mapping[Any, Any]", var_list), label)
     if not isinstance(var_list, Iterable) or isinstance(var_list, str | bytes):
-        hint = " Names are given by thalweg.named_variables(module)."
+        advice = " Names are given by thalweg.named_variables(module)."
         raise InvalidTypeError(
-            f"{title} must hold variables, not {show_value(var_list)}."
-            f"{hint * isinstance(var_list, str)}"
+            f"{label} must hold variables, not {show_value(var_list)}."
+            f"{advice * isinstance(var_list, str)}"
         )
-    return [var for nest in cast("Iterable[Any]", var_list) for var in flatten(nest, title)]
+    return [var for nest in cast("Iterable[Any]", var_list) for var in flatten(nest, label)]
 
 
-def _sort_named(mapping: Mapping[Any, Any], title: str) -> list[object]:
+def _sort_named(mapping: Mapping[Any, Any], label: str) -> list[object]:
+    """Return the values of a mapping, in the order of its keys."""
     try:
         return [mapping[key] for key in sorted(mapping)]
     except TypeError as error:
         raise InvalidTypeError(
-            f"A dict of {title} must have keys that can be sorted, not {list(mapping)!r}."
+            f"A dict of {label} must have keys that can be sorted, not {list(mapping)!r}."
         ) from error
 
 
-def refuse_no_variables(var_list: object, title: str = "var_list") -> None:
+def refuse_no_variables(var_list: object, label: str = "var_list") -> None:
     """Raise InvalidTypeError for None and for modules, which callers pass in place of variables."""
     if var_list is None:
         raise InvalidTypeError(
-            f"{title} must hold variables, not None: give those to train, as"
+            f"{label} must hold variables, not None: give those to train, as"
             " list(model.parameters()), or a function that returns them."
         )
     if isinstance(var_list, Module):
         raise InvalidTypeError(
-            f"{title} must hold variables, not a module; give list(module.parameters())."
+            f"{label} must hold variables, not a module; give list(module.parameters())."
         )
 
 

@@ -98,18 +98,18 @@ def as_hyper(value: Any, dtype: ScalarType) -> Any:
     return scalar
 
 
-def as_read(tensor: torch.Tensor, number: Any, dtype: ScalarType) -> Any:
+def as_read(tensor: torch.Tensor, scalar: Any, dtype: ScalarType) -> Any:
     """Return the number that was read from a tensor as a scalar of `dtype`; see `as_hyper`."""
-    if -_TINY < number < _TINY and number:
-        return _flush_denormal(number, scalar_type(tensor), dtype)
-    return dtype(number)
+    if -_TINY < scalar < _TINY and scalar:
+        return _flush_denormal(scalar, scalar_type(tensor), dtype)
+    return dtype(scalar)
 
 
-def _flush_denormal(number: Any, source: ScalarType, dtype: ScalarType) -> object:
+def _flush_denormal(scalar: Any, source: ScalarType, dtype: ScalarType) -> object:
     """Return a number of type `source` as `dtype`; 0 if it is a denormal to flush."""
     limit = _TINY if np.float32 in (source, dtype) else float(np.finfo(np.float64).tiny)
-    flushes = current().denormals == "flush" and abs(number) < limit
-    return dtype(math.copysign(0.0, number) if flushes else number)
+    flushes = current().denormals == "flush" and abs(scalar) < limit
+    return dtype(math.copysign(0.0, scalar) if flushes else scalar)
 
 
 def as_step_scalar(name: str, value: object, dtype: ScalarType) -> Any:
@@ -181,14 +181,14 @@ def check_scalar(name: str, value: object, accepted: str) -> None:
             raise InvalidTypeError(f"{name} must have a value, not be on the meta device.")
         check_number(value, name)
         return
-    number: Any = value[()] if _is_array(value) else value
-    if not is_number(number):
+    scalar: Any = value[()] if _is_array(value) else value
+    if not is_number(scalar):
         raise InvalidTypeError(
             f"{name} must be a {accepted}, not {show_value(value)}.{hint(value)}"
         )
-    if number != number:
+    if scalar != scalar:
         raise InvalidArgumentError(f"{name} is nan.")
-    check_size(name, number)
+    check_size(name, scalar)
 
 
 def _check_variable(name: str, value: int) -> None:
@@ -323,15 +323,15 @@ class Hyperparameters(Mapping[str, Any]):
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor:
                 check_held(value, name)
-            number = value.item() if is_tensor or _is_numpy_scalar(value) else value
+            new_value = value.item() if is_tensor or _is_numpy_scalar(value) else value
             dtype: torch.dtype = getattr(old, "dtype", None) or torch.float32
             is_integer = not dtype.is_floating_point
-            if is_integer and not float(number).is_integer():
+            if is_integer and not float(new_value).is_integer():
                 raise InvalidTypeError(
                     f"{name} was given as a whole number and is an {dtype_name(dtype)} variable"
-                    f" by now, which cannot become {number!r}. Give a float to the constructor."
+                    f" by now, which cannot become {new_value!r}. Give a float to the constructor."
                 )
-            assign(old, int(number) if is_integer else number)
+            assign(old, int(new_value) if is_integer else new_value)
         self.calls = any(map(is_function, self._values.values()))
 
     def all_of(self, results: dict[str, object]) -> dict[str, Any]:
@@ -494,18 +494,18 @@ class Hyperparameters(Mapping[str, Any]):
         old: Any = self._values[name]
         try:
             with np.errstate(all="ignore"):
-                number = _in_kind_of(old, value)
+                new_value = _in_kind_of(old, value)
         except OverflowError:
             raise InvalidArgumentError(f"{name} is too large.") from None
         if name not in self.numbers():
             return []
-        tensor = to_tensor(number, old.dtype if isinstance(old, Variable) else None)
+        tensor = to_tensor(new_value, old.dtype if isinstance(old, Variable) else None)
         is_finite_float = tensor.is_floating_point() and np.isfinite(float(value))
         if tensor.item() != value and not (is_finite_float and tensor.isfinite()):
             raise InvalidArgumentError(f"{name} cannot be that number.")
         if isinstance(old, Variable):
             return [partial(old.detach().copy_, tensor)]
-        return [partial(operator.setitem, self._values, name, number)]
+        return [partial(operator.setitem, self._values, name, new_value)]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy that is made within a step is not in a step.
@@ -516,8 +516,8 @@ class Hyperparameters(Mapping[str, Any]):
         vars(self).update(state)
 
     def __copy__(self) -> Hyperparameters:
-        new_hypers = Hyperparameters()
-        new_hypers._values.update(self._values)
-        new_hypers.created = self.created
-        new_hypers.calls = self.calls
-        return new_hypers
+        duplicate = Hyperparameters()
+        duplicate._values.update(self._values)
+        duplicate.created = self.created
+        duplicate.calls = self.calls
+        return duplicate

@@ -25,12 +25,12 @@ class MemoryGuard:
             *zip(request.variables, request.titles, strict=True),
             *_add_titles(request.slots, request.titles, "a slot of "),
             *(pair for ts in others for pair in _add_titles(ts, request.titles, "a slot of ")),
-            *_add_titles(map(_tensors_of, request.gradients), request.titles, "the gradient of "),
+            *_add_titles(map(_list_tensors, request.gradients), request.titles, "the gradient of "),
             *_add_titles(map(_pair_copy, request.copies or ()), request.titles, "the copy of "),
         ]
-        self._old_locations = self._locations()
+        self._old_locations = self._read_locations()
 
-    def _locations(self) -> list[tuple[int, int]]:
+    def _read_locations(self) -> list[tuple[int, int]]:
         return [(t.data_ptr(), t.untyped_storage().nbytes()) for t, _ in self._tensors]
 
     def check_in_place(self) -> None:
@@ -40,26 +40,26 @@ class MemoryGuard:
         Raises:
             LayoutError: An address or a size differs; the message names the first such tensor.
         """
-        locations = zip(self._tensors, self._old_locations, self._locations(), strict=True)
-        for (_, title), old, new in locations:
+        locations = zip(self._tensors, self._old_locations, self._read_locations(), strict=True)
+        for (_, label), old, new in locations:
             if new != old:
                 raise LayoutError(
-                    f"The memory of {title} was replaced or cut by a function that the step called."
+                    f"The memory of {label} was replaced or cut by a function that the step called."
                     " A function that a step calls may change values in place, and nothing else."
                 )
 
 
-def _add_titles(lists: Any, titles: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
+def _add_titles(lists: Any, labels: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
     """Yield each tensor with `prefix` and the title of its list."""
-    for tensors, title in zip(lists, titles, strict=False):
-        yield from ((tensor, f"{prefix}{title}") for tensor in tensors)
+    for tensors, label in zip(lists, labels, strict=False):
+        yield from ((tensor, f"{prefix}{label}") for tensor in tensors)
 
 
 def _pair_copy(copy: Tensor | None) -> list[Tensor]:
     return [] if copy is None else [copy]
 
 
-def _tensors_of(grad: Any) -> list[Tensor]:
+def _list_tensors(grad: Any) -> list[Tensor]:
     if isinstance(grad, IndexedSlices):
         return [grad.values, grad.indices]
     return [grad._values(), grad._indices()] if grad.is_sparse else [grad]

@@ -30,7 +30,7 @@ def mapped(function: Callable[[Any], object], nest: object) -> Any:
     """
     if isinstance(nest, (list, tuple)):
         items = cast("list[Any]", nest)
-        return _nest_like(items, [mapped(function, item) for item in items])
+        return _build_nest(items, [mapped(function, item) for item in items])
     if isinstance(nest, Mapping):
         mapping = cast("Mapping[Any, Any]", nest)
         # A copy keeps other attributes of a subclass. A mapping that has no method `copy`, such as
@@ -48,6 +48,6 @@ def packed(nest: object, leaves: Iterator[object]) -> Any:
     return mapped(lambda _: next(leaves), nest)
 
 
-def _nest_like(nest: object, items: list[object]) -> object:
+def _build_nest(nest: object, items: list[object]) -> object:
     kind = cast("type[Any]", type(nest))
     return kind(*items) if hasattr(nest, "_fields") else kind(items)

@@ -7,14 +7,18 @@ there; nothing is copied to the host.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thalweg._base.locks import importing
 from thalweg._core.vectors import Device, functions_of, place_of
-from thalweg._engines import cuda, current
+from thalweg._engines import current
 from thalweg._engines.cuda.availability import takes_device
 from thalweg._engines.reduction_order import Tree, combine_few
+
+if TYPE_CHECKING:
+    from thalweg._engines.cuda.tree_reduction import LaunchedTree
 
 # Python adds up to so many numbers faster than NumPy.
 _MAX_PYTHON_COUNT = 256
@@ -50,13 +54,17 @@ def sum_in_order(squares: Any) -> Any:
     if device is None and len(squares) <= _MAX_PYTHON_COUNT:
         return np.float64(combine_few(squares.tolist()))
     is_launched = device is not None and takes_device(device, current().name)
-    return _tree_of(len(squares), device, is_launched).combine(squares)[0]
+    return _make_tree(len(squares), device, is_launched).combine(squares)[0]
 
 
 @cache
-def _tree_of(count: int, device: Device, is_launched: bool) -> Tree | cuda.LaunchedTree:
+def _make_tree(count: int, device: Device, is_launched: bool) -> Tree | LaunchedTree:
     counts = np.array([count])
-    return cuda.LaunchedTree(counts, device) if device and is_launched else Tree(counts, device)
+    if device is None or not is_launched:
+        return Tree(counts, device)
+    with importing:
+        from thalweg._engines.cuda.tree_reduction import LaunchedTree
+    return LaunchedTree(counts, device)
 
 
 def clip_factor(norm: Any, limit: Any, nan_if_not_finite: bool) -> Any:

@@ -62,7 +62,7 @@ def per_optimizer(
         RuleError: The rule returns different numbers for different variables.
     """
     rule = request.rule
-    arguments = dict(_scalars_of(columns))
+    arguments = dict(_iterate_scalars(columns))
     first_round = split_into_rounds(request.variables)[0]
     for name, formula in rule.measures.items():
         sums = vectors.place_like(stats.measure(formula, columns), None)
@@ -80,7 +80,7 @@ def per_optimizer(
     return columns._replace(shared=shared), _writes_of(rule, slots, new_scalars, columns)
 
 
-def _scalars_of(columns: Columns) -> Iterator[tuple[str, Any]]:
+def _iterate_scalars(columns: Columns) -> Iterator[tuple[str, Any]]:
     """Yield the name and the float64 value of each scalar; an array if variables differ."""
     for name, scalar in next(iter(columns.shared.values())).items():
         yield name, np.float64(scalar.item() if isinstance(scalar, Tensor) else scalar)

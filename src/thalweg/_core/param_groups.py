@@ -19,6 +19,11 @@ def params_of(groups: Sequence[Group]) -> list[Any]:
     return [param for group in groups for param in group["params"]]
 
 
+def group_indices_of(groups: Sequence[Group]) -> list[int]:
+    """Return the index of the group of each parameter, in the order of `params_of`."""
+    return [index for index, group in enumerate(groups) for _ in group["params"]]
+
+
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     """Return a name for each of `params`, in order, for messages.
 
@@ -34,8 +39,8 @@ def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[s
         for group_index, group in enumerate(groups)
         for index, param in enumerate(group["params"])
     }
-    names_and_titles = zip(params, names, titles_of(params), strict=True)
-    return [name or descriptions.get(id(param), title) for param, name, title in names_and_titles]
+    rows = zip(params, names, titles_of(params), strict=True)
+    return [name or descriptions.get(id(param), label) for param, name, label in rows]
 
 
 def names_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str | None]:
@@ -45,8 +50,8 @@ def names_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str | No
         for group in groups
         for param, name in zip(group["params"], group.get("param_names", ()))
     }
-    own_names = (None if name_of(param) == UNNAMED else name_of(param) for param in params)
-    return [group_names.get(id(p), name) for p, name in zip(params, own_names, strict=True)]
+    variable_names = (None if name_of(param) == UNNAMED else name_of(param) for param in params)
+    return [group_names.get(id(p), name) for p, name in zip(params, variable_names, strict=True)]
 
 
 def states_of(state: Mapping[object, object]) -> list[tuple[Tensor, dict[str, Any]]]:

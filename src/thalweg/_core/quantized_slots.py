@@ -43,19 +43,6 @@ def likeness_of(codec: Codec, param: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
-def _laid_out(
-    likes: Sequence[Tensor], dtypes: Sequence[torch.dtype], params: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return tensors of zeros with the shapes of `likes` on the devices of `params`."""
-    devices = [param.device for param in params]
-    tensors: dict[int, Tensor] = {}
-    for device in dict.fromkeys(devices):
-        indices = [index for index, param_device in enumerate(devices) if param_device == device]
-        templates = [likes[index] for index in indices], [dtypes[index] for index in indices]
-        tensors |= zip(indices, laid_out(*templates, 0, device=device), strict=True)
-    return [tensors[index] for index in range(len(params))]
-
-
 def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) -> list[Tensor]:
     """Create a slot for each parameter, encoded or not, filled with the parameter's number in
     `starts`.
@@ -69,7 +56,7 @@ def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) ->
         for codec, shard in zip(codecs, shards, strict=True)
     ]
     dtypes = [torch.float32 if codec is None else torch.uint8 for codec in codecs]
-    slots = _laid_out(likes, dtypes, shards)
+    slots = laid_out(likes, dtypes, 0, devices=[shard.device for shard in shards])
     for codec, shard, tensor, start in zip(codecs, shards, slots, starts, strict=True):
         if start and codec is None:
             tensor.fill_(start)
@@ -96,8 +83,8 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     The bytes are returned unchanged if the parameter's rows are not whole blocks, or if other code
     has resized the bytes, which the next step rejects.
     """
-    is_whole = records.numel() == codec.bytes_of(param.numel()) and records.is_contiguous()
-    has_rows = is_whole and codec.divides(param.shape)
+    is_complete = records.numel() == codec.bytes_of(param.numel()) and records.is_contiguous()
+    has_rows = is_complete and codec.divides(param.shape)
     return records.view(codec.shape_of_rows(param.shape)) if has_rows else records
 
 
@@ -120,9 +107,9 @@ def shape_entry(param: Tensor) -> Tensor:
     return torch.tensor(param.shape, dtype=torch.int64, device=param.device)
 
 
-def _fill(codec: Codec, records: Tensor, count: int, number: float) -> None:
+def _fill(codec: Codec, records: Tensor, count: int, value: float) -> None:
     """Fill records with a number, of which they encode `count`."""
-    block = torch.full((codec.block,), number, dtype=torch.float32, device="cpu")
+    block = torch.full((codec.block,), value, dtype=torch.float32, device="cpu")
     rows = records.view(-1, codec.record_bytes)
     rows.copy_(encode_tensor(codec, block))
     partial_size = count % codec.block

@@ -33,7 +33,7 @@ class Stepping:
         self.thread = get_ident()
 
 
-def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> ContextSetting:
+def one_step_at_a_time(owner: Any, label: str, caches: Iterable[Any] = ()) -> ContextSetting:
     """Return a context manager for a step of the current thread, which holds the optimizer's lock.
 
     Call it in the `with` statement itself: a variable would keep the `Stepping` alive as long as
@@ -41,37 +41,37 @@ def one_step_at_a_time(owner: Any, title: str, caches: Iterable[Any] = ()) -> Co
 
     Args:
         owner: The object whose attribute `stepping` refers to the `Stepping` in the block.
-        title: The name of the optimizer.
+        label: The name of the optimizer.
         caches: Plan caches, whose `replay` is None in the block, and is restored at its end unless
             the step has set it.
 
     Raises:
         FailedPreconditionError: The block is entered inside another one of this thread and owner.
     """
-    return ContextSetting(partial(_sections, owner, title, caches))
+    return ContextSetting(partial(_make_sections, owner, label, caches))
 
 
-def check_no_step(owner: Any, title: str, call: str) -> None:
+def check_no_step(owner: Any, label: str, call: str) -> None:
     """Raise FailedPreconditionError if this thread is in a step of `owner`; steps of other threads
     are allowed.
 
     Args:
         owner: The optimizer, whose attribute `stepping` is None outside of steps.
-        title: The name of the optimizer, for the message.
+        label: The name of the optimizer, for the message.
         call: The name of the method that was called, for the message.
     """
     stepping: Stepping | None = owner.stepping and owner.stepping()
     if stepping is not None and stepping.thread == get_ident():
         raise FailedPreconditionError(
-            f"{call} of {title} was called within a step of the same optimizer, such as by a signal"
+            f"{call} of {label} was called within a step of the same optimizer, such as by a signal"
             " handler, a hook or a constraint. This call changed nothing. Have the handler set a"
             " flag, and make the call after the step."
         )
 
 
-def _sections(owner: Any, title: str, caches: Iterable[Any]) -> tuple[list[Call], list[Call]]:
+def _make_sections(owner: Any, label: str, caches: Iterable[Any]) -> tuple[list[Call], list[Call]]:
     """Return functions in C that open the block of `one_step_at_a_time`, and those that end it."""
-    check_no_step(owner, title, "A step")
+    check_no_step(owner, label, "A step")
     hidden_caches = list(caches)
     # Filled and read in C, so that a signal handler cannot change the cache between the two.
     replay: list[Any] = []

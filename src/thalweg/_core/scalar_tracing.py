@@ -84,21 +84,21 @@ class _Tape:
         }
         numbered_inputs = enumerate(inputs.items())
         self.inputs = {name: self.kinds[kind](register=k) for k, (name, kind) in numbered_inputs}
-        for name, number in (samples or {}).items():
-            self.inputs[name].sample = self.inputs[name].dtype(number)
+        for name, value in (samples or {}).items():
+            self.inputs[name].sample = self.inputs[name].dtype(value)
 
-    def register_of(self, number: Any, dtype: Any) -> int:
+    def register_of(self, value: Any, dtype: Any) -> int:
         """Return the register of a number: that of a symbol of `dtype`, or a new one with a
         constant.
 
         Raises:
             TypeError: The number is neither; or `dtype` is bool and it is not a symbol.
         """
-        if type(number) is self.kinds[dtype]:
-            return number.register
-        if dtype is np.bool or type(number) not in (int, float, dtype):
-            raise TypeError(f"{number!r} is not a number of {dtype.__name__}.")
-        return self._append(float(dtype(number)))
+        if type(value) is self.kinds[dtype]:
+            return value.register
+        if dtype is np.bool or type(value) not in (int, float, dtype):
+            raise TypeError(f"{value!r} is not a number of {dtype.__name__}.")
+        return self._append(float(dtype(value)))
 
     def record(self, operation: int, *operands: object) -> object:
         """Append an operation on up to three operands; return the symbol of its result.
@@ -109,8 +109,8 @@ class _Tape:
         Raises:
             TypeError: Native code cannot compute the operation on these operands.
         """
-        numbers = operands[1:] if operation == scalar_program.CHOOSE else operands
-        dtypes = {type(number).dtype for number in numbers if isinstance(number, Symbol)}
+        values = operands[1:] if operation == scalar_program.CHOOSE else operands
+        dtypes = {type(value).dtype for value in values if isinstance(value, Symbol)}
         if operation in _CONDITION_OPERATIONS:
             dtype = np.bool
         else:
@@ -118,7 +118,7 @@ class _Tape:
             dtype = np.float64 if np.float64 in dtypes else narrow_dtype
         if operation == scalar_program.RAISE and dtype is not self._dtype:
             raise TypeError("Powers are of the compute dtype.")
-        registers = [self._register_in(operand, dtype) for operand in numbers]
+        registers = [self._register_in(operand, dtype) for operand in values]
         if operation == scalar_program.CHOOSE:
             registers = [self.register_of(operands[0], np.bool), *registers]
         return self._append_operation(
@@ -160,11 +160,11 @@ class _Tape:
         self._append_operation(scalar_program.DIVIDE, operands, np.float64, np.float64)
         return truth
 
-    def _register_in(self, number: Any, dtype: Any) -> int:
+    def _register_in(self, value: Any, dtype: Any) -> int:
         """Return `register_of` for an operand; a float64 operation accepts float32 symbols, too."""
-        if dtype is np.float64 and type(number) is self.kinds[np.float32]:
-            return number.register
-        return self.register_of(number, dtype)
+        if dtype is np.float64 and type(value) is self.kinds[np.float32]:
+            return value.register
+        return self.register_of(value, dtype)
 
     def _append_operation(
         self, operation: int, operands: list[int], dtype: object, output_dtype: Any
@@ -185,9 +185,9 @@ class _Tape:
         self.operations.append((operation, *(operands * 3)[:3], output, flags))
         return self.kinds[output_dtype](register=output)
 
-    def _append(self, number: float) -> int:
+    def _append(self, value: float) -> int:
         """Add a register with this number; return its index."""
-        self.registers.append(number)
+        self.registers.append(value)
         return len(self.registers) - 1
 
 
@@ -197,12 +197,12 @@ class Symbol(NDArrayOperatorsMixin):
     tape: _Tape
     dtype: Any
 
-    def __init__(self, number: Any = None, register: int | None = None) -> None:
+    def __init__(self, value: Any = None, register: int | None = None) -> None:
         dtype = type(self).dtype
-        self.register = self.tape.register_of(number, dtype) if register is None else register
-        self.sample: Any = dtype(0 if number is None else getattr(number, "sample", number))
+        self.register = self.tape.register_of(value, dtype) if register is None else register
+        self.sample: Any = dtype(0 if value is None else getattr(value, "sample", value))
 
-    def narrow(self, number: Any) -> Any:
+    def narrow(self, value: Any) -> Any:
         """Return a number as a symbol of this symbol's class.
 
         A float64 symbol is rounded if the class is of float32; a float32 one is widened if it is of
@@ -211,13 +211,13 @@ class Symbol(NDArrayOperatorsMixin):
         Raises:
             TypeError: The number is not a symbol, or one of the two is a condition.
         """
-        if type(number) is type(self):
-            return number
-        if not isinstance(number, Symbol) or np.bool in (type(self).dtype, type(number).dtype):
-            raise TypeError(f"{number!r} is not a symbol of a number.")
+        if type(value) is type(self):
+            return value
+        if not isinstance(value, Symbol) or np.bool in (type(self).dtype, type(value).dtype):
+            raise TypeError(f"{value!r} is not a symbol of a number.")
         if type(self).dtype is np.float32:
-            return self.tape.narrowed(number)
-        return self._alias(type(self), number)
+            return self.tape.narrowed(value)
+        return self._alias(type(self), value)
 
     def __mod__(self, divisor: int) -> Any:
         """Return this symbol, with a guard that its number is at least 0 and below the divisor.
@@ -405,6 +405,6 @@ class Program:
         """Set the inputs of `names`, all at once."""
         self._layout.pack_into(self._registers, self._begin, *values)
 
-    def set(self, place: int, number: Any) -> None:
+    def set(self, place: int, value: Any) -> None:
         """Set one of the `single_inputs` by its index."""
-        self._registers[place] = number
+        self._registers[place] = value

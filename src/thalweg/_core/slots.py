@@ -168,7 +168,7 @@ class SlotStore:
         variables: Sequence[Tensor],
         name: str,
         initial: float,
-        titles: Sequence[str],
+        labels: Sequence[str],
         rule_slot: Slot | None = None,
     ) -> list[Variable]:
         """Create a slot for each variable, store the slots, and return them in order.
@@ -179,12 +179,12 @@ class SlotStore:
             variables: Distinct variables without this slot.
             name: The name of the slot.
             initial: The number that fills the slots.
-            titles: The full names of the new slots, as `Variable.name`.
+            labels: The full names of the new slots, as `Variable.name`.
             rule_slot: Optional. The rule's slot, which may define another dtype or shape.
         """
         slots: list[Variable] = []
         if rule_slot is not None and rule_slot.is_shaped:
-            return self._make_shaped(variables, rule_slot, titles)
+            return self._make_shaped(variables, rule_slot, labels)
         is_scalar = rule_slot is not None and rule_slot.scalar
         templates: Sequence[Tensor] = variables
         if self.parts is not None and not is_scalar:
@@ -200,14 +200,14 @@ class SlotStore:
                     initializer = partial(torch.tensor, initial, dtype=dtype, device="cpu")
                 else:
                     initializer = _fill_slot(var, initial, dtype)
-                slot = var.beside(initializer, titles[index], dtype, () if is_scalar else None)
+                slot = var.beside(initializer, labels[index], dtype, () if is_scalar else None)
             else:
-                slot = over(next(tensors), titles[index], self._moves)
+                slot = over(next(tensors), labels[index], self._moves)
             slots.append(self.put(var, name, slot))
         return slots
 
     def _make_shaped(
-        self, variables: Sequence[Tensor], rule_slot: Slot, titles: Sequence[str]
+        self, variables: Sequence[Tensor], rule_slot: Slot, labels: Sequence[str]
     ) -> list[Variable]:
         """Create a slot of the rule's shape for each variable, store the slots, and return them in
         order.
@@ -218,14 +218,14 @@ class SlotStore:
         with importing:
             from thalweg._engines.matrix_shapes import shaped_like
         slots: list[Variable] = []
-        for var, title in zip(variables, titles, strict=True):
+        for var, label in zip(variables, labels, strict=True):
             if isinstance(var, SymbolicVariable):
-                raise InvalidArgumentError(f"'{title}' is for steps outside of graphs.")
+                raise InvalidArgumentError(f"'{label}' is for steps outside of graphs.")
             template = shaped_like(var, rule_slot)
             tensor = torch.full(
                 template.shape, rule_slot.initial, dtype=dtype_of(rule_slot, var), device=var.device
             )
-            slots.append(self.put(var, rule_slot.name, over(tensor, title, self._moves)))
+            slots.append(self.put(var, rule_slot.name, over(tensor, label, self._moves)))
         return slots
 
     def parts_of(self, name: str) -> SlotShards | None:
@@ -270,18 +270,18 @@ class SlotStore:
             cut: Called after all values were gathered and before `parts` is used.
         """
         names = [rule_slot.name for rule_slot in rule_slots]
-        owners = [var for var in variables if set(names) <= self.all_of(var).keys()]
-        old_slots = {name: [self.of(var, [name])[0] for var in owners] for name in names}
-        values = {name: [self.whole(var, name) for var in owners] for name in names}
+        holders = [var for var in variables if set(names) <= self.all_of(var).keys()]
+        old_slots = {name: [self.of(var, [name])[0] for var in holders] for name in names}
+        values = {name: [self.whole(var, name) for var in holders] for name in names}
         cut()
         self.parts, replacements = parts, dict[int, Variable]()
         parts.checkpoint = parts.checkpoint or self._checkpoint
         for rule_slot in rule_slots:
             slots = old_slots[rule_slot.name]
-            titles = [slot.name for slot in slots]
-            new_slots = self.make(owners, rule_slot.name, rule_slot.initial, titles, rule_slot)
+            labels = [slot.name for slot in slots]
+            new_slots = self.make(holders, rule_slot.name, rule_slot.initial, labels, rule_slot)
             for var, slot, new_slot, value in zip(
-                owners, slots, new_slots, values[rule_slot.name], strict=True
+                holders, slots, new_slots, values[rule_slot.name], strict=True
             ):
                 new_slot.detach().copy_(parts.cut(value, var))
                 replacements[id(slot)] = new_slot
@@ -341,8 +341,8 @@ def dtype_of(rule_slot: Slot | None, var: Tensor) -> torch.dtype:
     for a slot of shape ().
     """
     if rule_slot is not None and rule_slot.dtype is not None:
-        is_wide = rule_slot.dtype == torch.float64
-        return wide_dtype(var.device) if is_wide else rule_slot.dtype
+        is_float64 = rule_slot.dtype == torch.float64
+        return wide_dtype(var.device) if is_float64 else rule_slot.dtype
     if rule_slot is None or not rule_slot.scalar:
         return var.dtype
     is_double = var.dtype in (torch.float64, torch.complex128)

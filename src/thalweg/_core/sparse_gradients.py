@@ -24,13 +24,13 @@ is_sparse: Any = Tensor.is_sparse.__get__  # pyright: ignore
 
 
 def all_summed(
-    pairs: list[tuple[Any, Tensor]], titles_of: Callable[[Sequence[Tensor]], list[str]]
+    pairs: list[tuple[Any, Tensor]], get_labels: Callable[[Sequence[Tensor]], list[str]]
 ) -> list[tuple[Any, Tensor]]:
     """Return the pairs with each sparse gradient replaced by one with unique rows; see `summed`.
 
     Args:
         pairs: Gradients with the tensors to update. The list itself is returned if none is sparse.
-        titles_of: Called with a list of one of these tensors; returns a list of its name.
+        get_labels: Called with a list of one of these tensors; returns a list of its name.
 
     Raises:
         LayoutError: A sparse gradient has no memory that holds its elements.
@@ -38,18 +38,18 @@ def all_summed(
     if not any(map(is_sparse, [grad for grad, _ in pairs])):
         return pairs
     return [
-        (summed(grad, var.dtype, *titles_of([var])) if is_sparse(grad) else grad, var)
+        (summed(grad, var.dtype, *get_labels([var])) if is_sparse(grad) else grad, var)
         for grad, var in pairs
     ]
 
 
-def rows_of(grad: Tensor, title: str) -> IndexedSlices:
+def rows_of(grad: Tensor, label: str) -> IndexedSlices:
     """Return a sparse gradient as `IndexedSlices`, without a copy.
 
     Raises:
         LayoutError: The storage of its indices was freed or truncated.
     """
-    check_memory(grad._indices(), f"The indices of the gradient of '{title}'")
+    check_memory(grad._indices(), f"The indices of the gradient of '{label}'")
     return IndexedSlices.from_sparse(grad)
 
 
@@ -67,9 +67,9 @@ def check_inside(tensor: Tensor, description: str) -> None:
     sparse_shape = tensor.shape[: tensor.sparse_dim()]
     sizes = torch.tensor(sparse_shape, dtype=torch.int64, device=tensor.device)[:, None]
     indices = tensor._indices()
-    invalid_places = ((indices < 0) | (indices >= sizes)).any(0).nonzero()
-    if len(invalid_places):
-        index = int(invalid_places[0])
+    invalid_indices = ((indices < 0) | (indices >= sizes)).any(0).nonzero()
+    if len(invalid_indices):
+        index = int(invalid_indices[0])
         raise InvalidArgumentError(
             f"{description} has shape {tuple(tensor.shape)}, and indices[{index}] ="
             f" {cast('list[int]', indices[:, index].tolist())} is not in it."
@@ -85,7 +85,7 @@ def is_misplaced(tensor: Tensor) -> bool:
     return not tensor.dense_dim() and (tensor.is_coalesced() or tensor._nnz() < 2)
 
 
-def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
+def summed(grad: Tensor, dtype: torch.dtype, label: str) -> Tensor:
     """Return a sparse gradient with unique ascending rows; `grad` itself if it has them.
 
     Args:
@@ -98,8 +98,8 @@ def summed(grad: Tensor, dtype: torch.dtype, title: str) -> Tensor:
     """
     if grad.sparse_dim() != 1 or grad.is_complex():
         return grad
-    rows = rows_of(grad.detach(), title)
-    check_readable([rows], [title])
+    rows = rows_of(grad.detach(), label)
+    check_readable([rows], [label])
     indices, values = rows.indices, rows.values
     if bool((indices[1:] > indices[:-1]).all()):
         return grad

@@ -22,7 +22,7 @@ def laid_out(
     dtypes: Sequence[torch.dtype],
     initial: float,
     scalar: bool = False,
-    device: torch.device | None = None,
+    devices: Sequence[torch.device] | None = None,
 ) -> list[Tensor]:
     """Create a tensor for each variable, with its shape, device and strides, filled with `initial`.
 
@@ -30,26 +30,27 @@ def laid_out(
         dtypes: The dtype of each new tensor.
         initial: The number that fills the tensors.
         scalar: Whether the new tensors have the shape () instead.
-        device: The device of the tensors; None for the devices of the variables.
+        devices: The device of each new tensor; None for the devices of the variables.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for index, (var, dtype) in enumerate(zip(variables, dtypes, strict=True)):
-        kinds.setdefault((dtype, device or var.device), []).append(index)
+    devices = devices or [var.device for var in variables]
+    for index, kind in enumerate(zip(dtypes, devices, strict=True)):
+        kinds.setdefault(kind, []).append(index)
     tensors: dict[int, Tensor] = {}
-    for (dtype, place), members in kinds.items():
+    for (dtype, device), members in kinds.items():
         step = ALIGNMENT // dtype.itemsize
         counts = [1 if scalar else variables[index].numel() for index in members]
         sizes = [-(-count // step) * step for count in counts]
-        memory = allocate_block(sum(sizes), initial, dtype, place)
+        memory = allocate_block(sum(sizes), initial, dtype, device)
         start = 0
         for index, count, size in zip(members, counts, sizes, strict=True):
             piece = memory[start : start + count]
-            tensors[index] = piece.view(()) if scalar else _shape_like(piece, variables[index])
+            tensors[index] = piece.view(()) if scalar else _reshape_like(piece, variables[index])
             start += size
     return [tensors[index] for index in range(len(variables))]
 
 
-def _shape_like(piece: Tensor, var: Tensor) -> Tensor:
+def _reshape_like(piece: Tensor, var: Tensor) -> Tensor:
     if is_dense(var):
         return piece.as_strided(var.shape, var.stride())
     return piece.view(var.shape)

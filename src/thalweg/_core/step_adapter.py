@@ -159,8 +159,8 @@ class StepAdapter:
         with importing:
             from thalweg._core.flat_buffers import check_reductions, find_marked, is_reducing
         if is_reducing(rule, transforms) and (flat := find_marked(variables)) is not None:
-            (title,) = self.names_of([flat.param])
-            check_reductions(flat, title, rule, transforms)
+            (label,) = self.names_of([flat.param])
+            check_reductions(flat, label, rule, transforms)
 
     def one_by_one(self, pairs: Sequence[Pair]) -> bool:
         """Return True if user functions update the variables, by `apply_one`."""

@@ -48,10 +48,10 @@ def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> d
     values.setdefault("t", t)
     scalars = apply_prepare(rule, values)
     if not SCALARS.isdisjoint(scalars):
-        raise _reserved_error(rule, "makes scalars", SCALARS & scalars.keys())
+        raise _make_reserved_error(rule, "makes scalars", SCALARS & scalars.keys())
     for name, value in scalars.items():
         if type(value) is not dtype:
-            scalars[name] = _converted(rule, name, value, dtype)
+            scalars[name] = _convert_scalar(rule, name, value, dtype)
     return scalars
 
 
@@ -66,7 +66,9 @@ def defaults_of(rule: object) -> dict[str, Any]:
         raise TypeError(f"rule must be a thalweg.Rule, not {show_value(rule)}.{hint(rule)}")
     names = [*(hyper.name for hyper in rule.hypers), *rule.powers]
     if not _RESERVED.isdisjoint(names):
-        raise _reserved_error(rule, "has hyperparameters or powers", _RESERVED.intersection(names))
+        raise _make_reserved_error(
+            rule, "has hyperparameters or powers", _RESERVED.intersection(names)
+        )
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise RuleError(
@@ -76,7 +78,7 @@ def defaults_of(rule: object) -> dict[str, Any]:
     return {hyper.name: hyper.default for hyper in rule.hypers}
 
 
-def _reserved_error(rule: Rule, action: str, names: Any) -> RuleError:
+def _make_reserved_error(rule: Rule, action: str, names: Any) -> RuleError:
     """Return the error that a rule uses names which every step defines."""
     return RuleError(
         f"Rule {rule.name!r} {action} named {', '.join(sorted(names))}, which every step gives its"
@@ -84,7 +86,7 @@ def _reserved_error(rule: Rule, action: str, names: Any) -> RuleError:
     )
 
 
-def _converted(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
+def _convert_scalar(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
     """Return a scalar that `prepare` of a rule returned, converted to the compute dtype.
 
     An integer that is too large becomes NaN.

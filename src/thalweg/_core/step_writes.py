@@ -51,8 +51,8 @@ def commit_single_round(
     (write_round,) = rounds
     if adapter.constrains:
         indices = constrained_indices(request)
-        owners = _constraint_owners(request)
-        constraints = [constraint_of(owners[index], request.titles[index]) for index in indices]
+        targets = _list_constraint_owners(request)
+        constraints = [constraint_of(targets[index], request.titles[index]) for index in indices]
         callbacks = constraints + callbacks
     gather_call = None if adapter.sharing is None else adapter.sharing.joining_calls(request)
     if gather_call is not None:
@@ -87,7 +87,7 @@ def commit_rounds(
     tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
     tensors += [copy for copy in request.copies or () if copy is not None]
     errors: list[BaseException] = []
-    owners = _constraint_owners(request)
+    targets = _list_constraint_owners(request)
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
     rollback = calls(putting_back(distinct(tensors)))
@@ -98,7 +98,7 @@ def commit_rounds(
                 guard.check_in_place()
             drain(calls(write_round.calls))
             for index in write_round.members if adapter.constrains else ():
-                errors += constrained(owners[index], request.titles[index])
+                errors += constrained(targets[index], request.titles[index])
         counters = list(map(unless_resized, counters))
         return errors + write_step([], callbacks, counters, adapter.begun)
     except BaseException:
@@ -107,7 +107,7 @@ def commit_rounds(
         raise
 
 
-def _constraint_owners(request: StepRequest) -> Sequence[Tensor]:
+def _list_constraint_owners(request: StepRequest) -> Sequence[Tensor]:
     """Return for each variable the tensor that has the constraint: the variable or its copy."""
     if request.copies is None:
         return request.variables
@@ -124,7 +124,7 @@ def constrained_indices(request: StepRequest) -> list[int]:
     Raises:
         RuntimeError: As `sparse_and_constrained`.
     """
-    constraints = [getattr(var, "constraint", None) for var in _constraint_owners(request)]
+    constraints = [getattr(var, "constraint", None) for var in _list_constraint_owners(request)]
     if constraints.count(None) == len(constraints):
         return []
     indices = [index for index, constraint in enumerate(constraints) if constraint is not None]
@@ -176,10 +176,10 @@ def run_user_updates(
         adapter.sharing.begin_writing()
     rollback = calls(putting_back(targets))
     try:
-        for (grad, var), title in zip(pairs, names, strict=True):
+        for (grad, var), label in zip(pairs, names, strict=True):
             adapter.apply_one(grad, var)
             if not isinstance(grad, IndexedSlices):
-                errors += constrained(var, title)
+                errors += constrained(var, label)
         check_memories(targets)
         writes = copy_writes(copies, variables) if copies else []
         counters = [*decision.calls, *adapter.ending]

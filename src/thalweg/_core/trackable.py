@@ -139,7 +139,7 @@ class Trackable:
         The value is the initial value of a variable that is created in eager mode.
         """
         positions = [pos for pos in self._awaited(name, None) if pos.is_simple_variable()]
-        return max(positions, key=_uid_of).value() if positions else None
+        return max(positions, key=_get_uid).value() if positions else None
 
     def _handle_deferred_dependencies(self, name: str, trackable: object) -> None:
         """Restore a new child from the latest position that waits for its name, if there is one.
@@ -152,7 +152,7 @@ class Trackable:
         positions = self._awaited(name, getattr(trackable, "graph", None))
         if not positions:
             return
-        max(positions, key=_uid_of).restore(trackable)
+        max(positions, key=_get_uid).restore(trackable)
         waiting = [pos for pos in self._deferred_dependencies[name] if pos not in positions]
         self._deferred_dependencies = {**self._deferred_dependencies, name: waiting}
         if not waiting:
@@ -312,13 +312,13 @@ class TrackableSlots(Trackable):
             raise
 
     def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
-        """Replace the slots.
+        """Replace the slots, and drop the plans of steps, which hold the old ones.
 
         Args:
             store: The new slots.
             replacements: The new slots by the `id` of the slots that they replace.
         """
-        self._slots = store
+        self._slots, self._plans = store, PlanCaches()
 
     def _keep_slot(self, slot: object) -> None:
         """Handle a new slot with its value; a hook for subclasses."""
@@ -334,12 +334,12 @@ class TrackableSlots(Trackable):
             return
         if slot_name is not None and self._waiting.get(var, slot_name) is None:
             return
-        owners: list[object] = [var for var in self._waiting.owners() if not is_symbolic(var)]
-        if owners and not vars(self).get("_settling"):
+        variables: list[object] = [var for var in self._waiting.owners() if not is_symbolic(var)]
+        if variables and not vars(self).get("_settling"):
             with self._locked():
                 vars(self)["_settling"] = True
                 try:
-                    self._make_awaited(owners)
+                    self._make_awaited(variables)
                 finally:
                     del vars(self)["_settling"]
 
@@ -356,5 +356,5 @@ class TrackableSlots(Trackable):
         self._waiting = SlotStore()
 
 
-def _uid_of(position: Position) -> int:
+def _get_uid(position: Position) -> int:
     return position.restore_uid

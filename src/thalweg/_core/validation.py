@@ -28,7 +28,7 @@ def scatters(rule: Rule) -> bool:
 
 def check_pairs(
     pairs: Sequence[Pair],
-    titles: Sequence[str],
+    labels: Sequence[str],
     *,
     scatter: bool,
     narrow: bool = False,
@@ -44,10 +44,10 @@ def check_pairs(
         RuntimeError: The gradient of a constrained variable is sparse.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
-    check_gradients(variables, gradients, titles, scatter=scatter, narrow=narrow, devices=devices)
-    for grad, var, title in zip(gradients, variables, titles, strict=True):
+    check_gradients(variables, gradients, labels, scatter=scatter, narrow=narrow, devices=devices)
+    for grad, var, label in zip(gradients, variables, labels, strict=True):
         if has_rows(grad) and variable_constraint(var) is not None:
-            raise sparse_and_constrained(title)
+            raise sparse_and_constrained(label)
 
 
 def check_memories(tensors: Sequence[Tensor]) -> None:
@@ -56,18 +56,18 @@ def check_memories(tensors: Sequence[Tensor]) -> None:
         check_memory(tensor, f"'{name_of(tensor)}'")
 
 
-def check_readable(gradients: Sequence[Gradient | None], titles: Sequence[str]) -> None:
+def check_readable(gradients: Sequence[Gradient | None], labels: Sequence[str]) -> None:
     """Raise LayoutError for the first gradient whose memory does not hold its elements.
 
     Args:
         gradients: The gradients; None for a missing one.
-        titles: The names of their variables, for the message.
+        labels: The names of their variables, for the message.
     """
-    for grad, title in zip(gradients, titles, strict=True):
+    for grad, label in zip(gradients, labels, strict=True):
         if grad is not None:
-            check_memory(values_of(grad), f"The gradient of '{title}'")
+            check_memory(values_of(grad), f"The gradient of '{label}'")
             if isinstance(grad, IndexedSlices):
-                check_memory(grad.indices, f"The indices of the gradient of '{title}'")
+                check_memory(grad.indices, f"The indices of the gradient of '{label}'")
 
 
 def counting(counter: Tensor) -> Call:
@@ -81,17 +81,17 @@ def counting(counter: Tensor) -> Call:
     return partial(counter.detach().add_, 1)
 
 
-def check_numerics(max_abs: Float64, titles: Sequence[str]) -> None:
+def check_numerics(max_abs: Float64, labels: Sequence[str]) -> None:
     """Raise InvalidArgumentError for the first gradient with an infinity or NaN.
 
     Args:
         max_abs: The largest magnitude of each gradient; NaN if it contains one.
     """
-    for peak, title in zip(max_abs.tolist(), titles, strict=True):
+    for peak, label in zip(max_abs.tolist(), labels, strict=True):
         if not isfinite(peak):
             kind = "Inf" if peak == inf else "NaN"
-            raise InvalidArgumentError(f"gradient of '{title}' : Tensor had {kind} values")
+            raise InvalidArgumentError(f"gradient of '{label}' : Tensor had {kind} values")
 
 
-def sparse_and_constrained(title: str) -> RuntimeError:
-    return RuntimeError(f"Cannot use a constraint function on a sparse variable: '{title}'.")
+def sparse_and_constrained(label: str) -> RuntimeError:
+    return RuntimeError(f"Cannot use a constraint function on a sparse variable: '{label}'.")

@@ -91,9 +91,9 @@ def _add_level(
     names = [slot.name for slot in rule.measured_slots]
     scalars: dict[str, list[Any]] = {}
     dtypes = [compute_dtype(var.dtype) for var in variables]
-    for members in _members_by_dtype(variables, dtypes):
+    for members in _group_by_dtype(variables, dtypes):
         dtype = dtypes[members[0]]
-        arguments = _scalars_of_members(columns, measures, members, dtype, device)
+        arguments = _select_scalars(columns, measures, members, dtype, device)
         for position, name in enumerate(names):
             numbers = [slot_values[id(scalar_slots[member][position])] for member in members]
             arguments[name] = vectors.round_to(vectors.join_numbers(numbers, device), dtype, device)
@@ -102,15 +102,17 @@ def _add_level(
         with np.errstate(all="ignore"):
             outputs = level.per_variable(**arguments)  # pyright: ignore[reportOptionalCall]
         for name, value in outputs.items():
-            values = vectors.split_numbers(_over(rule, name, value, dtype, len(members), device))
+            values = vectors.split_numbers(
+                _spread_value(rule, name, value, dtype, len(members), device)
+            )
             if name in names:
                 position = names.index(name)
                 keys = (id(scalar_slots[member][position]) for member in members)
                 slot_values |= zip(keys, values, strict=True)
             else:
                 var_values = scalars.setdefault(name, [values[0]] * len(variables))
-                for member, number in zip(members, values, strict=True):
-                    var_values[member] = number
+                for member, scalar in zip(members, values, strict=True):
+                    var_values[member] = scalar
     by_variable = {**columns.by_variable}
     by_variable |= {
         name: vectors.join_numbers(numbers, device) for name, numbers in scalars.items()
@@ -130,13 +132,13 @@ def _check_numbers(request: StepRequest, scalar_slots: Sequence[Sequence[Tensor]
 
     if not all_have_memory(slots):
         for index, slot in enumerate(slots):
-            member, place = divmod(index, len(slot_names))
-            title = f"'{slot_names[place]}' of '{request.titles[member]}'"
-            check_memory(slot, title, request.variables[member])
+            member, position = divmod(index, len(slot_names))
+            label = f"'{slot_names[position]}' of '{request.titles[member]}'"
+            check_memory(slot, label, request.variables[member])
     check_numbers_writable(slots, name_of)
 
 
-def _scalars_of_members(
+def _select_scalars(
     columns: Columns,
     measures: Mapping[str, object],
     members: list[int],
@@ -152,7 +154,7 @@ def _scalars_of_members(
     }
 
 
-def _members_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
+def _group_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
     """Yield lists of indices of variables with one compute dtype.
 
     First occurrences of variables come first, then second ones, so that no list repeats a variable.
@@ -162,7 +164,9 @@ def _members_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> I
             yield [index for index in round_members if dtypes[index] == dtype]
 
 
-def _over(rule: Rule, name: str, value: object, dtype: Dtype, count: int, device: Device) -> object:
+def _spread_value(
+    rule: Rule, name: str, value: object, dtype: Dtype, count: int, device: Device
+) -> object:
     """Return a result of `per_variable`, a number or a vector, as a vector over `count` variables.
 
     Args:

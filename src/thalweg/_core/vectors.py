@@ -89,11 +89,11 @@ def round_to(vector: Any, dtype: Dtype, device: Device) -> Any:
     return (vector if isinstance(vector, Tensor) else send_to(vector, device)).to(TORCH[dtype])
 
 
-def join_numbers(numbers: Sequence[Any], device: Device) -> Any:
+def join_numbers(values: Sequence[Any], device: Device) -> Any:
     """Return numbers as a float64 vector."""
     if device is None:
-        return np.array(numbers, np.float64)
-    return torch.stack(list(numbers)).double()
+        return np.array(values, np.float64)
+    return torch.stack(list(values)).double()
 
 
 def split_numbers(vector: Any) -> Sequence[Any]:

@@ -85,9 +85,9 @@ def _check_stage(stage: Stage, available: _Available) -> None:
     takes_sizes = rule.is_of_lines and not stage.of_matrices
     allowed = {*scalars, *SIZES} if takes_sizes else scalars
     for name in stage_inputs(stage).required:
-        title = f"{type(stage).__name__} {place_of(stage.function)}"
+        label = f"{type(stage).__name__} {place_of(stage.function)}"
         if name != RANDOM:
-            check_stage_input(title, name, [*pass_names, *measure_dims], allowed, rule)
+            check_stage_input(label, name, [*pass_names, *measure_dims], allowed, rule)
     if isinstance(stage, FusedStage):
         read_stage(rule, stage)
     _try_stage(stage, available)
@@ -128,51 +128,51 @@ def _try_stage(stage: Stage, available: _Available) -> None:
     rule, pass_names, measure_dims, _ = available
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
-    for sides in ((3, 2), (2, 3)):
-        inputs = _make_inputs(stage, sides, available, rand)
+    for matrix_shape in ((3, 2), (2, 3)):
+        inputs = _make_inputs(stage, matrix_shape, available, rand)
         tensors = {name: tensor for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
         versions = {name: tensor._version for name, tensor in tensors.items()}
         try:
             outputs = stage.call(inputs)
         except Exception as error:
             raise RuleError(
-                f"{place_of(stage.function)} fails over matrices of shape {sides}:"
+                f"{place_of(stage.function)} fails over matrices of shape {matrix_shape}:"
                 f" {type(error).__name__}: {error}"
             ) from error
-        title = f"Stage {place_of(stage.function)}"
+        label = f"Stage {place_of(stage.function)}"
         pass_values = dict.fromkeys([*pass_names, *measure_dims])
-        check_stage_outputs(rule, title, outputs, inputs, pass_values)
+        check_stage_outputs(rule, label, outputs, inputs, pass_values)
         mutated = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
         # A stage may overwrite a measure that it replaces by an output.
         mutated = [name for name in mutated if name not in measure_dims or name not in outputs]
         if mutated:
             raise RuleError(
-                f"{title} writes to {', '.join(mutated)}, which it was given: return a new tensor."
+                f"{label} writes to {', '.join(mutated)}, which it was given: return a new tensor."
             )
 
 
 def _make_inputs(
-    stage: Stage, sides: tuple[int, int], available: _Available, rand: Callable[..., Tensor]
+    stage: Stage, matrix_shape: tuple[int, int], available: _Available, rand: Callable[..., Tensor]
 ) -> dict[str, Any]:
     """Return inputs of a stage for two variables, by name.
 
     They are scalars, initial slots, random values of passes and measures, and random numbers.
 
     Args:
-        sides: Rows and columns of the matrices.
+        matrix_shape: Rows and columns of the matrices.
         available: The values that the stage may take.
         rand: Returns random numbers from 0 to 1 of a shape; `dtype` replaces float32.
     """
     rule, pass_names, measure_dims, scalars = available
     params = stage_inputs(stage)
     of_lines = rule.is_of_lines and not stage.of_matrices
-    shape = (2, *sides) if of_lines else sides
+    shape = (2, *matrix_shape) if of_lines else matrix_shape
     values: dict[str, Any] = {name: rand(2, *shape) for name in pass_names}
     for slot in rule.shaped_slots:
-        slot_shape = (2, *_shape_of(slot, shape))
+        slot_shape = (2, *_compute_shape(slot, shape))
         values[slot.name] = torch.full(slot_shape, slot.initial, dtype=torch.float32, device="cpu")
     if of_lines:
-        rows, columns = sides
+        rows, columns = matrix_shape
         line_shapes = {"row": (2, rows, 1), "column": (2, 1, columns), "variable": (1, 1, 1)}
         for name, dimension in measure_dims.items():
             values[name] = rand(2, *line_shapes[dimension], dtype=torch.float64)
@@ -184,7 +184,7 @@ def _make_inputs(
     return {name: values[name] for name in (*params.required, *params.optional) if name in values}
 
 
-def _shape_of(slot: Slot, shape: Sequence[int]) -> tuple[int, ...]:
+def _compute_shape(slot: Slot, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
         # Stages receive squeezed slots with a dimension of size 1, too.

@@ -304,16 +304,16 @@ class TracedUpdate:
         self.width = self.vectors_at + (len(self.vectors) + 2 if self.vectors else 0)
         self.random_streams: dict[int, int] = {}
         if update.draws:
-            written_streams = {stream for _, stream in self.written_results()}
+            output_streams = {stream for _, stream in self.written_results()}
             self.random_streams = {
-                k: k and k - 1 for k in sorted(written_streams) if self.storage[k] in NARROW
+                k: k and k - 1 for k in sorted(output_streams) if self.storage[k] in NARROW
             }
 
     @property
     def written_blocks(self) -> dict[int, Codec]:
         """Codecs of the slots in blocks of codes that the update changes, by stream."""
-        written_streams = {stream for _, stream in self.written_results()}
-        return {k: codec for k, codec in self.blocks.items() if k in written_streams}
+        output_streams = {stream for _, stream in self.written_results()}
+        return {k: codec for k, codec in self.blocks.items() if k in output_streams}
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
         """Return definitions, by name, of the functions that the lines of an element call."""
@@ -361,7 +361,7 @@ class TracedUpdate:
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:
-        """Yield index and stream of each result, but for those that are unchanged inputs."""
+        """Yield the index and the stream of each result, except results that are inputs."""
         for result in range(len(self.formula.results)):
             stream = result + (self.grad and result > 0)
             if not self.formula.passes_through(result, stream) or (self.before and result == 0):

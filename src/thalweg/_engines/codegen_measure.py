@@ -120,9 +120,9 @@ def share_reductions(
     """
     formulas = distinct_formulas(measures)
     reductions: dict[tuple[int, str], ReductionType] = {}
-    for number, measure in enumerate(measures):
+    for index, measure in enumerate(measures):
         key = formulas.index(measure.function), measure.reduce
         if key not in reductions:
             reductions[key] = make(*key)
-        reductions[key].targets.setdefault(measure.over, []).append(number)
+        reductions[key].targets.setdefault(measure.over, []).append(index)
     return [*reductions.values()]

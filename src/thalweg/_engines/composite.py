@@ -68,13 +68,13 @@ class CompositeStep:
     def __init__(self, request: StepRequest, rounds: Sequence[Parts]) -> None:
         self._count = len(request.variables)
         self._rounds = rounds
-        self.parts = [part for parts in rounds for part in parts]
+        self.parts = [plan for plans in rounds for plan in plans]
         self.is_single = len(rounds) == 1
         self.dtypes: tuple[Dtype, ...] = tuple(
             dict.fromkeys(layout.compute_dtype(var.dtype) for var in request.variables)
         )
         self._bounds = layout.merge_byte_spans(
-            [tensor for _, part in self.parts for tensor in part.written]
+            [tensor for _, plan in self.parts for tensor in plan.written]
         )
 
     def try_rebind(self, request: StepRequest) -> bool:
@@ -85,33 +85,30 @@ class CompositeStep:
         if not self.is_single or len(request.variables) != self._count:
             return False
         if all(
-            part.try_rebind(select_members(request, members), self._bounds)
-            for members, part in self.parts
+            plan.try_rebind(select_members(request, members), self._bounds)
+            for members, plan in self.parts
         ):
             return True
         self.release_gradients()
         return False
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        results = (
-            (members, part.reduce(reduction, columns.of_members(members)))
-            for members, part in self.parts
-        )
-        return reduction.gather(self._count, results)
+        return reduction.gather(self._count, _reduce_parts(self.parts, reduction, columns))
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        for parts in self._rounds:
-            round_members = [index for members, _ in parts for index in members]
+        """Yield for each round its variables, and the calls that write them."""
+        for plans in self._rounds:
+            round_members = [index for members, _ in plans for index in members]
             calls = [
                 call
-                for members, part in parts
-                for call in part.make_calls(columns.of_members(members))
+                for members, plan in plans
+                for call in plan.make_calls(columns.of_members(members))
             ]
             yield WriteRound(round_members, calls)
 
     def release_gradients(self) -> None:
-        for _, part in self.parts:
-            part.release_gradients()
+        for _, plan in self.parts:
+            plan.release_gradients()
 
 
 class JoinedReductions:
@@ -121,13 +118,13 @@ class JoinedReductions:
         parts: The reductions of each plan, and the number of its variables.
     """
 
-    def __init__(self, parts: Sequence[tuple[Reductions, int]]) -> None:
+    def __init__(self, plans: Sequence[tuple[Reductions, int]]) -> None:
         self._parts: list[tuple[Sequence[int], Reductions]] = []
         self._count = 0
-        for part, count in parts:
-            self._parts.append((range(self._count, self._count + count), part))
+        for plan, count in plans:
+            self._parts.append((range(self._count, self._count + count), plan))
             self._count += count
-        devices = {part.device for part, _ in parts}
+        devices = {plan.device for plan, _ in plans}
         self.device = devices.pop() if len(devices) == 1 else None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
@@ -135,13 +132,18 @@ class JoinedReductions:
 
         Sums and peaks are a tensor if all plans are on one device. Other results are on the host.
         """
-        results = [
-            (members, part.reduce(reduction, columns.of_members(members)))
-            for members, part in self._parts
-        ]
+        results = list(_reduce_parts(self._parts, reduction, columns))
         if self.device is None or reduction.kind in ("leaves", "measures"):
             return reduction.gather(self._count, results)
         return torch.cat([cast("Tensor", result) for _, result in results])
+
+
+def _reduce_parts(
+    plans: Sequence[tuple[Sequence[int], Reductions | Part]], reduction: Reduction, columns: Columns
+) -> Iterator[tuple[Sequence[int], Results]]:
+    """Yield the members and the results of each part."""
+    for members, plan in plans:
+        yield members, plan.reduce(reduction, columns.of_members(members))
 
 
 def select_members(request: StepRequest, members: Sequence[int]) -> StepRequest:
@@ -173,5 +175,5 @@ class NoTransfers:
         """Return the request for the variables at the indices `members`."""
         return select_members(request, members)
 
-    def wrap_part(self, members: Sequence[int], part: Part) -> Part:
-        return part
+    def wrap_part(self, members: Sequence[int], plan: Part) -> Part:
+        return plan

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _DTYPE: Any = Tensor.dtype.__get__  # pyright: ignore
 
 
-def _addresses(tensors: Sequence[Tensor]) -> Int64:
+def _read_addresses(tensors: Sequence[Tensor]) -> Int64:
     return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
 
@@ -53,7 +53,7 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
     return all(map(ge, map(UntypedStorage.nbytes, storages), sizes))
 
 
-def _members_by_signature(request: StepRequest) -> list[list[int]]:
+def _group_by_signature(request: StepRequest) -> list[list[int]]:
     """Return groups of indices of variables that one kernel can update; none without elements.
 
     The variables of a group have equal dtypes of all tensors, one device, and equal `short`; if
@@ -71,7 +71,7 @@ def _members_by_signature(request: StepRequest) -> list[list[int]]:
     return list(signatures.values())
 
 
-def _one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
+def _select_one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
     """Return one slot for each storage, since all slots of a storage share a version counter.
 
     A slot with elements is preferred, because an empty tensor has no address.
@@ -153,11 +153,11 @@ class DensePlan:
         self.copies = list(request.copies or [None] * len(variables))
         self._grad_dtypes = [grad.dtype for grad in request.gradients]
         self._devices = list(map(Tensor.get_device, variables))
-        self.groups = [make_group(request, members) for members in _members_by_signature(request)]
+        self.groups = [make_group(request, members) for members in _group_by_signature(request)]
         self.dtypes = tuple(dict.fromkeys(layout.compute_dtype(var.dtype) for var in variables))
         all_slots = [slot for var_slots in slots for slot in var_slots]
         self._copy_tensors = copy_tensors = [copy for copy in self.copies if copy is not None]
-        self.written = [*variables, *_one_per_storage(all_slots), *copy_tensors]
+        self.written = [*variables, *_select_one_per_storage(all_slots), *copy_tensors]
         self._storages = [tensor.untyped_storage() for tensor in self.written]
         self._storage_guard = StorageGuard(all_slots)
         self._pointers = list(map(Tensor.data_ptr, self.written))
@@ -265,7 +265,7 @@ class DensePlan:
                 if not self._has_planned_gradients(gradients):
                     return False
                 self._gradient_guard = MetadataGuard(gradients)
-            addresses = _addresses(gradients)
+            addresses = _read_addresses(gradients)
             bounds = self.bounds if bounds is None else bounds
             if not self._points_at(gradients, addresses, bounds):
                 if not _lie_in_storages(gradients, self._bytes):
@@ -316,7 +316,7 @@ class DensePlan:
     def point_at(self, gradients: Sequence[Tensor]) -> None:
         """Bind gradients without checks: write their addresses to the tables of the groups."""
         self._ids = []
-        addresses = _addresses(gradients)
+        addresses = _read_addresses(gradients)
         for group in self.groups:
             group.point_at(addresses[group.members])
         self._gradients, self.is_bound = gradients, True

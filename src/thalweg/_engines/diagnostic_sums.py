@@ -54,7 +54,7 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Arr
         column = products[:, :, 0]
         for row in range(1, ROWS):
             column = column + products[:, :, row]
-        columns.append(_wide(column) * (inverse * other_inverse))
+        columns.append(_widen(column) * (inverse * other_inverse))
     stacked = library.stack(columns)
     lanes = library.zeros_like(stacked[:, :, 0])
     for block in range(stacked.shape[2]):
@@ -88,21 +88,15 @@ def _in_scale(values: Array) -> tuple[Array, Array]:
         The scaled blocks, and the factor of each block that undoes the scale: (leaves, blocks, 1)
         float64.
     """
-    if isinstance(values, Tensor):
-        if values.dtype != torch.float32:
-            return values, torch.ones_like(values[:, :, 0, :1])
-        # Without the sign, bits order like magnitudes, with NaN last.
-        bits = values.view(torch.int32) & 0x7FFFFFFF
-        powers = (bits.amax((2, 3)) >> 23).clamp(*POWERS)[:, :, None]
-        scale, undo = ((254 - powers) << 23).view(torch.float32), (powers << 23).view(torch.float32)
-    else:
-        if values.dtype != np.float32:
-            return values, np.ones_like(values[:, :, 0, :1])
-        bits = values.view(np.int32) & 0x7FFFFFFF
-        powers = (bits.max((2, 3)) >> 23).clip(*POWERS)[:, :, None]
-        scale, undo = ((254 - powers) << 23).view(np.float32), (powers << 23).view(np.float32)
-    return values * scale[..., None], _wide(undo)
+    library: Any = torch if isinstance(values, Tensor) else np
+    if values.dtype != library.float32:
+        return values, library.ones_like(values[:, :, 0, :1])
+    # Without the sign, bits order like magnitudes, with NaN last.
+    bits = values.view(library.int32) & 0x7FFFFFFF
+    powers = (library.amax(bits, (2, 3)) >> 23).clip(*POWERS)[:, :, None]
+    scale, undo = (x.view(library.float32) for x in ((254 - powers) << 23, powers << 23))
+    return values * scale[..., None], _widen(undo)
 
 
-def _wide(values: Array) -> Array:
+def _widen(values: Array) -> Array:
     return widened(values) if isinstance(values, Tensor) else values.astype(np.float64)

@@ -83,20 +83,22 @@ class VariableDiagnostics:
         self._found: Measurements = {}
         with no_grad():
             if self._grad is not None:
-                self._measure_gradient(self._grad, stages, self._scalars(columns, index), request)
-            self._old_weight = self._weight(is_pre_write=True)
+                self._measure_gradient(
+                    self._grad, stages, self._select_scalars(columns, index), request
+                )
+            self._old_weight = self._read_weight(is_pre_write=True)
 
-    def _scalars(self, columns: Columns, index: int) -> dict[str, Any]:
+    def _select_scalars(self, columns: Columns, index: int) -> dict[str, Any]:
         """Return the scalars of the variable, by name; tensors stay on their device."""
         dtype = layout.compute_dtype(self._var.dtype)
         by_variable = {name: vector[index] for name, vector in columns.by_variable.items()}
         by_variable = {
-            n: x.to(self._kind) if isinstance(x, Tensor) else dtype(x)
-            for n, x in by_variable.items()
+            name: scalar.to(self._kind) if isinstance(scalar, Tensor) else dtype(scalar)
+            for name, scalar in by_variable.items()
         }
         return {**columns.shared[dtype], **by_variable}
 
-    def _weight(self, is_pre_write: bool) -> Tensor:
+    def _read_weight(self, is_pre_write: bool) -> Tensor:
         """Return the variable's elements in one dimension and the compute dtype.
 
         A split weight has all of its bits. With `is_pre_write` the result is a new tensor, and has
@@ -111,7 +113,7 @@ class VariableDiagnostics:
         flat = reference.flatten_like(var, self._var).to(self._kind)
         return flat.clone() if is_pre_write and flat.dtype == var.dtype else flat
 
-    def _momentum(self, request: StepRequest) -> Tensor | None:
+    def _read_momentum(self, request: StepRequest) -> Tensor | None:
         """Return the rule's momentum in the compute dtype, or None."""
         position, sign = find_momentum(request.rule)
         if position is None:
@@ -128,11 +130,16 @@ class VariableDiagnostics:
         grad = grad.to(self._var.device)
         staged_grad = reference.transform(stages, grad, scalars, self._flush, self._kind)
         raw = reference.flatten_like(grad, self._var)
-        flat, momentum = reference.flatten_like(staged_grad, self._var), self._momentum(request)
+        flat, momentum = (
+            reference.flatten_like(staged_grad, self._var),
+            self._read_momentum(request),
+        )
         span_measurements: list[Measurements] = []
-        for span in _spans(raw):
-            span_measurements.append(_counts_of(_array(raw[span]), _TINY[raw.dtype]))
-            arrays = [_array(x[span].to(self._kind)) for x in (flat, momentum) if x is not None]
+        for span in _iterate_spans(raw):
+            span_measurements.append(_counts_of(_convert_to_array(raw[span]), _TINY[raw.dtype]))
+            arrays = [
+                _convert_to_array(x[span].to(self._kind)) for x in (flat, momentum) if x is not None
+            ]
             with set_denormals(self._flush), np.errstate(all="ignore"):
                 span_measurements[-1] |= _sums_of_gradient(*arrays)
         self._found |= _merge_spans(span_measurements)
@@ -140,18 +147,21 @@ class VariableDiagnostics:
     def finish(self) -> Measurements:
         """Return all measurements of the variable; call it after the writes."""
         with no_grad():
-            new_weight, raw = self._weight(is_pre_write=False), None
+            new_weight, raw = self._read_weight(is_pre_write=False), None
             span_measurements: list[Measurements] = []
             if self._grad is not None:
                 raw = reference.flatten_like(self._grad.to(self._var.device), self._var)
-            for span in _spans(new_weight):
-                new, old = _array(new_weight[span]), _array(self._old_weight[span])
+            for span in _iterate_spans(new_weight):
+                new, old = (
+                    _convert_to_array(new_weight[span]),
+                    _convert_to_array(self._old_weight[span]),
+                )
                 with set_denormals(self._flush), np.errstate(all="ignore"):
                     span_measurements.append(_sums_of_move(new, old))
                     equal_mask = new == old
                 if raw is not None:
-                    span_measurements[-1]["unchanged"] = _total(
-                        equal_mask & (_array(raw[span]) != 0)
+                    span_measurements[-1]["unchanged"] = _count_true(
+                        equal_mask & (_convert_to_array(raw[span]) != 0)
                     )
             return {**self._found, **_merge_spans(span_measurements)}
 
@@ -169,57 +179,57 @@ def find_momentum(rule: Rule) -> tuple[int | None, int]:
     return None, 1
 
 
-def combine_measurements(parts: Sequence[Measurements], sizes: Sequence[int]) -> Any:
+def combine_measurements(per_variable: Sequence[Measurements], sizes: Sequence[int]) -> Any:
     """Return measurements of variables of one device: (variables, len(MEASURED)) float64.
 
     A tensor on a device, an array on the CPU. A missing measurement is NaN.
     """
-    entries = (entry for part in parts for entry in part.values())
+    entries = (entry for measurements in per_variable for entry in measurements.values())
     device = next((entry.device for entry in entries if isinstance(entry, Tensor)), None)
     counts, columns = leaf_counts(sizes), list[Any]()
-    tree = _tree_of(tuple(counts.tolist()), device)
+    tree = _make_tree(tuple(counts.tolist()), device)
     for name in MEASURED:
         if name in PRODUCTS:
             leaves = [
-                part[name] if name in part else _filled(count, np.nan, device)
-                for part, count in zip(parts, counts, strict=True)
+                measurements[name] if name in measurements else _fill_array(count, np.nan, device)
+                for measurements, count in zip(per_variable, counts, strict=True)
             ]
             columns.append(tree.combine(_concatenate(leaves, device)))
         else:
-            numbers = [part.get(name, np.nan) for part in parts]
-            columns.append(_stacked(numbers, device))
+            values = [measurements.get(name, np.nan) for measurements in per_variable]
+            columns.append(_stack_values(values, device))
     return np.stack(columns, -1) if device is None else torch.stack(columns, -1)
 
 
 @lru_cache(maxsize=32)
-def _tree_of(counts: tuple[int, ...], device: torch.device | None) -> Tree:
+def _make_tree(counts: tuple[int, ...], device: torch.device | None) -> Tree:
     """Return a cached tree; the copy of its indices to a device would synchronize each time."""
     return Tree(np.array(counts, np.int64), device)
 
 
-def _filled(count: int, number: float, device: torch.device | None) -> Array:
+def _fill_array(count: int, value: float, device: torch.device | None) -> Array:
     if device is None:
-        return np.full(count, number)
-    return torch.full((int(count),), number, dtype=wide_dtype(device), device=device)
+        return np.full(count, value)
+    return torch.full((int(count),), value, dtype=wide_dtype(device), device=device)
 
 
 def _concatenate(arrays: list[Array], device: torch.device | None) -> Array:
     return np.concatenate(arrays) if device is None else torch.cat(arrays)
 
 
-def _stacked(numbers: list[Any], device: torch.device | None) -> Array:
+def _stack_values(values: list[Any], device: torch.device | None) -> Array:
     if device is None:
-        return np.array(numbers, np.float64)
-    scalars = [x if isinstance(x, Tensor) else _filled(1, x, device)[0] for x in numbers]
+        return np.array(values, np.float64)
+    scalars = [x if isinstance(x, Tensor) else _fill_array(1, x, device)[0] for x in values]
     return torch.stack([widened(scalar) for scalar in scalars])
 
 
-def _spans(flat: Tensor) -> Iterator[slice]:
+def _iterate_spans(flat: Tensor) -> Iterator[slice]:
     size = _SPANS.get(flat.device.type, _SPAN)
     return (slice(first, first + size) for first in range(0, flat.numel(), size))
 
 
-def _array(flat: Tensor) -> Array:
+def _convert_to_array(flat: Tensor) -> Array:
     """Return a NumPy array on the CPU, whose arithmetic is exact and can flush denormals."""
     if flat.device.type != "cpu":
         return flat
@@ -227,7 +237,7 @@ def _array(flat: Tensor) -> Array:
     return numpy_copy(source)
 
 
-def _total(flags: Array) -> Any:
+def _count_true(flags: Array) -> Any:
     return flags.sum() if isinstance(flags, Tensor) else float(flags.sum())
 
 
@@ -235,9 +245,9 @@ def _counts_of(raw: Array, tiny: float) -> Measurements:
     """Return how many numbers of a gradient are zero, denormal, or not finite."""
     finite = torch.isfinite(raw) if isinstance(raw, Tensor) else np.isfinite(raw)
     return {
-        "zero": _total(raw == 0),
-        "denormal": _total((abs(raw) < tiny) & (raw != 0)),
-        "nonfinite": _total(~finite),
+        "zero": _count_true(raw == 0),
+        "denormal": _count_true((abs(raw) < tiny) & (raw != 0)),
+        "nonfinite": _count_true(~finite),
     }
 
 
@@ -253,7 +263,7 @@ def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Measurement
     measurements["gradient_max"] = abs(values["gradient"]).max()
     if momentum is not None:
         a, b = values["gradient"], values["momentum"]
-        measurements["agreement"] = _total(((a < 0) & (b < 0)) | ((a > 0) & (b > 0)))
+        measurements["agreement"] = _count_true(((a < 0) & (b < 0)) | ((a > 0) & (b > 0)))
     return measurements
 
 

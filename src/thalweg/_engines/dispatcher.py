@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._engines import cpu, cuda, layout
+from thalweg._engines import layout
 from thalweg._engines.composite import CompositeStep, NoTransfers, Part, Parts
 from thalweg._engines.cpu.work_table import ENTRIES
 from thalweg._engines.cuda.availability import takes_device, why_unfused
-from thalweg._engines.dense_plan import DensePlan
+from thalweg._engines.dense_plan import DensePlan, Group
 from thalweg._engines.engine_selection import EngineName
 from thalweg._engines.memory_protection import check_writable
 from thalweg._engines.protocol import Gradient, StepPlan, StepRequest, split_into_rounds
@@ -70,9 +70,9 @@ def check_gradients(
     for index, var in enumerate(variables):
         first_indices.setdefault(id(var), index)
     distinct = [variables[i] for i in first_indices.values()]
-    titles = [names[i] for i in first_indices.values()]
-    layout.check_disjoint(distinct, titles)
-    check_writable(zip(distinct, titles, strict=True))
+    labels = [names[i] for i in first_indices.values()]
+    layout.check_disjoint(distinct, labels)
+    check_writable(zip(distinct, labels, strict=True))
 
 
 def engine_of(device: torch.device, name: EngineName) -> EngineKind:
@@ -139,13 +139,13 @@ class Dispatcher:
         gradients = _copy_overlapping(variables, request.gradients, request.slots, copies)
         request = request._replace(gradients=gradients)
         engines = self._select_engines(request, len(rounds) > 1)
-        parts = [
-            self._plan_round(request, number, members, engines, transfers)
-            for number, members in enumerate(rounds)
+        plans = [
+            self._plan_round(request, round_index, members, engines, transfers)
+            for round_index, members in enumerate(rounds)
         ]
-        if len(parts) == len(parts[0]) == 1 and isinstance(parts[0][0][1], DensePlan):
-            return parts[0][0][1]
-        return CompositeStep(request, parts)
+        if len(plans) == len(plans[0]) == 1 and isinstance(plans[0][0][1], DensePlan):
+            return plans[0][0][1]
+        return CompositeStep(request, plans)
 
     def _plan_passes(self, request: StepRequest) -> StagedStep:
         """Return the plan of a rule with passes, with a dispatcher for each pass and the update."""
@@ -156,7 +156,9 @@ class Dispatcher:
         dispatchers = self._pass_dispatchers.setdefault(request.rule, new_dispatchers)
         if request.rule.is_of_lines:
             engines = [engine_of(var.device, request.selection.name) for var in request.variables]
-            request = request._replace(short=cpu.find_short(request, engines))
+            with importing:
+                from thalweg._engines.cpu.small_matrices import find_short
+            request = request._replace(short=find_short(request, engines))
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
     def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | NoTransfers:
@@ -230,53 +232,55 @@ class Dispatcher:
     def _plan_round(
         self,
         request: StepRequest,
-        number: int,
+        round_index: int,
         members: Sequence[int],
         engines: Sequence[EngineKind],
         transfers: OffloadTransfers | NoTransfers,
     ) -> Parts:
         """Return the parts of the round of `members`, each with the indices of its variables."""
-        groups: dict[tuple[EngineKind, int, torch.device | None], list[int]] = {}
-        singles: list[int] = []
+        groups: dict[tuple[EngineKind, int, torch.device | None, int], list[int]] = {}
         for index in members:
             var, engine = request.variables[index], engines[index]
-            if engine == "reference" or isinstance(request.gradients[index], IndexedSlices):
-                singles.append(index)
+            is_single = engine == "reference" or isinstance(request.gradients[index], IndexedSlices)
+            device = var.device if engine == "torch" else None
+            run = -1 if is_single else transfers.runs.get(index, -1)
+            key = (engine, run, device, index if is_single else -1)
+            groups.setdefault(key, []).append(index)
+        plans: list[tuple[Sequence[int], Part]] = []
+        # The groups of several variables come first.
+        for (engine, run, _, single), group in sorted(
+            groups.items(), key=lambda item: item[0][3] >= 0
+        ):
+            sub_request = transfers.take_share(request, group)
+            if engine in ("reference", "torch"):
+                part = _make_array_part(sub_request, engine)
+            elif single < 0:
+                part = self._find_dense_plan(sub_request, (engine, run))
             else:
-                device = var.device if engine == "torch" else None
-                key = (engine, transfers.runs.get(index, -1), device)
-                groups.setdefault(key, []).append(index)
-        parts: list[tuple[Sequence[int], Part]] = []
-        for (engine, run, _), group in groups.items():
-            share = transfers.take_share(request, group)
-            is_unfused = engine == "torch"
-            part = _torch_part(share) if is_unfused else self._dense_plan(share, (engine, run))
-            parts.append((group, part))
-        for index in singles:
-            share = transfers.take_share(request, [index])
-            parts.append(([index], self._single_part(share, engines[index], number)))
-        return [(group, transfers.wrap_part(group, part)) for group, part in parts]
+                part = self._find_rows_plan(sub_request, engine, round_index)
+            plans.append((group, transfers.wrap_part(group, part)))
+        return plans
 
-    def _single_part(self, request: StepRequest, engine: EngineKind, number: int) -> Part:
-        """Return the part of one variable, bound to its gradient: dense or sparse, of any engine.
+    def _find_rows_plan(self, request: StepRequest, engine: EngineKind, round_index: int) -> Part:
+        """Return the plan of one variable with a sparse gradient, bound to the gradient.
 
-        A plan of kernels is cached by variable and round `number`, since it has one gradient.
+        Args:
+            engine: An engine with kernels.
+            round_index: The index of the round, for the cache of plans.
         """
-        if engine == "reference":
-            with importing:
-                from thalweg._engines.reference import ReferencePart
-            return ReferencePart(request)
-        if engine == "torch":
-            return _torch_part(request)
-        key = (engine, id(request.variables[0]), number)
+        key = (engine, id(request.variables[0]), round_index)
         plan = self._sparse.get(key)
         if plan is None or not plan.serves(request):
-            plan_class = cuda.RowsPart if engine == "cuda" else cpu.SparsePlan
+            with importing:
+                if engine == "cuda":
+                    from thalweg._engines.cuda.sparse import RowsPart as plan_class
+                else:
+                    from thalweg._engines.cpu.sparse import SparsePlan as plan_class
             plan = self._sparse[key] = plan_class(request)
         plan.point_at(request.gradients[0])
         return plan
 
-    def _dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
+    def _find_dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
         """Return the cached plan if it serves the request, or a new one, bound to the gradients.
 
         Args:
@@ -289,23 +293,34 @@ class Dispatcher:
         if plan is not None and not plan.is_bound and plan.serves(request):
             plan.point_at(request.gradients)
         else:
-            group = cuda.Group if key[0] == "cuda" else _group_on_cpu
-            plan = self._dense[key] = DensePlan(request, group)
+            make_group = partial(_make_group, key[0])
+            plan = self._dense[key] = DensePlan(request, make_group)
         return plan
 
 
-def _torch_part(request: StepRequest) -> Part:
-    """Return a part that torch functions compute: dense, or of one sparse gradient."""
+def _make_array_part(request: StepRequest, engine: EngineKind) -> Part:
+    """Return a part whose formulas are evaluated by functions of NumPy or torch."""
+    is_sparse = isinstance(request.gradients[0], IndexedSlices)
     with importing:
+        if engine == "reference":
+            from thalweg._engines.reference_part import ReferencePart, ReferenceRows
+
+            return ReferenceRows(request) if is_sparse else ReferencePart(request)
         from thalweg._engines.torch_part import TorchPart
         from thalweg._engines.torch_rows import TorchRows
-    is_sparse = isinstance(request.gradients[0], IndexedSlices)
     return TorchRows(request) if is_sparse else TorchPart(request)
 
 
-def _group_on_cpu(request: StepRequest, members: list[int]) -> cpu.Group:
-    is_short = bool(request.short) and request.short[members[0]]
-    return (cpu.ShortGroup if is_short else cpu.Group)(request, members)
+def _make_group(engine: EngineKind, request: StepRequest, members: list[int]) -> Group:
+    """Return the kernel and the table of variables of one storage signature."""
+    with importing:
+        if engine == "cuda":
+            from thalweg._engines.cuda.kernel_group import Group as group_class
+        elif request.short and request.short[members[0]]:
+            from thalweg._engines.cpu.small_matrices import ShortGroup as group_class
+        else:
+            from thalweg._engines.cpu.kernel_group import Group as group_class
+    return group_class(request, members)
 
 
 def _check_memory(
@@ -317,24 +332,24 @@ def _check_memory(
 ) -> None:
     """Raise an error unless slots and copies fit their variables, and all memory is disjoint."""
     tensors: list[Tensor] = []
-    titles: list[str] = []
+    labels: list[str] = []
     seen_ids: set[int] = set()
     for var, var_slots, name, copy in zip(variables, slots, names, copies, strict=True):
         layout.check_slots(var, layout.without_records(var_slots, codecs), name)
         if id(var) not in seen_ids:
             seen_ids.add(id(var))
             tensors += [var, *var_slots]
-            titles += [name, *(f"a slot of {name}" for _ in var_slots)]
+            labels += [name, *(f"a slot of {name}" for _ in var_slots)]
         if copy is not None and id(copy) not in seen_ids:
             seen_ids.add(id(copy))
             layout.check_copy(var, copy, name)
             tensors.append(copy)
-            titles.append(f"the copy of {name}")
-    layout.check_disjoint(tensors, titles)
+            labels.append(f"the copy of {name}")
+    layout.check_disjoint(tensors, labels)
     # `check_gradients` has checked the variables.
     checked_ids = set(map(id, variables))
-    titled = zip(tensors, titles, strict=True)
-    check_writable((tensor, title) for tensor, title in titled if id(tensor) not in checked_ids)
+    titled = zip(tensors, labels, strict=True)
+    check_writable((tensor, label) for tensor, label in titled if id(tensor) not in checked_ids)
 
 
 def _copy_overlapping(
@@ -344,17 +359,16 @@ def _copy_overlapping(
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
     """Return the gradients; values or indices in memory that the step writes are cloned."""
-    written_tensors = [*variables, *(slot for var_slots in slots for slot in var_slots)]
-    written_tensors += [copy for copy in copies if copy is not None]
+    targets = [*variables, *(slot for var_slots in slots for slot in var_slots)]
+    targets += [copy for copy in copies if copy is not None]
     spans = sorted(
-        layout.byte_span(tensor)
-        for tensor in written_tensors
-        if tensor.device.type in layout.BY_ADDRESS
+        layout.byte_span(tensor) for tensor in targets if tensor.device.type in layout.BY_ADDRESS
     )
     starts = np.array([start for start, _ in spans], np.int64)
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
     def copy_if_overlapping(memory: Tensor) -> Tensor:
+        """Return the memory, or a copy if the step writes to some of its bytes."""
         if memory.device.type not in layout.BY_ADDRESS:
             return memory
         start, end = layout.byte_span(memory)

@@ -50,26 +50,26 @@ def bind_arguments(
     return arguments | {name: scalars[name] for name in optional if name in scalars}
 
 
-def apply_prepare(rule: Rule, hypers: Scalars) -> dict[str, Any]:
+def apply_prepare(rule: Rule, hyperparameters: Scalars) -> dict[str, Any]:
     """Return hyperparameters together with the scalars that the rule's `prepare` computes.
 
     Args:
-        rule: The rule. Without `prepare` a copy of `hypers` is returned.
-        hypers: Hyperparameters by name, in a compute dtype.
+        rule: The rule. Without `prepare` a copy of `hyperparameters` is returned.
+        hyperparameters: Hyperparameters by name, in a compute dtype.
 
     Raises:
         RuleError: `prepare` takes an unknown scalar, or does not return a dict.
     """
     if rule.prepare is None:
-        return dict(hypers)
-    arguments = bind_arguments(rule, "prepare", hypers)
+        return dict(hyperparameters)
+    arguments = bind_arguments(rule, "prepare", hyperparameters)
     with np.errstate(all="ignore"):
         prepared = rule.prepare(**arguments)
     if not isinstance(prepared, dict):
         raise RuleError(
             f"prepare of rule {rule.name!r} must return a dict, not {show_value(prepared)}."
         )
-    return {**hypers, **prepared}
+    return {**hyperparameters, **prepared}
 
 
 def check_scalars(rule: Rule, scalars: Scalars) -> None:
@@ -81,17 +81,17 @@ def check_scalars(rule: Rule, scalars: Scalars) -> None:
             check_given(f"{role} of rule {rule.name!r}", names, scalars, rule)
 
 
-def check_given(title: str, names: Iterable[str], scalars: Scalars, rule: Rule) -> None:
+def check_given(label: str, names: Iterable[str], scalars: Scalars, rule: Rule) -> None:
     """Raise RuleError if scalars that a function of a rule takes are missing.
 
     Args:
-        title: The function, as the error names it.
+        label: The function, as the error names it.
         names: The scalars that the function takes.
     """
     missing = [name for name in names if name not in scalars]
     if missing:
         source = ", and not made by prepare" if rule.prepare is not None else ""
         raise RuleError(
-            f"{title} asks for {', '.join(missing)}, which is neither a hyperparameter nor a power"
+            f"{label} asks for {', '.join(missing)}, which is neither a hyperparameter nor a power"
             f" of one{source}. There are {', '.join(scalars)}."
         )

@@ -103,13 +103,14 @@ def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], litera
     functions = {**namespace, **_OPERATORS, "const": literal}
 
     def evaluate(*values: Any, **scalars: Any) -> tuple[Any, ...]:
+        """Return the results of the graph; values that no later node reads are dropped."""
         inputs = {"stream": values.__getitem__, "scalar": scalars.__getitem__}
-        numbers = dict[Node, Any]()
+        results = dict[Node, Any]()
         for node in formula_graph.nodes:
-            args = [numbers[arg] if isinstance(arg, Node) else arg for arg in node.args]
-            numbers[node] = (inputs.get(node.op) or functions[node.op])(*args)
+            args = [results[arg] if isinstance(arg, Node) else arg for arg in node.args]
+            results[node] = (inputs.get(node.op) or functions[node.op])(*args)
             for arg in unused[node]:
-                del numbers[arg]
-        return tuple(numbers[result] for result in formula_graph.results)
+                del results[arg]
+        return tuple(results[result] for result in formula_graph.results)
 
     return evaluate

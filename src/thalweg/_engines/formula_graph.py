@@ -14,7 +14,7 @@ ROUNDED = ("+", "-", "*", "/")
 INFIX = (*ROUNDED, "<", "<=", ">", ">=", "==", "!=", "&", "|")
 
 
-def _binary(operation: str) -> Callable[[Node, Node], Node]:
+def _make_binary(operation: str) -> Callable[[Node, Node], Node]:
     return lambda left, right: make_node(operation, left, right)
 
 
@@ -35,10 +35,10 @@ class Node:
         self.op, self.args = operation, args
 
     __hash__ = object.__hash__
-    __add__, __sub__, __mul__, __truediv__ = map(_binary, ROUNDED)
-    __lt__, __le__, __gt__, __ge__ = map(_binary, ("<", "<=", ">", ">="))
-    __eq__, __ne__ = map(_binary, ("==", "!="))  # pyright: ignore[reportAssignmentType]
-    __and__, __or__ = map(_binary, ("&", "|"))
+    __add__, __sub__, __mul__, __truediv__ = map(_make_binary, ROUNDED)
+    __lt__, __le__, __gt__, __ge__ = map(_make_binary, ("<", "<=", ">", ">="))
+    __eq__, __ne__ = map(_make_binary, ("==", "!="))  # pyright: ignore[reportAssignmentType]
+    __and__, __or__ = map(_make_binary, ("&", "|"))
 
     def __neg__(self) -> Node:
         return make_node("neg", self)

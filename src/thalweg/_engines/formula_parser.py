@@ -80,6 +80,7 @@ def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
 
 
 def _parse_source(function: Any, is_stage: bool) -> FormulaSource:
+    """Return the source of a formula, checked and rewritten; arguments as `read_source`."""
     node = parse_definition(function)
     helpers = HelperFunctions()
     rewriter = FormulaRewriter(function, helpers, is_stage)

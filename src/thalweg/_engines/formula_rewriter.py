@@ -44,8 +44,8 @@ _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 def _advice_for(syntax: ast.AST) -> str:
     """Return advice for an error about syntax that a formula cannot contain, or ""."""
     if isinstance(syntax, ast.IfExp):
-        parts = ", ".join(map(ast.unparse, (syntax.test, syntax.body, syntax.orelse)))
-        return f"; write `where({parts})`"
+        arguments = ", ".join(map(ast.unparse, (syntax.test, syntax.body, syntax.orelse)))
+        return f"; write `where({arguments})`"
     if isinstance(syntax, ast.If | ast.Match):
         return "; choose with where(condition, a, b)"
     if isinstance(syntax, ast.BoolOp):
@@ -120,6 +120,7 @@ class FormulaRewriter(ast.NodeTransformer):
         raise self.error_at(node, f"a formula cannot contain `{first_line}`{_advice_for(node)}.")
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Return a local name with its prefix, or the number that another name stands for."""
         if node.id in self.locals or isinstance(node.ctx, ast.Store):
             return ast.copy_location(ast.Name(LOCAL_PREFIX + node.id, node.ctx), node)
         if node.id not in self.outer:
@@ -145,12 +146,12 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def write_literal(self, expression: ast.expr, value: float) -> ast.expr:
-        number: ast.expr = ast.Constant(value)
+        literal: ast.expr = ast.Constant(value)
         # NaN has no literal.
         if value != value:
             infinity = ast.Constant(float("inf"))
-            number = ast.BinOp(infinity, ast.Sub(), infinity)
-        call = ast.Call(ast.Name(LITERAL, ast.Load()), [number], [])
+            literal = ast.BinOp(infinity, ast.Sub(), infinity)
+        call = ast.Call(ast.Name(LITERAL, ast.Load()), [literal], [])
         return ast.fix_missing_locations(ast.copy_location(call, expression))
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
@@ -167,20 +168,20 @@ class FormulaRewriter(ast.NodeTransformer):
         if not isinstance(node.op, _OPERATORS):
             return self.generic_visit(node)
         operand = self.as_condition if isinstance(node.op, _LOGICAL) else self.as_number
-        left = operand(node.left)
+        lhs = operand(node.left)
         if isinstance(node.op, ast.Pow):
             if isinstance(node.right, ast.Constant) and node.right.value == 2:
-                return self.write_call(node, "square", [left])
-            return self.write_call(node, "power", [left, self.as_number(node.right)])
-        return ast.copy_location(ast.BinOp(left, node.op, operand(node.right)), node)
+                return self.write_call(node, "square", [lhs])
+            return self.write_call(node, "power", [lhs, self.as_number(node.right)])
+        return ast.copy_location(ast.BinOp(lhs, node.op, operand(node.right)), node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         if len(node.ops) != 1 or isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
             raise self.error_at(
                 node, f"write `{ast.unparse(node)}` with single comparisons and `&`."
             )
-        left, right = self.as_number(node.left), self.as_number(node.comparators[0])
-        return ast.copy_location(ast.Compare(left, node.ops, [right]), node)
+        lhs, rhs = self.as_number(node.left), self.as_number(node.comparators[0])
+        return ast.copy_location(ast.Compare(lhs, node.ops, [rhs]), node)
 
     def write_call(self, expression: ast.expr, name: str, args: list[ast.expr]) -> ast.expr:
         call = ast.Call(ast.Name(FUNCTION_PREFIX + name, ast.Load()), args, [])
@@ -191,6 +192,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.error_at(call, f"a formula cannot call `{text}`{advice}.")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Return a call of a formula function, helper or `moved`; raise RuleError for others."""
         if not isinstance(node.func, ast.Name) or node.keywords:
             raise self.call_error(node, ast.unparse(node))
         function = self.outer.get(node.func.id)
@@ -252,15 +254,15 @@ class FormulaRewriter(ast.NodeTransformer):
 
     def place_of_move(self, definition: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
         """Return the index of the value that is a call of `moved`, or None if there is no call."""
-        places = [
+        indices = [
             index for index, value in enumerate(values) if any(value is move for move in self.moves)
         ]
-        if len(self.moves) > 1 or len(places) < len(self.moves):
+        if len(self.moves) > 1 or len(indices) < len(self.moves):
             raise self.error_at(
                 definition,
                 "call `moved(base, step)` once, as the first result or assigned to a name.",
             )
-        return places[0] if places else None
+        return indices[0] if indices else None
 
     def check_moved(
         self,
@@ -337,10 +339,10 @@ class FormulaRewriter(ast.NodeTransformer):
         call = assignment.value
         used = [(index, name) for index, name in enumerate(names) if name != "_"]
         has_distinct_names = len({name for _, name in used}) == len(used)
-        title = (
+        helper_name = (
             call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
         )
-        helper: Any = self.outer.get(title)
+        helper: Any = self.outer.get(helper_name)
         is_helper = isinstance(helper, types.FunctionType) and id(helper) not in _BY_FUNCTION
         if (
             not (is_helper and isinstance(call, ast.Call))
@@ -353,7 +355,7 @@ class FormulaRewriter(ast.NodeTransformer):
         count = self.helpers.count_results(helper)
         if count != len(names):
             raise self.error_at(
-                assignment, f"`{title}` returns {count_of(count, 'value')}, not {len(names)}."
+                assignment, f"`{helper_name}` returns {count_of(count, 'value')}, not {len(names)}."
             )
         assignments: list[ast.Assign] = []
         for index, name in used:
@@ -377,6 +379,7 @@ class FormulaRewriter(ast.NodeTransformer):
             self.conditions[name] = is_condition
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Return the assignment of a number or condition to one name, and record its kind."""
         target = node.targets[0]
         if len(node.targets) != 1 or not isinstance(target, ast.Name):
             raise self.error_at(node, "assign one name at a time.")
@@ -472,6 +475,7 @@ class HelperFunctions:
         return self._names[key]
 
     def _write_definition(self, helper: types.FunctionType, index: int) -> ast.FunctionDef:
+        """Return the rewritten definition of a helper's result; record the kinds of its values."""
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)
         assignments, result = writer.write_body(node)

@@ -98,7 +98,9 @@ def _check_current(function: types.FunctionType) -> None:
     text = "".join(inspect.findsource(function)[0])
     flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     recompiled = compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
-    if not (_contains(recompiled, loaded) or _contains(_cached_code(loaded.co_filename), loaded)):
+    if not (
+        _contains(recompiled, loaded) or _contains(_read_cached_code(loaded.co_filename), loaded)
+    ):
         raise RuleError(
             f"The source of {place_of(function)} changed after it was imported; import it again."
         )
@@ -109,13 +111,15 @@ def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
     codes = [] if module is None else [module]
     # The list grows by nested functions.
     for code in codes:
-        if code.co_name == loaded.co_name and _fingerprint_of(code) == _fingerprint_of(loaded):
+        if code.co_name == loaded.co_name and _compute_fingerprint(code) == _compute_fingerprint(
+            loaded
+        ):
             return True
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return False
 
 
-def _cached_code(path: str) -> types.CodeType | None:
+def _read_cached_code(path: str) -> types.CodeType | None:
     """Return the cached bytecode of a file, or None if the cache is not of the file's present text.
 
     An import uses this bytecode. Another release of Python with the same format number may have
@@ -131,7 +135,7 @@ def _cached_code(path: str) -> types.CodeType | None:
         return None
 
 
-def _fingerprint_of(code: types.CodeType) -> tuple[Any, ...]:
-    numbers = [repr(const) for const in code.co_consts if isinstance(const, int | float)]
+def _compute_fingerprint(code: types.CodeType) -> tuple[Any, ...]:
+    constants = [repr(const) for const in code.co_consts if isinstance(const, int | float)]
     counts = code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount
-    return code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, counts, numbers
+    return code.co_firstlineno, code.co_code, code.co_names, code.co_varnames, counts, constants

@@ -86,7 +86,7 @@ def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
     try:
         _check_parameters(rule, graph)
         for node in graph.nodes:
-            kinds[node] = _kind_of(rule, node, [kinds[arg] for arg in node.inputs])
+            kinds[node] = _infer_kind(rule, node, [kinds[arg] for arg in node.inputs])
         _check_results(rule, stage, graph, kinds)
     except RuleError as error:
         raise RuleError(f"FusedStage {place_of(stage.function)} {error}.") from None
@@ -109,7 +109,7 @@ def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
             raise RuleError(f"asks for {name}, which is a size, and a scalar of the rule")
 
 
-def _kind_of(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
+def _infer_kind(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
     """Return the kind of a node (see `LineFormula`), given the kinds of its arguments.
 
     Raises:

@@ -62,7 +62,7 @@ def _open_libraries() -> Iterator[ctypes.PyDLL]:
 
 
 @cache
-def _recording() -> object:
+def _find_recording() -> object:
     """Return torch's function that returns whether profilers record; None if it is not found."""
     kind = ctypes.PYFUNCTYPE(ctypes.c_bool)
     return kind(find_guards()[0].address) if find_guards() else None
@@ -70,5 +70,5 @@ def _recording() -> object:
 
 def is_recorded() -> bool:
     """Return True if profilers record operations; True if torch lacks the function."""
-    recording = _recording()
+    recording = _find_recording()
     return not callable(recording) or bool(recording())

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
-from thalweg._engines.codegen import Measurement, Update
+from thalweg._engines.codegen import Measurement, Update, find_codecs
 from thalweg._engines.protocol import Dtype, StepRequest
 from thalweg._engines.random_bits import NARROW, ElementRuns, Place
 
@@ -106,7 +105,7 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     kinds = (var, gradient, *other_dtypes)
     codecs = dict(enumerate(request.rule.codecs, 2))
     names = tuple(
-        layout.STORAGE_NAMES.get(dtype) or str(codecs[k]) for k, dtype in enumerate(kinds)
+        layout.STORAGE_NAMES.get(dtype) or str(codecs[stream]) for stream, dtype in enumerate(kinds)
     )
     base = np.zeros((len(members), len(names)), np.int64)
     for row, tensors in enumerate(tensors_by_member):
@@ -116,7 +115,7 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     rounded_names = (names[0], *names[2 : len(names) - has_copy])
     places = [request.places[i] for i in members] if request.places else [_BEGINNING] * len(members)
     draws = places[0][0] is not None and not NARROW.isdisjoint(rounded_names)
-    has_positions = draws or (bool(request.rule.codecs) and _have_blocks(names))
+    has_positions = draws or any(not codec.is_beside for codec in find_codecs(names).values())
     runs: list[ElementRuns | None] = []
     if has_positions:
         runs = [origin if isinstance(origin, ElementRuns) else None for _, origin in places]
@@ -134,10 +133,3 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
         has_positions,
         runs,
     )
-
-
-def _have_blocks(names: Sequence[str]) -> bool:
-    """Return True if one of these storage types is a codec with blocks."""
-    with importing:
-        from thalweg._engines.codecs import CODECS
-    return any(name in CODECS and not CODECS[name].is_beside for name in names)

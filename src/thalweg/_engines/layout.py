@@ -210,13 +210,13 @@ def may_overlap(tensor: Tensor) -> bool:
     for stride, size in sorted(pair for pair in extents if pair[1] != 1):
         if stride <= reach:
             # Strides do not decide; compare the offsets of all elements.
-            offsets = _element_offsets(tensor)
+            offsets = _compute_element_offsets(tensor)
             return offsets is None or len(np.unique(offsets)) < len(offsets)
         reach += stride * (size - 1)
     return False
 
 
-def _element_offsets(tensor: Tensor) -> Int64 | None:
+def _compute_element_offsets(tensor: Tensor) -> Int64 | None:
     """Return the offsets of all elements, or None if the tensor has more than `_ENUMERABLE`."""
     if tensor.numel() > _ENUMERABLE:
         return None
@@ -306,7 +306,7 @@ def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
         return True
     addresses: list[Int64] = []
     for tensor in (tensor1, tensor2):
-        offsets = _element_offsets(tensor)
+        offsets = _compute_element_offsets(tensor)
         if offsets is None:
             return True
         starts = offsets * tensor.element_size() + tensor.data_ptr()

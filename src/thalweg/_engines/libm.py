@@ -13,11 +13,11 @@ from collections.abc import Callable
 _LIBRARY = ctypes.CDLL("ucrtbase" if os.name == "nt" else None)
 
 
-def _c_function(name: str, arity: int) -> Callable[..., float]:
+def _load_function(name: str, arity: int) -> Callable[..., float]:
     return ctypes.CFUNCTYPE(ctypes.c_double, *[ctypes.c_double] * arity)((name, _LIBRARY))
 
 
-exp, log, power = _c_function("exp", 1), _c_function("log", 1), _c_function("pow", 2)
+exp, log, power = _load_function("exp", 1), _load_function("log", 1), _load_function("pow", 2)
 
 # Compiled code uses names that LLVM does not know, so that it does not rewrite the calls.
 SYMBOLS = {"thalweg_exp": exp, "thalweg_log": log, "thalweg_pow": power}

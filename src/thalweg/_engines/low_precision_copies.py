@@ -44,7 +44,7 @@ def resumed(var: Tensor, copy: Tensor) -> Tensor:
     return torch.where(matches, original, copy.detach().to(original.dtype))
 
 
-def is_nearest(numbers: Tensor, candidates: Tensor) -> Tensor:
+def is_nearest(values: Tensor, candidates: Tensor) -> Tensor:
     """Return a mask: True where a bfloat16 candidate is at most half a place from the number.
 
     A tie counts for both neighbours: master weights round it to even, the upper part of a split
@@ -52,10 +52,10 @@ def is_nearest(numbers: Tensor, candidates: Tensor) -> Tensor:
     near nothing.
 
     Args:
-        numbers: The numbers; those above the largest bfloat16 count as the largest.
+        values: The numbers; those above the largest bfloat16 count as the largest.
         candidates: A bfloat16 for each number.
     """
     largest = torch.finfo(torch.bfloat16).max
-    single = numbers.clamp(-largest, largest).float()
+    single = values.clamp(-largest, largest).float()
     distance = single.view(torch.int32).long() - (candidates.view(torch.int16).long() << 16)
     return (distance.abs() <= HALF_PLACE) & ~single.isnan()

@@ -56,9 +56,13 @@ def stage_inputs(stage: Stage) -> StageInputs:
 @lru_cache(256)
 def draws(rule: Rule) -> bool:
     """Return True if a stage of the rule takes random numbers."""
-    known_names = {*rule.made, *rule.seen, *(entry.name for entry in (*rule.slots, *rule.hypers))}
+    reserved_names = {
+        *rule.made,
+        *rule.seen,
+        *(entry.name for entry in (*rule.slots, *rule.hypers)),
+    }
     stages = [entry for entry in rule.passes if isinstance(entry, Stage)]
-    return RANDOM not in known_names and any(
+    return RANDOM not in reserved_names and any(
         RANDOM in names for stage in stages for names in stage_inputs(stage)
     )
 
@@ -110,9 +114,9 @@ class Batch:
         self.vectors: dict[str, Tensor] = {}
         for name, axis in rule.vectors.items():
             matrices, rows, columns = self.shape
-            sides = (rows, 1) if axis == "row" else (1, columns)
+            sizes = (rows, 1) if axis == "row" else (1, columns)
             self.vectors[name] = torch.empty(
-                len(batch_variables), matrices, *sides, dtype=self.kind, device=self.device
+                len(batch_variables), matrices, *sizes, dtype=self.kind, device=self.device
             )
 
         all_outputs = (tensor for tensors in self.pass_values.values() for tensor in tensors)
@@ -174,9 +178,7 @@ class Batch:
             rows: The rows of the variables in the batch; None for all.
         """
         if rows is not None and len(rows) < len(self.members):
-            all_values = self.measured_values[name].clone()
-            all_values[list(rows)] = values.to(all_values.dtype)
-            values = all_values
+            values = _replace_rows(self.measured_values[name].clone(), rows, values)
         self.measured_values[name] = values
         if name in self.vectors:
             self.vectors[name].copy_(values)
@@ -189,11 +191,8 @@ class Batch:
         """
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
-            all_values = self.new_slot_values.get(name, self.vectors[name]).to(
-                values.dtype, copy=True
-            )
-            all_values[list(rows)] = values
-            values = all_values
+            old_values = self.new_slot_values.get(name, self.vectors[name])
+            values = _replace_rows(old_values.to(values.dtype, copy=True), rows, values)
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
@@ -242,6 +241,12 @@ def sides_of(rule: Rule, shape: torch.Size) -> tuple[int, ...]:
     return tuple(view_of(shape)) if rule.is_of_lines else matrix_shape(shape)
 
 
+def _replace_rows(values: Tensor, rows: Sequence[int], new_values: Tensor) -> Tensor:
+    """Overwrite some rows of a tensor, and return the tensor."""
+    values[list(rows)] = new_values.to(values.dtype)
+    return values
+
+
 def arithmetic_dtype(var: Tensor) -> torch.dtype:
     """Return the dtype of the arithmetic of a variable's step."""
     return torch.float64 if var.dtype == torch.float64 else torch.float32
@@ -278,11 +283,11 @@ def group_by_shape(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
     """
     groups: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
-        sides = sides_of(rule, var.shape)
+        sizes = sides_of(rule, var.shape)
         if rule.made and rule.is_of_lines:  # stages may see either
-            sides += matrix_shape(var.shape)
+            sizes += matrix_shape(var.shape)
         batch = var.shape if rule.layout.batch else ()
-        key = (*sides, batch, var.dtype, var.device, var.is_contiguous())
+        key = (*sizes, batch, var.dtype, var.device, var.is_contiguous())
         groups.setdefault(key, []).append(index)
     return list(groups.values())
 
@@ -322,12 +327,12 @@ def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
     """
     rule, stage, batch = call.rule, call.stage, call.batch
     inputs = _gather_inputs(call, rows)
-    title = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
+    label = f"Stage {place_of(stage.function)} of rule {rule.name!r}"
     if stage in rule.matrix_stages and (division := division_of(rule.layout, batch.full_shape)):
-        return _call_divided(call, inputs, division, title)
-    outputs = _call_function(stage, batch, inputs, title)
+        return _call_divided(call, inputs, division, label)
+    outputs = _call_function(stage, batch, inputs, label)
     pass_values = {**batch.pass_values, **batch.measured_values}
-    check_stage_outputs(rule, title, outputs, inputs, pass_values)
+    check_stage_outputs(rule, label, outputs, inputs, pass_values)
     # A stage may return an input under another name.
     copies = {
         name: values.clone()
@@ -338,7 +343,7 @@ def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
 
 
 def _call_divided(
-    call: StageCall, inputs: Mapping[str, Any], division: Division, title: str
+    call: StageCall, inputs: Mapping[str, Any], division: Division, label: str
 ) -> dict[str, Tensor]:
     """Call a stage once for the matrices of each shape; return outputs of whole variables by name.
 
@@ -360,11 +365,11 @@ def _call_divided(
                 argument.matrix_count = division.matrix_count(group)
             elif isinstance(argument, Tensor) and argument.dim():
                 group_inputs[name] = argument.repeat_interleave(division.matrix_count(group), 0)
-        group_outputs = _call_function(call.stage, batch, group_inputs, title)
-        check_stage_outputs(rule, title, group_outputs, group_inputs, pass_values)
+        group_outputs = _call_function(call.stage, batch, group_inputs, label)
+        check_stage_outputs(rule, label, group_outputs, group_inputs, pass_values)
         if outputs and outputs.keys() != group_outputs.keys():
             raise RuleError(
-                f"{title} returns {', '.join(outputs)} for some matrices and"
+                f"{label} returns {', '.join(outputs)} for some matrices and"
                 f" {', '.join(group_outputs)} for others."
             )
         for name, values in group_outputs.items():
@@ -376,23 +381,23 @@ def _call_divided(
     return outputs
 
 
-def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+def _disable_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context without autocast, which some types of devices do not have."""
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
 
 
-def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], title: str) -> Any:
+def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], label: str) -> Any:
     """Call the function of a stage without autocast; errors have a note with its title."""
     call = stage.call
     if isinstance(stage, FusedStage):
         call = partial(_call_fused, stage, batch)
     try:
-        with _without_autocast(batch.device.type):
+        with _disable_autocast(batch.device.type):
             return call(inputs)
     except Exception as error:
-        error.add_note(f"This is {title}, over matrices of shape {batch.shape}.")
+        error.add_note(f"This is {label}, over matrices of shape {batch.shape}.")
         raise
 
 
@@ -414,8 +419,8 @@ def _gather_inputs(call: StageCall, rows: Sequence[int]) -> dict[str, Any]:
         elif name in batch.slots:
             values = batch.new_slot_values.get(name, batch.vectors[name])
             inputs[name] = values if len(rows) == len(values) else values[list(rows)]
-        elif (place := place_of_slot(rule, name)) is not None:
-            slots = [slot_of(batch.members[row], place) for row in rows]
+        elif (slot_index := place_of_slot(rule, name)) is not None:
+            slots = [slot_of(batch.members[row], slot_index) for row in rows]
             inputs[name] = torch.stack([slot.to(batch.kind) for slot in slots])
         elif name in batch.measured_values:
             values = batch.measured_values[name]
@@ -432,8 +437,8 @@ def _gather_inputs(call: StageCall, rows: Sequence[int]) -> dict[str, Any]:
                 scalars = {**columns.shared[batch.dtype], **columns.by_variable}
                 if name in parameters.required:
                     pass_values = {**batch.pass_values, **batch.measured_values}
-                    title = f"Stage {place_of(stage.function)}"
-                    check_stage_input(title, name, pass_values, scalars, rule)
+                    label = f"Stage {place_of(stage.function)}"
+                    check_stage_input(label, name, pass_values, scalars, rule)
                     raise
     return inputs
 
@@ -441,10 +446,10 @@ def _gather_inputs(call: StageCall, rows: Sequence[int]) -> dict[str, Any]:
 def _make_random(call: StageCall, rows: Sequence[int]) -> StageRandom:
     """Return the random numbers of a stage for variables that have the same step number."""
     batch, members = call.batch, [call.batch.members[row] for row in rows]
-    numbers = call.columns.by_variable[NUMBER][members].tolist()
+    variable_indices = call.columns.by_variable[NUMBER][members].tolist()
     step = int(counts_of(call.columns, members)[0])
     example = torch.empty(0, dtype=batch.kind, device=batch.device)
-    return StageRandom(call.rule, call.stage, numbers, step, example)
+    return StageRandom(call.rule, call.stage, variable_indices, step, example)
 
 
 def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:
@@ -462,9 +467,9 @@ def _call_fused(stage: FusedStage, batch: Batch, inputs: Mapping[str, Any]) -> d
     }
     if not batch.stays_on_device:
         return _call_over_arrays(stage, batch.shape, kind, arguments)
-    to_number = partial(torch.full, (), dtype=kind, device=batch.device)
+    to_tensor = partial(torch.full, (), dtype=kind, device=batch.device)
     arguments = {
-        name: argument if isinstance(argument, Tensor) else to_number(fill_value=argument)
+        name: argument if isinstance(argument, Tensor) else to_tensor(fill_value=argument)
         for name, argument in arguments.items()
     }
     outputs = bind_stage(stage.function, kind, batch.device)(**arguments)
@@ -475,23 +480,27 @@ def _call_over_arrays(
     stage: FusedStage, shape: Sequence[int], kind: torch.dtype, inputs: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Return the outputs of a fused stage on the CPU, computed in pieces that fit the cache."""
-    bound, number = bind_stage(stage.function, kind, None), compute_dtype(kind)
+    bound, dtype = bind_stage(stage.function, kind, None), compute_dtype(kind)
     arrays: dict[str, Any] = {
-        x: array.numpy() if isinstance(array, Tensor) else number(array)
+        x: array.numpy() if isinstance(array, Tensor) else dtype(array)
         for x, array in inputs.items()
     }
     size = max(1, _PIECE // max(shape[1:]))
     with np.errstate(all="ignore"):
-        parts = [
-            bound(**{x: _piece_of(array, shape[0], first, size) for x, array in arrays.items()})
+        pieces = [
+            bound(
+                **{x: _slice_matrices(array, shape[0], first, size) for x, array in arrays.items()}
+            )
             for first in range(0, shape[0], size)
         ]
-    outputs = parts[0] if len(parts) == 1 else [np.concatenate(array, 1) for array in zip(*parts)]
+    outputs = (
+        pieces[0] if len(pieces) == 1 else [np.concatenate(array, 1) for array in zip(*pieces)]
+    )
     named_outputs = zip(stage.makes, outputs, strict=True)
     return {name: torch.from_numpy(array) for name, array in named_outputs}  # pyright: ignore[reportUnknownMemberType]
 
 
-def _piece_of(array: Any, matrices: int, first: int, size: int) -> Any:
+def _slice_matrices(array: Any, matrices: int, first: int, size: int) -> Any:
     """Return an array's part for matrices from `first` on; the array if all matrices share it."""
     has_all_matrices = array.ndim and array.shape[1] == matrices
     return array[:, first : first + size] if has_all_matrices else array
@@ -533,7 +542,7 @@ def run_stage(
 
 
 def check_stage_input(
-    title: str, name: str, pass_values: Collection[str], scalars: Collection[str], rule: Rule
+    label: str, name: str, pass_values: Collection[str], scalars: Collection[str], rule: Rule
 ) -> None:
     """Raise if an input of a stage does not exist.
 
@@ -556,12 +565,12 @@ def check_stage_input(
         reason = "for formulas of elements; a Pass or a Measure makes of it what a stage sees"
     else:
         reason = "neither made by a pass before it, nor a slot with a shape= or per=, nor a scalar"
-    hint = did_you_mean(name, available) or f"There are {', '.join(available)}."
-    raise RuleError(f"{title} asks for {name}, which is {reason}. {hint}")
+    advice = did_you_mean(name, available) or f"There are {', '.join(available)}."
+    raise RuleError(f"{label} asks for {name}, which is {reason}. {advice}")
 
 
 def check_stage_outputs(
-    rule: Rule, title: str, outputs: Any, inputs: Mapping[str, Any], pass_values: Mapping[str, Any]
+    rule: Rule, label: str, outputs: Any, inputs: Mapping[str, Any], pass_values: Mapping[str, Any]
 ) -> None:
     """Raise if the outputs of a stage are invalid.
 
@@ -572,19 +581,19 @@ def check_stage_outputs(
         RuleError: The outputs are not such a dict.
     """
     if not isinstance(outputs, Mapping):
-        raise RuleError(f"{title} must return a dict, not a {type(outputs).__name__}.")
+        raise RuleError(f"{label} must return a dict, not a {type(outputs).__name__}.")
     for name, output in cast("Mapping[str, Any]", outputs).items():
         if not (name in pass_values or place_of_slot(rule, name) is not None):
             raise RuleError(
-                f"{title} returns {name!r}, which is neither a value that passes have made, nor a"
+                f"{label} returns {name!r}, which is neither a value that passes have made, nor a"
                 " slot with a shape of its own."
             )
         if name not in inputs:
-            raise RuleError(f"{title} returns {name!r}, which it must take, too: {name} after *.")
+            raise RuleError(f"{label} returns {name!r}, which it must take, too: {name} after *.")
         expected = tuple(inputs[name].shape)
         if not isinstance(output, Tensor) or tuple(output.shape) != expected or output.is_complex():
             kind = f"{output.dtype} " if isinstance(output, Tensor) and output.is_complex() else ""
             description = (
                 f"{kind}of shape {tuple(output.shape)}" if isinstance(output, Tensor) else output
             )
-            raise RuleError(f"{title} returns {name!r} {description}; expected {expected}.")
+            raise RuleError(f"{label} returns {name!r} {description}; expected {expected}.")

@@ -46,10 +46,10 @@ def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
     if batch == len(part_shapes) == 1:
         return SlotParts(first, part_shapes, first[:1] or (1,))
     if first and all(part[1:] == first[1:] and part for part in part_shapes):
-        sizes, others = tuple(part[0] for part in part_shapes), first[1:]
+        sizes, other_sizes = tuple(part[0] for part in part_shapes), first[1:]
     else:
-        sizes, others = tuple(map(prod, part_shapes)), ()
-    return SlotParts((batch * sum(sizes), *others), part_shapes, sizes)
+        sizes, other_sizes = tuple(map(prod, part_shapes)), ()
+    return SlotParts((batch * sum(sizes), *other_sizes), part_shapes, sizes)
 
 
 @lru_cache(4096)
@@ -84,10 +84,10 @@ class Division:
             group: The indices of blocks of one shape.
         """
         variables = values.reshape(len(values), *self._sizes)
-        blocks = [self._block(variables, self._blocks[index]) for index in group]
+        blocks = [self._view_block(variables, self._blocks[index]) for index in group]
         rows, columns = self._blocks[group[0]].shape
-        sides = (columns, rows) if self._layout.transposed else (rows, columns)
-        matrices = [block.reshape(*block.shape[:2], *sides) for block in blocks]
+        matrix_shape = (columns, rows) if self._layout.transposed else (rows, columns)
+        matrices = [block.reshape(*block.shape[:2], *matrix_shape) for block in blocks]
         if self._layout.transposed:
             matrices = [matrix.mT for matrix in matrices]
         elif len(matrices) == 1:
@@ -99,9 +99,9 @@ class Division:
         variables = values.view(len(values), *self._sizes)
         rows, columns = self._blocks[group[0]].shape
         split = matrices.view(len(values), self._sizes[0], len(group), rows, columns)
-        for place, index in enumerate(group):
-            target = self._block(variables, self._blocks[index])
-            block = split[:, :, place]
+        for position, index in enumerate(group):
+            target = self._view_block(variables, self._blocks[index])
+            block = split[:, :, position]
             target.copy_((block.mT if self._layout.transposed else block).reshape(target.shape))
 
     def take_slot(self, slot: Slot, values: Tensor, group: Sequence[int]) -> Tensor:
@@ -112,7 +112,7 @@ class Division:
             group: The indices of blocks of one shape.
         """
         part_shape = slot_parts(slot, self._shape).part_shapes[group[0]]
-        parts = self._slot_parts(slot, values, group)
+        parts = self._split_slot(slot, values, group)
         # Parts may have no elements, such as the factor of a side that SOAP leaves as it is.
         split = [part.reshape(*part.shape[:2], *part_shape) for part in parts]
         return stack(split, 2).flatten(0, 2)
@@ -120,17 +120,17 @@ class Division:
     def put_slot(self, slot: Slot, values: Tensor, group: Sequence[int], parts: Tensor) -> None:
         """Write the parts of a group of blocks into `values`, the inverse of `take_slot`."""
         split = parts.view(len(values), self._sizes[0], len(group), *parts.shape[1:])
-        for place, target in enumerate(self._slot_parts(slot, values, group)):
-            target.copy_(split[:, :, place].reshape(target.shape))
+        for position, target in enumerate(self._split_slot(slot, values, group)):
+            target.copy_(split[:, :, position].reshape(target.shape))
 
-    def _slot_parts(self, slot: Slot, values: Tensor, group: Sequence[int]) -> list[Tensor]:
+    def _split_slot(self, slot: Slot, values: Tensor, group: Sequence[int]) -> list[Tensor]:
         """Return a view of the part of each block of a group, (variables, batch, size, ...)."""
         shape, _, sizes = slot_parts(slot, self._shape)
         split = values.view(len(values), self._sizes[0], sum(sizes), *shape[1:])
         return [split.narrow(2, sum(sizes[:index]), sizes[index]) for index in group]
 
     @staticmethod
-    def _block(variables: Tensor, block: Block) -> Tensor:
+    def _view_block(variables: Tensor, block: Block) -> Tensor:
         """Return a view of a block: (variables, batch, repeats, rows, repeats, columns)."""
         row_pieces = _cut(variables, 2, block.rows)
         return _cut(row_pieces, 4, block.columns)

@@ -29,50 +29,50 @@ def matrix_shape(shape: torch.Size) -> tuple[int, int]:
 
 
 def check_matrices(
-    rule: Rule, rule_title: str, variables: Sequence[Tensor], titles: Sequence[str]
+    rule: Rule, rule_label: str, variables: Sequence[Tensor], labels: Sequence[str]
 ) -> None:
     """Raise an error unless a rule with passes can update these variables.
 
     Args:
-        rule_title: The name of the rule in messages.
-        variables, titles: The variables, with a name for each.
+        rule_label: The name of the rule in messages.
+        variables, labels: The variables, with a name for each.
 
     Raises:
         InvalidArgumentError: A variable has fewer than two dimensions, three without a layout, or
             a shape that the layout does not fit.
         InvalidTypeError: A variable is not float32, float64 or bfloat16.
     """
-    for var, title in zip(variables, titles, strict=True):
+    for var, label in zip(variables, labels, strict=True):
         if var.dim() < 2:
             raise InvalidArgumentError(
-                f"'{title}' has shape {tuple(var.shape)}, and {rule_title} is for matrices, of two"
+                f"'{label}' has shape {tuple(var.shape)}, and {rule_label} is for matrices, of two"
                 " dimensions or more: select another rule for it, such as AdamW."
             )
         if var.dim() == 3 and rule.needs_layout:
-            raise InvalidArgumentError(stack_message(repr(title), var.shape, rule_title))
+            raise InvalidArgumentError(stack_message(repr(label), var.shape, rule_label))
         if var.dtype not in (torch.float32, torch.float64, torch.bfloat16):
             raise InvalidTypeError(
-                f"'{title}' is {dtype_name(var.dtype)}, and {rule_title} is for float32, float64"
+                f"'{label}' is {dtype_name(var.dtype)}, and {rule_label} is for float32, float64"
                 " and bfloat16."
             )
         try:
             rule.layout.blocks(var.shape)
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"'{title}' of {rule_title}: {error}") from None
+            raise InvalidArgumentError(f"'{label}' of {rule_label}: {error}") from None
 
 
-def stack_message(title: str, shape: torch.Size, rule_title: str) -> str:
+def stack_message(label: str, shape: torch.Size, rule_label: str) -> str:
     """Return the error for a variable of three dimensions without a layout."""
     size, *matrix = shape
     return (
-        f"{title} has shape {tuple(shape)}: it may be a stack of {size} matrices of shape"
-        f" {tuple(matrix)}, such as experts, and {rule_title} would take it as one matrix of shape"
+        f"{label} has shape {tuple(shape)}: it may be a stack of {size} matrices of shape"
+        f" {tuple(matrix)}, such as experts, and {rule_label} would take it as one matrix of shape"
         f" {matrix_shape(shape)}. {STACK_CHOICES}"
     )
 
 
 def check_step(
-    rule: Rule, variables: Sequence[Tensor], gradients: Sequence[Any], titles: Sequence[str]
+    rule: Rule, variables: Sequence[Tensor], gradients: Sequence[Any], labels: Sequence[str]
 ) -> None:
     """Raise an error unless a rule with passes can take this step.
 
@@ -80,17 +80,17 @@ def check_step(
         InvalidArgumentError: A variable occurs twice, or `check_matrices` raises it.
         InvalidTypeError: A gradient is sparse, or `check_matrices` raises it.
     """
-    title = f"rule {rule.name!r}"
-    check_matrices(rule, title, variables, titles)
-    for grad, name in zip(gradients, titles, strict=True):
+    label = f"rule {rule.name!r}"
+    check_matrices(rule, label, variables, labels)
+    for grad, name in zip(gradients, labels, strict=True):
         if isinstance(grad, IndexedSlices) and not rule.is_whole:
             raise InvalidTypeError(
-                f"The gradient of '{name}' is sparse, and {title} is for matrices: give it a dense"
+                f"The gradient of '{name}' is sparse, and {label} is for matrices: give it a dense"
                 " one, or the rule whole=True."
             )
     if len(set(map(id, variables))) < len(variables):
         raise InvalidArgumentError(
-            f"A variable comes twice in a step of {title}, which updates each once."
+            f"A variable comes twice in a step of {label}, which updates each once."
         )
 
 
@@ -118,12 +118,12 @@ def check_shaped_slots(
     element_slots: Sequence[Sequence[Tensor]],
     slots: Sequence[Sequence[Tensor]],
     shapes: Sequence[Sequence[tuple[int, ...]]],
-    titles: Sequence[str],
+    labels: Sequence[str],
 ) -> None:
     """Raise an error unless stages can read and write the `shaped_slots` of variables.
 
     Args:
-        variables, titles: The variables, with a name for each.
+        variables, labels: The variables, with a name for each.
         element_slots: For each variable its other slots; no slot may overlap with them.
         slots: For each variable its `shaped_slots`, in the rule's order.
         shapes: The expected shapes of `slots`.
@@ -134,32 +134,32 @@ def check_shaped_slots(
         LayoutError: A slot overlaps with another tensor or itself, or has no memory.
     """
     tensors = [*variables, *(slot for var_slots in element_slots for slot in var_slots)]
-    names = [*titles]
-    for name, var_slots in zip(titles, element_slots, strict=True):
+    names = [*labels]
+    for name, var_slots in zip(labels, element_slots, strict=True):
         names += [f"a slot of {name}"] * len(var_slots)
-    for var, var_slots, expected_shapes, title in zip(
-        variables, slots, shapes, titles, strict=True
+    for var, var_slots, expected_shapes, label in zip(
+        variables, slots, shapes, labels, strict=True
     ):
         for shaped_slot, slot, shape in zip(
             rule.shaped_slots, var_slots, expected_shapes, strict=True
         ):
-            slot_title = f"'{shaped_slot.name}' of '{title}'"
+            slot_label = f"'{shaped_slot.name}' of '{label}'"
             if slot.dtype not in layout.STORAGE_NAMES:
                 raise InvalidTypeError(
-                    f"{slot_title} is {dtype_name(slot.dtype)}, which is not computed."
+                    f"{slot_label} is {dtype_name(slot.dtype)}, which is not computed."
                 )
             if tuple(slot.shape) != shape or slot.device != var.device:
                 raise InvalidArgumentError(
-                    f"{slot_title} has shape {tuple(slot.shape)} on {slot.device}; it must have"
+                    f"{slot_label} has shape {tuple(slot.shape)} on {slot.device}; it must have"
                     f" shape {shape} on {var.device}."
                 )
-            layout.check_memory(slot, slot_title)
+            layout.check_memory(slot, slot_label)
             if slot.is_neg() or layout.may_overlap(slot):
                 raise LayoutError(
-                    f"{slot_title} cannot be updated in place: its elements share memory (shape"
+                    f"{slot_label} cannot be updated in place: its elements share memory (shape"
                     f" {tuple(slot.shape)}, strides {slot.stride()})."
                 )
             tensors.append(slot)
-            names.append(slot_title)
+            names.append(slot_label)
     layout.check_disjoint(tensors, names)
     check_writable(zip(tensors, names, strict=True))

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from thalweg._engines import libm
-from thalweg._engines.array_types import Array
 from thalweg._engines.formula_parser import bind_formula
-from thalweg.formula import Formula, narrow, wide
+from thalweg.formula import Formula, maximum, minimum, narrow, sign, wide
 
 
 def _round_once(function: Callable[..., float], arity: int) -> Callable[..., Any]:
@@ -29,34 +28,17 @@ def _round_once(function: Callable[..., float], arity: int) -> Callable[..., Any
     return apply
 
 
-def _where(condition: Array, a: Array, b: Array) -> Array:
-    return np.where(condition, a, b)
-
-
-def _maximum(a: Array, b: Array) -> Array:
-    return np.where((a > b) | (a != a), a, b)
-
-
-def _minimum(a: Array, b: Array) -> Array:
-    return np.where((a < b) | (a != a), a, b)
-
-
 def square(x: Any) -> Any:
     return x * x
-
-
-def _sign(x: Array) -> Array:
-    unit = np.asarray(x).dtype.type(1)
-    return np.where(x > 0, unit, np.where(x < 0, -unit, x))
 
 
 NUMPY: dict[str, Callable[..., Any]] = {
     "sqrt": np.sqrt,
     "absolute": np.absolute,
-    "sign": _sign,
-    "where": _where,
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "sign": sign,
+    "where": np.where,
+    "maximum": maximum,
+    "minimum": minimum,
     "square": square,
     "exp": _round_once(libm.exp, 1),
     "log": _round_once(libm.log, 1),

@@ -17,7 +17,6 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.composite import Part, select_members
 from thalweg._engines.protocol import Call, Columns, Reduction, Results, StepRequest
-from thalweg._engines.reference import ReferencePart
 from thalweg._engines.torch_part import TorchPart
 from thalweg.indexed_slices import IndexedSlices, values_of
 
@@ -192,14 +191,14 @@ class OffloadTransfers:
         sub_request = select_members(request, members)
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
-    def wrap_part(self, members: Sequence[int], part: Part) -> Part:
+    def wrap_part(self, members: Sequence[int], plan: Part) -> Part:
         """Return a part with its transfers, or the part itself if none of its variables has a link.
 
         Args:
             members: The indices of its variables in the step, all of one run.
         """
         if members[0] not in self._links:
-            return part
+            return plan
         sends = [
             call
             for index in members
@@ -207,7 +206,7 @@ class OffloadTransfers:
         ]
         copies = [self._links[index].copy for index in members]
         return OffloadedPart(
-            part, copies, self._events.get(self.runs.get(members[0], -1), []), sends
+            plan, copies, self._events.get(self.runs.get(members[0], -1), []), sends
         )
 
 
@@ -249,12 +248,13 @@ class OffloadedPart:
         return self._inner.reduce(reduction, columns)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        waits = self._wait_calls()
+        """Return calls that await gradients, update the variables, send copies to the device."""
+        wait_calls = self._wait_calls()
         # Parts of these classes compute when their calls are made.
-        if isinstance(self._inner, ReferencePart | TorchPart):
-            for wait in waits:
+        if isinstance(self._inner, TorchPart):
+            for wait in wait_calls:
                 wait()
-        return [*waits, *self._inner.make_calls(columns), *self._sends]
+        return [*wait_calls, *self._inner.make_calls(columns), *self._sends]
 
     def release_gradients(self) -> None:
         self._inner.release_gradients()

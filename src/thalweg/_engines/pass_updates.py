@@ -25,10 +25,10 @@ class JointPassFormula(Composed):
         rule: The rule. Options may have added slots that the formula does not take.
     """
 
-    def __init__(self, formula: Any, earlier_count: int, made_count: int, rule: Rule) -> None:
+    def __init__(self, formula: Any, earlier_count: int, output_count: int, rule: Rule) -> None:
         self.formula, self.vectors, self.rule = formula, rule.vectors, rule
-        self.earlier_count, self.made_count = earlier_count, made_count
-        self.is_pass = made_count > 0
+        self.earlier_count, self.made_count = earlier_count, output_count
+        self.is_pass = output_count > 0
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:

@@ -65,17 +65,17 @@ def draw_bits(
         key: Two words of the seed.
     """
     groups: list[Tensor] = []
-    numbers: list[Tensor] = []
+    variable_indices: list[Tensor] = []
     selections: list[tuple[int, Any]] = []
-    for number, origin, count in variables:
+    for variable_index, origin, count in variables:
         group, selection = _locate_groups(origin, count, device)
         groups.append(group)
-        numbers.append(torch.full_like(group, number))
+        variable_indices.append(torch.full_like(group, variable_index))
         selections.append((len(group), selection))
-    group, number = torch.cat(groups), torch.cat(numbers)
+    group, variable_index = torch.cat(groups), torch.cat(variable_indices)
     high = (group >> 32) << 8 | stream
-    words = torch.stack(philox((group & MASK, step, number, high), key), dim=-1)
-    halves = torch.stack([words & 0xFFFF, words >> 16], dim=-1).to(torch.int32)
+    outputs = torch.stack(philox((group & MASK, step, variable_index, high), key), dim=-1)
+    halves = torch.stack([outputs & 0xFFFF, outputs >> 16], dim=-1).to(torch.int32)
     rows = torch.split(halves.view(-1, GROUP), [count for count, _ in selections])
     pairs = zip(rows, selections, strict=True)
     return torch.cat([row.reshape(-1)[selection] for row, (_, selection) in pairs])
@@ -107,11 +107,11 @@ def round_to_bfloat(values: Tensor, bits: Tensor) -> Tensor:
     The upper neighbor is chosen with the probability that makes the mean exact. Infinities, NaN
     and values beyond the largest bfloat16 are rounded to nearest.
     """
-    words = values.view(torch.int32)
-    magnitude = words & 0x7FFFFFFF
-    nearest = words + ((words >> 16 & 1) + 0x7FFF)
-    rounded_words = torch.where(magnitude < 0x7F7F0000, words + bits, nearest)
-    upper_halves = torch.where(magnitude > 0x7F800000, 0x7FC0, rounded_words >> 16)
+    value_bits = values.view(torch.int32)
+    magnitude = value_bits & 0x7FFFFFFF
+    nearest = value_bits + ((value_bits >> 16 & 1) + 0x7FFF)
+    rounded_bits = torch.where(magnitude < 0x7F7F0000, value_bits + bits, nearest)
+    upper_halves = torch.where(magnitude > 0x7F800000, 0x7FC0, rounded_bits >> 16)
     return upper_halves.to(torch.int16).view(torch.bfloat16)
 
 

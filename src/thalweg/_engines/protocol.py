@@ -153,10 +153,10 @@ def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):
-        round_number = occurrences[id(var)] = occurrences.get(id(var), -1) + 1
-        if round_number == len(rounds):
+        round_index = occurrences[id(var)] = occurrences.get(id(var), -1) + 1
+        if round_index == len(rounds):
             rounds.append([])
-        rounds[round_number].append(index)
+        rounds[round_index].append(index)
     return rounds
 
 
@@ -198,23 +198,25 @@ class Reduction:
             kinds = ", ".join(get_args(ReductionKind))
             raise ValueError(f"a reduction of kind {self.kind!r} is unknown; expected: {kinds}")
 
-    def gather(self, count: int, parts: Iterable[tuple[Sequence[int], Results]]) -> Results:
+    def gather(
+        self, count: int, member_results: Iterable[tuple[Sequence[int], Results]]
+    ) -> Results:
         """Return the results of all variables on the host, from results of disjoint parts.
 
         Args:
             count: The number of variables. A variable in no part has zeros, or no leaves and
                 measures.
-            parts: The indices of the variables of each part, and the results of the part.
+            member_results: The indices of the variables of each part, and the results of the part.
         """
         if self.kind in ("sums", "peaks"):
             shape = (count, len(self.formulas)) if self.kind == "sums" else count
-            numbers = np.zeros(shape, np.float64)
-            for members, result in parts:
-                numbers[members] = as_array(result)
-            return numbers
+            values = np.zeros(shape, np.float64)
+            for members, result in member_results:
+                values[members] = as_array(result)
+            return values
         missing: Any = [] if self.kind == "measures" else np.empty((0, len(self.formulas)))
         results = [missing] * count
-        for members, result in parts:
+        for members, result in member_results:
             for index, var_result in zip(members, cast("list[Any]", result), strict=True):
                 results[index] = var_result
         return results

@@ -64,5 +64,5 @@ def scalars_of(seed: int, step: Any) -> dict[str, Any]:
 def step_scalar(step: Any) -> dict[str, Any]:
     """Return the scalar for the number of a step, by name; see `scalars_of`."""
     # A number, a tensor or a symbol.
-    number = step % STEPS
-    return {SCALARS[0]: float(number) if isinstance(number, int | float) else number}
+    remainder = step % STEPS
+    return {SCALARS[0]: float(remainder) if isinstance(remainder, int | float) else remainder}

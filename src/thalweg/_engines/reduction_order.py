@@ -89,14 +89,14 @@ class Tree:
         self._levels: list[tuple[Any, Any, Any]] = []
         while len(counts) and counts.max() > 1:
             sum_counts = (counts + 1) // 2
-            tensor, number = enumerate_runs(sum_counts)
-            left_indices = (np.cumsum(counts) - counts)[tensor] + 2 * number
-            pair_indices = np.flatnonzero(2 * number + 1 < counts[tensor])
+            tensor, index = enumerate_runs(sum_counts)
+            first_indices = (np.cumsum(counts) - counts)[tensor] + 2 * index
+            pair_indices = np.flatnonzero(2 * index + 1 < counts[tensor])
             self._levels.append(
                 (
-                    to_device(left_indices),
+                    to_device(first_indices),
                     to_device(pair_indices),
-                    to_device(left_indices[pair_indices] + 1),
+                    to_device(first_indices[pair_indices] + 1),
                 )
             )
             counts = sum_counts
@@ -110,8 +110,8 @@ class Tree:
         Returns:
             (tensors, ...) float64; +0 for a tensor without leaves.
         """
-        for left_indices, pair_indices, right_indices in self._levels:
-            pair_sums: Any = leaves[left_indices]
+        for first_indices, pair_indices, right_indices in self._levels:
+            pair_sums: Any = leaves[first_indices]
             with np.errstate(all="ignore"):
                 pair_sums[pair_indices] += leaves[right_indices]
             leaves = pair_sums

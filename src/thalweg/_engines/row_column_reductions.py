@@ -155,10 +155,10 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
     partial = _reduce_columns(values, view, reduce)
     if over == "column":
         return combine_tiles(partial, 1, reduce)
-    places = TILE_COLUMNS if view.across > 1 else places_for(view.columns)
-    padded = values.new_full((view.matrices, view.down, view.across * places), missing)
+    lane_count = TILE_COLUMNS if view.across > 1 else places_for(view.columns)
+    padded = values.new_full((view.matrices, view.down, view.across * lane_count), missing)
     padded[:, :, : view.columns] = partial
-    tiles = _fold_places(padded.view(view.matrices, view.down, view.across, places), reduce)
+    tiles = _fold_places(padded.view(view.matrices, view.down, view.across, lane_count), reduce)
     return combine_tiles(tiles.reshape(-1), 0, reduce).view(1, 1, 1)
 
 
@@ -170,15 +170,15 @@ def combine_tiles(partial: Tensor, dim: int, reduce: str) -> Tensor:
 
 def _reduce_columns(values: Tensor, view: View, reduce: str) -> Tensor:
     """Return the reduction of the columns within each row of tiles: (matrices, down, columns)."""
-    parts: list[Tensor] = []
+    totals: list[Tensor] = []
     for first in range(0, view.rows, TILE_ROWS):
         band = values[:, first : first + TILE_ROWS]
         start = 0.0 if reduce == "sum" else -torch.inf
         total = values.new_full((view.matrices, view.columns), start)
         for row in range(band.shape[1]):
             total = _join(total, band[:, row], reduce)
-        parts.append(total)
-    return torch.stack(parts, 1)
+        totals.append(total)
+    return torch.stack(totals, 1)
 
 
 def places_for(count: int) -> int:

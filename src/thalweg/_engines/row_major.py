@@ -61,7 +61,7 @@ class RowMajorGroups:
     def _with_copies(self, request: StepRequest) -> StepRequest:
         """Return the request with tensors that are not row-major replaced by current copies."""
         slots = [
-            [self._copy_if_read(index, 2 + k, slot) for k, slot in enumerate(var_slots)]
+            [self._copy_if_read(index, stream, slot) for stream, slot in enumerate(var_slots, 2)]
             for index, var_slots in enumerate(request.slots)
         ]
         copies = request.copies and [
@@ -69,9 +69,12 @@ class RowMajorGroups:
             for index, copy in enumerate(request.copies)
         ]
         return request._replace(
-            variables=[self._copy_if_read(k, _VAR, var) for k, var in enumerate(request.variables)],
+            variables=[
+                self._copy_if_read(index, _VAR, var) for index, var in enumerate(request.variables)
+            ],
             gradients=[
-                self._copy_if_read(k, _GRADIENT, grad) for k, grad in enumerate(request.gradients)
+                self._copy_if_read(index, _GRADIENT, grad)
+                for index, grad in enumerate(request.gradients)
             ],
             slots=slots,
             copies=copies,

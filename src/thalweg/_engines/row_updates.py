@@ -38,18 +38,18 @@ def update_rows(
     """
     (values, indices), var = gradient, tensors[0]
     formula, kind = select_row_formula(rule, var), values.dtype
-    rows, places = cast(Any, torch).unique(indices, return_inverse=True)
+    rows, row_indices = cast(Any, torch).unique(indices, return_inverse=True)
     blocks = [tensor.detach()[rows].to(kind) for tensor in tensors]
     if rule.before is not None:
         blocks[0] = evaluate(rule.before, blocks[:1])[0].to(var.dtype).to(kind)
     if rule.duplicates == "sum":
-        values = add(values, places, len(rows))
-        places = torch.arange(len(rows), dtype=torch.int64, device=var.device)
-    for wave in group_occurrences(places, len(rows)):
-        inputs = [block[places[wave]] for block in blocks]
+        values = add(values, row_indices, len(rows))
+        row_indices = torch.arange(len(rows), dtype=torch.int64, device=var.device)
+    for wave in group_occurrences(row_indices, len(rows)):
+        inputs = [block[row_indices[wave]] for block in blocks]
         results = evaluate(formula, [inputs[0], values[wave], *inputs[1:]])
         for block, tensor, result in zip(blocks, tensors, results, strict=True):
-            block.index_copy_(0, places[wave], result.to(tensor.dtype).to(kind))
+            block.index_copy_(0, row_indices[wave], result.to(tensor.dtype).to(kind))
     yield formula, rows, blocks
     if rule.update_untouched is not None:
         mask = torch.ones(len(var), dtype=torch.bool, device=var.device)
@@ -96,13 +96,15 @@ def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
     ]
 
 
-def group_occurrences(places: Tensor, count: int) -> Iterator[Tensor]:
+def group_occurrences(row_indices: Tensor, count: int) -> Iterator[Tensor]:
     """Yield the positions of all first occurrences of places, of second ones, and so on."""
-    order = torch.argsort(places, stable=True)
-    ones = torch.ones_like(places)
-    counts = places.new_zeros(count).index_add_(0, places, ones)
-    group_starts = (counts.cumsum(0) - counts)[places[order]]
-    ranks = torch.empty_like(places)
-    ranks[order] = torch.arange(len(places), dtype=torch.int64, device=places.device) - group_starts
+    order = torch.argsort(row_indices, stable=True)
+    ones = torch.ones_like(row_indices)
+    counts = row_indices.new_zeros(count).index_add_(0, row_indices, ones)
+    group_starts = (counts.cumsum(0) - counts)[row_indices[order]]
+    ranks = torch.empty_like(row_indices)
+    ranks[order] = (
+        torch.arange(len(row_indices), dtype=torch.int64, device=row_indices.device) - group_starts
+    )
     for rank in range(int(counts.max()) if count else 0):
         yield (ranks == rank).nonzero().view(-1)

@@ -34,15 +34,15 @@ _OVER_VARIABLES = (
 )
 
 
-def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
+def check_rule(rule: Rule, hyperparameters: Mapping[str, Any] | None = None) -> None:
     """Raise an error unless a rule can take a step, without compiling or writing anything.
 
     `prepare` is called once, with the scalars of the first step, and each stage over small
     matrices.
 
     Args:
-        hypers: Hyperparameters by name. Others have their defaults, as have those that are not
-            plain numbers, such as schedules and callables.
+        hyperparameters: Hyperparameters by name. Others have their defaults, as have those that
+            are not plain numbers, such as schedules and callables.
 
     Raises:
         RuleError: A formula is not straight arithmetic, its parameters or results do not match the
@@ -50,8 +50,8 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
             The message has the rule's name, the file and the line.
     """
     try:
-        first = _first_scalars(rule, hypers or {})
-        known_scalars = {**first, **_call_measure_functions(rule, first)}
+        first = _compute_first_scalars(rule, hyperparameters or {})
+        available_scalars = {**first, **_call_measure_functions(rule, first)}
         if any(slot.storage is not None for slot in rule.slots):
             with importing:
                 from thalweg._engines.codecs.rules import find_storage_fault
@@ -63,14 +63,17 @@ def check_rule(rule: Rule, hypers: Mapping[str, Any] | None = None) -> None:
                 from thalweg._engines.check_passes import check_passes
             check_passes(rule, first)
             seen_scalars = dict.fromkeys(rule.seen, _FIRST_STEP)
-            first, known_scalars = {**first, **seen_scalars}, {**known_scalars, **seen_scalars}
+            first, available_scalars = (
+                {**first, **seen_scalars},
+                {**available_scalars, **seen_scalars},
+            )
         _check_measures(rule, rule.measures, first)
         for level in rule.levels:
-            _check_measures(rule, level.measures, known_scalars)
-        for part in FORMULAS:
-            formula = getattr(rule, part)
+            _check_measures(rule, level.measures, available_scalars)
+        for role in FORMULAS:
+            formula = getattr(rule, role)
             if formula is not None:
-                _check_formula(rule, part, formula, known_scalars)
+                _check_formula(rule, role, formula, available_scalars)
     except RuleError as error:
         raise RuleError(f"Rule {rule.name!r}: {error}") from error.__cause__
 
@@ -87,38 +90,38 @@ def _check_exact(rule: Rule) -> None:
 
 
 def _check_measures(
-    rule: Rule, measures: Mapping[str, Any], known_scalars: Mapping[str, Any]
+    rule: Rule, measures: Mapping[str, Any], available_scalars: Mapping[str, Any]
 ) -> None:
     """Raise a RuleError unless measures read the rule's slots, in order, and known scalars."""
     slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
     for measure in measures.values():
         formula_graph = trace_formula(measure)
-        check_sides(slots, measure, 2, known_scalars)
+        check_sides(slots, measure, 2, available_scalars)
         check_order(slots, measure, True)
-        check_given(place_of(measure), formula_graph.scalars, known_scalars, rule)
+        check_given(place_of(measure), formula_graph.scalars, available_scalars, rule)
 
 
-def _first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _compute_first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scalars that measures and passes can read at the first step, float32, by name."""
-    hypers = {hyper.name: hyper.default for hyper in rule.hypers}
+    hyperparameters = {hyper.name: hyper.default for hyper in rule.hypers}
     for name, value in overrides.items():
-        if name not in hypers or _is_number(value):
-            hypers[name] = value
-    known_scalars: dict[str, Any] = {
+        if name not in hyperparameters or _is_number(value):
+            hyperparameters[name] = value
+    available_scalars: dict[str, Any] = {
         name: np.float32(value) if _is_number(value) else _FIRST_STEP
-        for name, value in hypers.items()
+        for name, value in hyperparameters.items()
     }
     for power, hyper in rule.powers.items():
-        known_scalars[power] = scalars.power(known_scalars[hyper], _FIRST_STEP)
-    known_scalars.setdefault("t", _FIRST_STEP)
+        available_scalars[power] = scalars.power(available_scalars[hyper], _FIRST_STEP)
+    available_scalars.setdefault("t", _FIRST_STEP)
     for slot in (*rule.numbers, *rule.common_slots):
-        known_scalars[slot.name] = np.float32(slot.initial)
+        available_scalars[slot.name] = np.float32(slot.initial)
     if rule.prepare is not None:
-        known_scalars |= _call_on_host(rule, rule.prepare, "prepare", known_scalars)
-    return known_scalars
+        available_scalars |= _call_on_host(rule, rule.prepare, "prepare", available_scalars)
+    return available_scalars
 
 
-def _call_measure_functions(rule: Rule, known_scalars: Mapping[str, Any]) -> dict[str, Any]:
+def _call_measure_functions(rule: Rule, available_scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Call `per_optimizer` and `per_variable` with measures of 1; return their scalars by name.
 
     `per_variable` gets arrays over two variables, since an array over one works like a number; of
@@ -126,12 +129,12 @@ def _call_measure_functions(rule: Rule, known_scalars: Mapping[str, Any]) -> dic
     """
     measured_scalars: dict[str, Any] = {}
     if rule.per_optimizer is not None:
-        optimizer_args = {**known_scalars, **dict.fromkeys(rule.measures, np.float64(1))}
+        optimizer_args = {**available_scalars, **dict.fromkeys(rule.measures, np.float64(1))}
         measured_scalars |= _call_on_host(rule, rule.per_optimizer, "per_optimizer", optimizer_args)
     slots = {s.name: np.full(2, s.initial, np.float32) for s in rule.measured_slots}
     for level in rule.all_levels:
         sums = dict.fromkeys(level.measures, np.ones(2))
-        variable_args = {**known_scalars, **measured_scalars, **sums, **slots}
+        variable_args = {**available_scalars, **measured_scalars, **sums, **slots}
         outputs = _call_on_host(rule, level.per_variable, "per_variable", variable_args)
         # Values of slots are not scalars of `update`.
         new_scalars = {name: value for name, value in outputs.items() if name not in slots}
@@ -146,57 +149,59 @@ def _is_number(value: Any) -> bool:
 
 
 def _call_on_host(
-    rule: Rule, function: Any, role: str, known_scalars: Mapping[str, Any]
+    rule: Rule, function: Any, role: str, available_scalars: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the dict that a host function of the rule returns; raise a RuleError if it fails.
 
     Args:
-        function: Called with the entries of `known_scalars` that it has parameters for.
+        function: Called with the entries of `available_scalars` that it has parameters for.
         role: The function's name in the rule, for errors.
     """
-    place = place_of(function)
-    if not place.startswith(role):
-        place = f"{role}, {place},"
+    label = place_of(function)
+    if not label.startswith(role):
+        label = f"{role}, {label},"
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise RuleError(f"{place} has no signature: {error}") from error
+        raise RuleError(f"{label} has no signature: {error}") from error
     required_names = [entry.name for entry in parameters if entry.default is entry.empty]
-    check_given(place, required_names, known_scalars, rule)
-    names = [entry.name for entry in parameters if entry.name in known_scalars]
-    arguments = {name: known_scalars[name] for name in names}
+    check_given(label, required_names, available_scalars, rule)
+    names = [entry.name for entry in parameters if entry.name in available_scalars]
+    arguments = {name: available_scalars[name] for name in names}
     try:
         with np.errstate(all="ignore"):
             outputs = function(**arguments)
     except Exception as error:
-        hint = _OVER_VARIABLES if role == "per_variable" else ""
+        advice = _OVER_VARIABLES if role == "per_variable" else ""
         raise RuleError(
-            f"{place} fails at the first step{hint}: {type(error).__name__}: {error}"
+            f"{label} fails at the first step{advice}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(outputs, dict):
         raise RuleError(
-            f"{place} must return a dict of scalars by name, not {show_value(outputs)}."
+            f"{label} must return a dict of scalars by name, not {show_value(outputs)}."
         )
     return cast("dict[str, Any]", outputs)
 
 
-def _check_formula(rule: Rule, part: str, formula: Any, known_scalars: Mapping[str, Any]) -> None:
+def _check_formula(
+    rule: Rule, role: str, formula: Any, available_scalars: Mapping[str, Any]
+) -> None:
     """Raise a RuleError unless a formula takes and returns the values of its part of the rule.
 
     Args:
-        part: "update", "before", or another name of `FORMULAS`.
+        role: "update", "before", or another name of `FORMULAS`.
     """
-    has_gradient = part not in ("before", "update_untouched")
-    slots = [] if part == "before" else [slot.name for slot in rule.element_slots]
+    has_gradient = role not in ("before", "update_untouched")
+    slots = [] if role == "before" else [slot.name for slot in rule.element_slots]
     input_names = [*rule.made, *slots] if has_gradient else slots
-    check_sides(input_names, formula, 1 + has_gradient, known_scalars)
+    check_sides(input_names, formula, 1 + has_gradient, available_scalars)
     if rule.made and has_gradient:
         check_value_counts(formula, input_names, 1 + len(slots), "var, *slots")
     else:
         check_counts(formula, has_gradient, len(slots))
     check_order(input_names, formula, has_gradient)
     _check_results(slots, formula)
-    check_numbers(rule, formula, known_scalars)
+    check_numbers(rule, formula, available_scalars)
 
 
 def _check_results(slots: list[str], formula: Any) -> None:
@@ -222,9 +227,9 @@ def _check_results(slots: list[str], formula: Any) -> None:
             visited.add(source)
             source = sources[source]
         if source == name:
-            shown_names = [name or "..." for name in result_names]
+            displayed = [name or "..." for name in result_names]
             raise RuleError(
-                f"{place_of(formula)} returns {', '.join(shown_names)}, in another order than the"
+                f"{place_of(formula)} returns {', '.join(displayed)}, in another order than the"
                 f" rule's slots: {', '.join(expected_names)}."
             )
 

@@ -24,8 +24,8 @@ class Split(Composed):
             has parameters.
     """
 
-    def __init__(self, formula: Any, made_count: int, input_count: int) -> None:
-        self.formula, self.made_count, self.input_count = formula, made_count, input_count
+    def __init__(self, formula: Any, output_count: int, input_count: int) -> None:
+        self.formula, self.made_count, self.input_count = formula, output_count, input_count
         self.__qualname__ = f"{formula.__qualname__} of a split variable"
 
     def compose(self) -> FormulaGraph:

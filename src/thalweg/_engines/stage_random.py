@@ -37,9 +37,9 @@ class StageRandom:
     matrix_count = 1
 
     def __init__(
-        self, rule: Rule, stage: Stage, numbers: Sequence[int], step: int, example: Tensor
+        self, rule: Rule, stage: Stage, variable_indices: Sequence[int], step: int, example: Tensor
     ) -> None:
-        self._numbers, self._step = numbers, step % STEPS
+        self._numbers, self._step = variable_indices, step % STEPS
         self._key = stage.seed % STEPS, stage.seed // STEPS
         self._stream = _LAST_STREAM - rule.passes.index(stage) % _LAST_STREAM
         self._example, self._drawn = example, 0
@@ -56,7 +56,7 @@ class StageRandom:
     def _draw(self, shape: Sequence[int]) -> Float64:
         """Return uniform numbers, (batch, *shape), and count them as drawn."""
         count = 2 * self.matrix_count * prod(shape)  # of 16 bits each
-        variables = [(number, self._drawn, count) for number in self._numbers]
+        variables = [(variable_index, self._drawn, count) for variable_index in self._numbers]
         rows = draw_bits(variables, self._step, self._stream, self._key).numpy()
         self._drawn += count
         high, low = np.moveaxis(rows.reshape(-1, *shape, 2), -1, 0)

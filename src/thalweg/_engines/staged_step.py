@@ -145,7 +145,8 @@ class WholeMatrices:
         member_lists = group_by_shape(rule, request.variables)
         if request.short:
             member_lists = [
-                [k for k in members if not request.short[k]] for members in member_lists
+                [member for member in members if not request.short[member]]
+                for members in member_lists
             ]
             member_lists = list(filter(None, member_lists))
         self._batches = [Batch(rule, request.variables, members) for members in member_lists]
@@ -237,23 +238,23 @@ class WholeMatrices:
 
         A vector is a tensor if all matrices are on one GPU, else an array. Empty variables have 0.
         """
-        return {name: self._numbers_of(name) for name in _measured_names(self._rule)}
+        return {name: self._gather_measures(name) for name in _measured_names(self._rule)}
 
-    def _numbers_of(self, name: str) -> Any:
+    def _gather_measures(self, name: str) -> Any:
         """Return a measure over variables, float64: a tensor on a GPU, or else an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
-        batch_numbers = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
+        batch_values = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured_values]  # fmt: skip
         if self._places is not None:
             device = self._places.device
             gpu_vector = torch.zeros(len(self.made), dtype=torch.float64, device=device)
-            if batch_numbers:
-                values = torch.cat([numbers.double() for _, numbers in batch_numbers])
+            if batch_values:
+                values = torch.cat([totals.double() for _, totals in batch_values])
                 gpu_vector.index_copy_(0, self._places, values)
             return gpu_vector
         vector = np.zeros(len(self.made))
-        for batch, numbers in batch_numbers:
-            vector[batch.members] = to_host(numbers)
+        for batch, totals in batch_values:
+            vector[batch.members] = to_host(totals)
         return vector
 
     def run_stage(
@@ -276,15 +277,15 @@ class WholeMatrices:
                 instead, if there is one.
         """
 
-        def slot_of(member: int, place: int) -> Tensor:
-            return newest(slots[member][place], updates)
+        def slot_of(member: int, index: int) -> Tensor:
+            return newest(slots[member][index], updates)
 
         for batch in self._batches:
             if all(batch.shape):
                 outputs = run_stage(self._rule, stage, batch, columns, slot_of)
-                for place, shaped_slot in enumerate(self._rule.shaped_slots):
+                for index, shaped_slot in enumerate(self._rule.shaped_slots):
                     for member, value in outputs.get(shaped_slot.name, ()):
-                        slot = slots[member][place]
+                        slot = slots[member][index]
                         value = value.reshape(slot.shape).to(slot.dtype, copy=True)
                         updates[id(slot)] = (slot.detach(), value)
 
@@ -334,11 +335,11 @@ def _groups_of(step: Any) -> list[tuple[Sequence[int], Any]]:
     return [(members, group) for members, group in groups if hasattr(group, "table")]
 
 
-def _bytes_of(tensor: Tensor) -> int:
+def _count_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-_LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"), _bytes_of)
+_LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"), _count_bytes)
 
 
 def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
@@ -490,8 +491,8 @@ class StagedStep:
         The rule must have such passes, over unsharded matrices on the CPU, and no stage may draw
         random numbers. `_core/replay_lines.py` raises TypeError for passes that it cannot run.
         """
-        is_whole = type(self._matrices) is WholeMatrices
-        return is_whole and self._rule.is_of_lines and not self._variable_numbers
+        is_unsharded = type(self._matrices) is WholeMatrices
+        return is_unsharded and self._rule.is_of_lines and not self._variable_numbers
 
     def replay_passes(
         self,
@@ -524,7 +525,7 @@ class StagedStep:
         return 0, NO_COLUMNS.write_calls(*updates.pairs())
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
-        """Compute measures in one sweep over memory, and store them in the matrices."""
+        """Compute measures in one sweep over memory, and store the results in the matrices."""
         reduction = Reduction("measures", measures, self.stages)
         lines = cast("list[list[Tensor]]", self.update_plan.reduce(reduction, columns))
         for position, measure in enumerate(measures):
@@ -540,7 +541,12 @@ class StagedStep:
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Validate the `shaped_slots` unless they are unchanged, then bind small matrices.
+        """Validate the slots of other shapes if memory or layout of one has changed.
+
+        Then set the addresses of slots in the tables of kernels for small matrices.
+
+        Args:
+            slots: For each variable its tensors of `rule.shaped_slots`.
 
         Raises:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
@@ -563,17 +569,23 @@ class StagedStep:
             check_shaped_slots(
                 self._rule, self._variables, element_slots, slots, shapes, self._titles
             )
-            written_slots: list[Tensor] = []
+            target_slots: list[Tensor] = []
             for members, group in self._short_groups:
                 positions: list[int] = group.members
-                written_slots += [slot for k in positions for slot in slots[members[k]]]
-            self._mark_slots_written = partial(torch._C._increment_version, written_slots)  # pyright: ignore[reportPrivateUsage]
-            self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(written_slots), None
+                target_slots += [
+                    slot for position in positions for slot in slots[members[position]]
+                ]
+            self._mark_slots_written = partial(torch._C._increment_version, target_slots)  # pyright: ignore[reportPrivateUsage]
+            self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(target_slots), None
             self._slot_layout = slot_layout
         self._bind_short(slots)
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Bind kernels of small matrices to slots, and to whether gradients overlap with them."""
+        """Set the addresses of slots in kernels for small matrices.
+
+        Kernels write copies of slots instead if a gradient overlaps with one. Nothing happens if
+        the kernels have been bound since slots were validated, and the overlap is as before.
+        """
         are_disjoint = all(
             layout.lie_apart(group.table.base[:, 1], group.bytes, self._slot_bounds)
             for group in self._readers
@@ -582,7 +594,8 @@ class StagedStep:
             return
         self._are_disjoint = None
         for members, group in self._short_groups:
-            group.bind_slots([slots[members[k]] for k in group.members], are_disjoint)
+            positions: list[int] = group.members
+            group.bind_slots([slots[members[position]] for position in positions], are_disjoint)
         self._are_disjoint = are_disjoint
 
     def _run_pass(self, rule_pass: Pass, plan: StepPlan, columns: Columns) -> None:
@@ -608,14 +621,16 @@ class StagedStep:
         return self.update_plan.device
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`.
+        """Return a reduction over the variables; see `Reductions`.
+
+        Formulas of the rule that may read rows or columns are summed row by row, others by leaves.
 
         Raises:
-            RuleError: Leaves of a measure of a rule over rows or columns, which has none.
+            RuleError: Leaves of such a formula are requested, by a step over shards.
         """
         if reduction.kind == "measures":
             return self.update_plan.reduce(reduction, self._with_numbers(columns))
-        line_formulas = self._line_formulas(reduction.formulas)
+        line_formulas = self._select_line_formulas(reduction.formulas)
         if not line_formulas:
             return self.update_plan.reduce(reduction, columns)
         if reduction.kind == "leaves":
@@ -645,7 +660,7 @@ class StagedStep:
             totals[formula] = np.array(list(map(to_host, values)), np.float64)
         return np.stack([totals[formula] for formula in reduction.formulas], axis=-1)
 
-    def _line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
+    def _select_line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
         """Return those of `formulas` that are the rule's own and may read rows and columns.
 
         They are summed like a `Measure` over variables, not by leaves.

@@ -24,7 +24,7 @@ class StorageGuard:
     def __init__(self, slots: Sequence[Tensor]) -> None:
         self._slots = slots
         self._addresses = list(map(Tensor.data_ptr, slots))
-        self._layouts = list(map(_layout_of, slots))
+        self._layouts = list(map(_read_layout, slots))
         # The slots of a store share one record.
         moves_by_id = {
             id(slot.moves): slot.moves for slot in slots if isinstance(slot, StateVariable)
@@ -66,14 +66,14 @@ class StorageGuard:
         if list(map(Tensor.data_ptr, self._watched_slots)) != self._watched_addresses:
             return False
         if not self._metadata_guard.holds(self._watched_slots):
-            if list(map(_layout_of, self._watched_slots)) != [
-                self._layouts[k] for k in self._watched_indices
+            if list(map(_read_layout, self._watched_slots)) != [
+                self._layouts[index] for index in self._watched_indices
             ]:
                 return False
             self._metadata_guard = MetadataGuard(self._watched_slots)
         return True
 
 
-def _layout_of(tensor: Tensor) -> tuple[object, ...]:
+def _read_layout(tensor: Tensor) -> tuple[object, ...]:
     """Return dtype, shape and strides."""
     return tensor.dtype, tensor.shape, tensor.stride()

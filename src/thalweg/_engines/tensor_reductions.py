@@ -45,16 +45,16 @@ class Tensors:
         if reduction.kind != "sums":
             raise NotImplementedError(f"gradients outside a step have no {reduction.kind}")
         sums = np.zeros((len(self._variables), len(formulas)))
-        for place, formula in enumerate(formulas):
+        for column, formula in enumerate(formulas):
             if formula is variable_squares:
-                sums[:, place] = sums_of(formula, self._variables)
+                sums[:, column] = sums_of(formula, self._variables)
                 continue
             if not stages:
-                sums[:, place] = sums_of(formula, self._gradients)
+                sums[:, column] = sums_of(formula, self._gradients)
                 continue
             # Scalars of the stages may differ between variables.
             for index, (grad, var) in enumerate(zip(self._gradients, self._variables, strict=True)):
                 dtype = compute_dtype(var.dtype)
                 stage_args = stages, columns.scalars_of(index, dtype), dtype, self._flush
-                sums[index, place] = sums_of(formula, [grad], *stage_args)[0]
+                sums[index, column] = sums_of(formula, [grad], *stage_args)[0]
         return sums

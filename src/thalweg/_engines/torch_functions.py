@@ -16,7 +16,7 @@ from thalweg._base.device_numbers import widened
 from thalweg._engines.formula_parser import bind_formula, trace_formula
 from thalweg._engines.numpy_functions import square
 from thalweg._engines.protocol import Dtype
-from thalweg.formula import Formula, narrow
+from thalweg.formula import Formula, maximum, minimum, narrow, sign
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:
@@ -37,7 +37,7 @@ def _round_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return apply
 
 
-def _sqrt(x: Tensor) -> Tensor:
+def _compute_sqrt(x: Tensor) -> Tensor:
     """Return square roots; torch's own on the CPU are 1 ulp off on 0.64 % of float32 inputs."""
     if x.device.type != "cpu" or x.is_complex():
         return torch.sqrt(x)
@@ -45,25 +45,13 @@ def _sqrt(x: Tensor) -> Tensor:
         return torch.from_numpy(np.asarray(np.sqrt(x.numpy())))
 
 
-def _maximum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a > b) | (a != a), a, b)
-
-
-def _minimum(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a < b) | (a != a), a, b)
-
-
-def _sign(x: Tensor) -> Tensor:
-    return torch.where(x > 0, 1.0, torch.where(x < 0, -1.0, x))
-
-
 TORCH: dict[str, Callable[..., Any]] = {
-    "sqrt": _sqrt,
+    "sqrt": _compute_sqrt,
     "absolute": torch.abs,
-    "sign": _sign,
+    "sign": sign,
     "where": torch.where,
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "maximum": maximum,
+    "minimum": minimum,
     "square": square,
     "exp": _round_once(torch.exp),
     "log": _round_once(torch.log),
@@ -103,11 +91,11 @@ def torch_evaluate(
     """
     first = tensors[0]
     target = first.dtype, first.device, first.dim()
-    to_number = _to_number(*target)
+    to_tensor = _to_number(*target)
     picked = {name: scalars[name] for name in trace_formula(formula).scalars}
     # A measure in float64 reads vectors of float32.
     arguments = {
-        name: x.to(first.dtype) if isinstance(x, Tensor) else to_number(x)
+        name: x.to(first.dtype) if isinstance(x, Tensor) else to_tensor(x)
         for name, x in picked.items()
     }
     results = torch_formula(formula, *target)(*tensors, **arguments)

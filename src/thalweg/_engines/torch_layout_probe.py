@@ -85,7 +85,7 @@ def _words(address: int, count: int) -> list[int]:
     return list((ctypes.c_uint64 * count).from_address(address))
 
 
-def _single_offset(candidates: Iterable[int], field_name: str) -> int:
+def _select_offset(candidates: Iterable[int], field_name: str) -> int:
     """Return the byte offset of the only candidate, a word index; raise unless there is one."""
     indices = list(candidates)
     if len(indices) != 1:
@@ -93,41 +93,41 @@ def _single_offset(candidates: Iterable[int], field_name: str) -> int:
     return indices[0] * WORD
 
 
-def _indices_of(words: Sequence[int], expected: int) -> set[int]:
+def _find_indices(memory: Sequence[int], expected: int) -> set[int]:
     """Return the indices of words that are equal to a number modulo 2**64."""
-    return {index for index, word in enumerate(words) if word == expected % 2**64}
+    return {index for index, word in enumerate(memory) if word == expected % 2**64}
 
 
-def _common_indices(
+def _intersect_indices(
     tensors: Sequence[Tensor],
-    words_of: Callable[[Tensor], list[int]],
+    read_words: Callable[[Tensor], list[int]],
     expected_of: Callable[[Tensor], int],
 ) -> set[int]:
     """Return the indices at which the words of every tensor have the value expected for it."""
-    matches = [_indices_of(words_of(tensor), expected_of(tensor)) for tensor in tensors]
+    matches = [_find_indices(read_words(tensor), expected_of(tensor)) for tensor in tensors]
     return matches[0].intersection(*matches[1:])
 
 
-def _offset_of(
+def _find_offset(
     field_name: str,
     tensors: Sequence[Tensor],
-    words_of: Callable[[Tensor], list[int]],
+    read_words: Callable[[Tensor], list[int]],
     expected_of: Callable[[Tensor], int],
 ) -> int:
     """Return the only byte offset at which the words of every tensor have the expected value."""
-    return _single_offset(_common_indices(tensors, words_of, expected_of), field_name)
+    return _select_offset(_intersect_indices(tensors, read_words, expected_of), field_name)
 
 
-def _impl_address(tensor: Tensor) -> int:
+def _get_impl_address(tensor: Tensor) -> int:
     return tensor._cdata
 
 
-def _impl_words(tensor: Tensor) -> list[int]:
+def _read_impl(tensor: Tensor) -> list[int]:
     """Return the words of a tensor's TensorImpl."""
-    return _words(_impl_address(tensor), _IMPL_WORDS)
+    return _words(_get_impl_address(tensor), _IMPL_WORDS)
 
 
-def _storage_words(tensor: Tensor) -> list[int]:
+def _read_storage(tensor: Tensor) -> list[int]:
     """Return the words of a tensor's StorageImpl."""
     return _words(tensor.untyped_storage()._cdata, _STORAGE_WORDS)
 
@@ -172,14 +172,16 @@ def _measure_layout() -> Layout:
     """Return the offsets of all fields; raise `UnknownLayoutError` if one is not found."""
     samples = _make_samples()
     size = object.__sizeof__(samples[0]) // WORD
-    impl = _offset_of("the tensor", samples, lambda x: _words(id(x), min(size, 16)), _impl_address)
-    storage = _offset_of("the storage", samples, _impl_words, lambda x: x.untyped_storage()._cdata)
-    dims = _find_dims(samples)
-    offset = _offset_of(
-        "the storage's offset", samples, _impl_words, lambda x: int(x.storage_offset())
+    impl = _find_offset(
+        "the tensor", samples, lambda x: _words(id(x), min(size, 16)), _get_impl_address
     )
-    count = _offset_of("the number of elements", samples, _impl_words, Tensor.numel)
-    keys = _offset_of("the set of dispatch keys", samples, _impl_words, _dispatch_keys)
+    storage = _find_offset("the storage", samples, _read_impl, lambda x: x.untyped_storage()._cdata)
+    dims = _find_dims(samples)
+    offset = _find_offset(
+        "the storage's offset", samples, _read_impl, lambda x: int(x.storage_offset())
+    )
+    count = _find_offset("the number of elements", samples, _read_impl, Tensor.numel)
+    keys = _find_offset("the set of dispatch keys", samples, _read_impl, _dispatch_keys)
     flags, flags_mask = _find_flags()
     version, count_word = _find_version(storage)
     autograd, grad = _find_autograd()
@@ -194,17 +196,17 @@ def _find_dims(samples: Sequence[Tensor]) -> int:
     """Return the offset of the number of dimensions, which sizes and strides follow."""
     matches: list[set[int]] = []
     for tensor in samples:
-        words, dim_count = _impl_words(tensor), tensor.dim()
+        memory, dim_count = _read_impl(tensor), tensor.dim()
         indices = {
             index
             for index in range(_IMPL_WORDS - 2 * _INLINE)
-            if words[index] == dim_count
-            and words[index + 1 : index + 1 + dim_count] == list(tensor.shape)
-            and words[index + 1 + _INLINE : index + 1 + _INLINE + dim_count]
+            if memory[index] == dim_count
+            and memory[index + 1 : index + 1 + dim_count] == list(tensor.shape)
+            and memory[index + 1 + _INLINE : index + 1 + _INLINE + dim_count]
             == list(tensor.stride())
         }
         matches.append(indices)
-    return _single_offset(matches[0].intersection(*matches[1:]), "sizes and strides")
+    return _select_offset(matches[0].intersection(*matches[1:]), "sizes and strides")
 
 
 def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
@@ -217,7 +219,7 @@ def _find_flags() -> tuple[int, int]:
     """Return offset and mask of the only word that is equal for equal dtypes and else differs."""
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     storage = _zeros(64, dtype=torch.float64).untyped_storage()
-    twins = [[_impl_words(_view_of_storage(storage, dtype)) for _ in range(2)] for dtype in dtypes]
+    twins = [[_read_impl(_view_of_storage(storage, dtype)) for _ in range(2)] for dtype in dtypes]
     # torch does not initialize all bits of the highest byte.
     mask = 2**56 - 1
     indices = {
@@ -226,7 +228,7 @@ def _find_flags() -> tuple[int, int]:
         if all(twin1[index] & mask == twin2[index] & mask for twin1, twin2 in twins)
         and len({twin1[index] & mask for twin1, _ in twins}) == len(dtypes)
     }
-    return _single_offset(indices, "the dtype"), mask
+    return _select_offset(indices, "the dtype"), mask
 
 
 def _is_address(word: int) -> bool:
@@ -250,26 +252,26 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
     shared: list[set[int]] = []
     for tensor, _ in trials:
-        words, views = _impl_words(tensor), _impl_words(tensor.detach())
-        other_words = [
-            _impl_words(other_tensor) for other_tensor, _ in trials if other_tensor is not tensor
+        memory, views = _read_impl(tensor), _read_impl(tensor.detach())
+        other_memories = [
+            _read_impl(other_tensor) for other_tensor, _ in trials if other_tensor is not tensor
         ]
         indices = {
             index
-            for index, word in enumerate(words)
+            for index, word in enumerate(memory)
             if _is_address(word) and word == views[index] and index * WORD != storage_offset
-            and all(word != words_of_other[index] for words_of_other in other_words)
+            and all(word != other_memory[index] for other_memory in other_memories)
         }  # fmt: skip
         shared.append(indices)
-    offset = _single_offset(shared[0].intersection(*shared[1:]), "the version counter")
+    offset = _select_offset(shared[0].intersection(*shared[1:]), "the version counter")
     matches: list[set[int]] = []
     for tensor, writes in trials:
         for _ in range(writes):
             tensor.add_(1)
-        counter = _words(_impl_words(tensor)[offset // WORD], 3)
+        counter = _words(_read_impl(tensor)[offset // WORD], 3)
         version = tensor._version
         matches.append({k for k, word in enumerate(counter) if word & 0xFFFFFFFF == version})
-    return offset, _single_offset(matches[0].intersection(*matches[1:]), "the number of writes")
+    return offset, _select_offset(matches[0].intersection(*matches[1:]), "the number of writes")
 
 
 def _find_autograd() -> tuple[int, int]:
@@ -280,19 +282,19 @@ def _find_autograd() -> tuple[int, int]:
     matches: list[set[tuple[int, int]]] = []
     for shape in ((3,), (2, 5), ()):
         param = _zeros(*shape)
-        words_before = _impl_words(param)
+        memory_before = _read_impl(param)
         param.requires_grad_()
-        words_after = _impl_words(param)
+        memory_after = _read_impl(param)
         new_indices = [
             index
             for index in range(_IMPL_WORDS)
-            if not words_before[index] and _is_address(words_after[index])
+            if not memory_before[index] and _is_address(memory_after[index])
         ]
         if len(new_indices) != 1:
             raise UnknownLayoutError(f"what autograd keeps is found in {len(new_indices)} places")
         param.grad = torch.ones_like(param)
-        gradient_indices = _indices_of(
-            _words(words_after[new_indices[0]], _AUTOGRAD_WORDS), param.grad._cdata
+        gradient_indices = _find_indices(
+            _words(memory_after[new_indices[0]], _AUTOGRAD_WORDS), param.grad._cdata
         )
         matches.append({(new_indices[0] * WORD, index * WORD) for index in gradient_indices})
     common = matches[0].intersection(*matches[1:])
@@ -311,21 +313,21 @@ def _find_memory() -> tuple[int, int, int, int]:
 
     from_numpy: Any = torch.from_numpy  # pyright: ignore
     numpy_tensors: list[Tensor] = [from_numpy(np.zeros(size)) for size in (1021, 2039, 4093)]
-    data = _offset_of("the memory's address", numpy_tensors, _storage_words, Tensor.data_ptr)
+    data = _find_offset("the memory's address", numpy_tensors, _read_storage, Tensor.data_ptr)
     sizes = [_zeros(size, dtype=torch.uint8) for size in (10007, 20011, 30011)]
-    nbytes = _offset_of("the memory's size", sizes, _storage_words, Tensor.numel)
+    nbytes = _find_offset("the memory's size", sizes, _read_storage, Tensor.numel)
     torch_tensors = [_zeros(size) for size in (100, 3000)]
-    indices = _common_indices(torch_tensors, _storage_words, Tensor.data_ptr) - {data // WORD}
-    context = _single_offset(indices, "the context of the memory")
+    indices = _intersect_indices(torch_tensors, _read_storage, Tensor.data_ptr) - {data // WORD}
+    context = _select_offset(indices, "the context of the memory")
     # The deleter is one function for all memory that torch allocated, and another for NumPy's.
-    torch1, torch2 = map(_storage_words, torch_tensors)
-    numpy1, numpy2, _ = map(_storage_words, numpy_tensors)
+    torch1, torch2 = map(_read_storage, torch_tensors)
+    numpy1, numpy2, _ = map(_read_storage, numpy_tensors)
     indices = {
         index
         for index in range(data // WORD, context // WORD)
         if torch1[index] == torch2[index] != numpy1[index] == numpy2[index]
     }
-    deleter = _single_offset(indices, "the deleter of the memory")
+    deleter = _select_offset(indices, "the deleter of the memory")
     return data, deleter, context, nbytes
 
 
@@ -345,9 +347,9 @@ def confirm(layout: Layout) -> None:
             for address, offset, expected, field_name in (
                 (impl, layout.dims, tensor.dim(), "the number of dimensions"),
                 *(
-                    (impl, layout.dims + WORD * (1 + axis + skipped), number, field_name)
+                    (impl, layout.dims + WORD * (1 + axis + skipped), value, field_name)
                     for axis in range(tensor.dim())
-                    for skipped, number, field_name in (
+                    for skipped, value, field_name in (
                         (0, tensor.size(axis), "a size"),
                         (_INLINE, tensor.stride(axis), "a stride"),
                     )
@@ -413,11 +415,13 @@ def find_attributes_pointer(owner: object) -> int:
     """
     attributes, offset = vars(owner), type(owner).__dictoffset__
     if type(owner).__flags__ & _MANAGED_DICT:
-        offsets = [-WORD * place for place in range(1, 5)]
+        offsets = [-WORD * position for position in range(1, 5)]
     else:
         offsets = [offset] if offset > 0 else []
     pointers = [
-        id(owner) + place for place in offsets if _read_word(id(owner), place) == id(attributes)
+        id(owner) + position
+        for position in offsets
+        if _read_word(id(owner), position) == id(attributes)
     ]
     return pointers[0] if len(pointers) == 1 else 0
 
@@ -432,9 +436,9 @@ def float_offset() -> int:
     import numpy as np
 
     offset = object.__basicsize__
-    for number in (0.1, -2.5e300, 3.0):
-        for number_object in (number, np.float64(number)):
-            if ctypes.c_double.from_address(id(number_object) + offset).value != number:
+    for value in (0.1, -2.5e300, 3.0):
+        for float_object in (value, np.float64(value)):
+            if ctypes.c_double.from_address(id(float_object) + offset).value != value:
                 raise UnknownLayoutError("the number of a float")
     return offset
 
@@ -473,10 +477,10 @@ def no_gradient() -> int:
     param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
     param.grad = torch.ones_like(param)
     param.grad = None
-    known_layout = layout()
-    if isinstance(known_layout, str):
-        raise UnknownLayoutError(known_layout)
-    return _read_word(_read_word(param._cdata, known_layout.autograd), known_layout.grad)
+    probed_layout = layout()
+    if isinstance(probed_layout, str):
+        raise UnknownLayoutError(probed_layout)
+    return _read_word(_read_word(param._cdata, probed_layout.autograd), probed_layout.grad)
 
 
 @cache

@@ -80,7 +80,7 @@ class TorchPart:
         self._request = request
         self._gradients: Sequence[Any] | None = request.gradients
         self._flush = request.selection.denormals == "flush"
-        self._batches = list(_batches_of(request))
+        self._batches = list(_divide_into_batches(request))
 
     @property
     def written(self) -> list[Tensor]:
@@ -116,10 +116,33 @@ class TorchPart:
     def release_gradients(self) -> None:
         self._gradients = None
 
-    def _gradient(self, member: int) -> Tensor:
+    def _read_gradient(self, member: int) -> Tensor:
+        """Return the elements of a gradient; of a sparse one its values, duplicates included."""
         if self._gradients is None:
-            raise RuntimeError("the part is not aimed at gradients")
-        return self._gradients[member].detach()
+            raise RuntimeError("the part is not aimed at a gradient")
+        return layout.as_packed(values_of(self._gradients[member]))
+
+    def _evaluate(
+        self, formula: Formula, tensors: list[Tensor], scalars: Scalars
+    ) -> Sequence[Tensor]:
+        """Return the results of a formula, in the dtype and shape of the first tensor."""
+        return torch_evaluate(formula, tensors, scalars)
+
+    def _transform(self, stages: Stages, values: Tensor, scalars: Scalars) -> Tensor:
+        """Return values after stages, in their own dtype."""
+        return torch_transform(stages, values, scalars)
+
+    def _measure(self, formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
+        """Return the values of a measure's formula for each element, in the widest dtype.
+
+        Args:
+            tensors: Variable, gradient in the dtype of the arithmetic, and slots.
+        """
+        dtype = wide_dtype(tensors[0].device)
+        kind = tensors[1].dtype if is_like_update(formula) else dtype
+        count = len(trace_formula(formula).positional)
+        inputs = [tensor.to(kind) for tensor in tensors[:count]]
+        return torch_evaluate(formula, inputs, scalars, dtype)[0]
 
     def _join(self, batch: Batch, tensors: Sequence[Tensor]) -> Tensor:
         """Return the members' tensors joined as the batch has it; a view of a single tensor."""
@@ -137,42 +160,42 @@ class TorchPart:
         rows = torch.split(values, [shape.numel() for shape in shapes])
         return [row.view(shape) for row, shape in zip(rows, shapes, strict=True)]
 
-    def _kind(self, batch: Batch) -> torch.dtype:
+    def _compute_kind(self, batch: Batch) -> torch.dtype:
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
-    def _scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
+    def _select_scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
         """Return the scalars and vectors that formulas read in a batch, by name.
 
         A scalar that differs between members is a tensor that broadcasts with the joined values.
         """
         request, members = self._request, batch.members
         first = request.variables[members[0]]
-        kind, scalars = self._kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
+        kind, scalars = self._compute_kind(batch), dict(columns.shared[compute_dtype(first.dtype)])
         sizes = [request.variables[member].numel() for member in members]
         for name, vector in columns.by_variable.items():
             if not isinstance(vector, Tensor) and (vector[members] == vector[members[0]]).all():
                 scalars[name] = compute_dtype(first.dtype)(vector[members[0]])
                 continue
             if isinstance(vector, Tensor):
-                numbers = torch.stack([vector[member] for member in members])
+                values = torch.stack([vector[member] for member in members])
             else:
-                numbers = torch.tensor(vector[members], dtype=torch.float64, device="cpu")
-            numbers = numbers.to(kind).to(first.device)
+                values = torch.tensor(vector[members], dtype=torch.float64, device="cpu")
+            values = values.to(kind).to(first.device)
             if batch.is_stacked:
-                scalars[name] = numbers.view(-1, *[1] * first.dim())
+                scalars[name] = values.view(-1, *[1] * first.dim())
             else:
                 repeats = torch.tensor(sizes, dtype=torch.int64, device=first.device)
-                scalars[name] = numbers.repeat_interleave(repeats, output_size=sum(sizes))
+                scalars[name] = values.repeat_interleave(repeats, output_size=sum(sizes))
         if request.vectors:
             for name in request.vectors[members[0]]:
                 scalars[name] = torch.stack([request.vectors[member][name] for member in members])
         return scalars
 
-    def _stage_gradients(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
+    def _apply_stages(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
         """Return the joined gradients after stages, in the dtype of the arithmetic."""
-        grads = [self._gradient(member) for member in batch.members]
-        grad = self._join(batch, grads).to(self._kind(batch))
-        return torch_transform(stages, grad, scalars)
+        grads = [self._read_gradient(member) for member in batch.members]
+        grad = self._join(batch, grads).to(self._compute_kind(batch))
+        return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
         """Return the joined variables at which the step begins; see `StepRequest.from_copies`."""
@@ -185,13 +208,13 @@ class TorchPart:
             return var
         return resumed(var, self._join(batch, cast("list[Tensor]", copies)))
 
-    def _slots(self, batch: Batch) -> list[Tensor]:
+    def _read_slots(self, batch: Batch) -> list[Tensor]:
         """Return for each slot of the rule the joined values of all members, decoded."""
         slots: list[Tensor] = []
         for position, codec in enumerate(batch.codecs[1:]):
             tensors = [self._request.slots[member][position] for member in batch.members]
             if codec is None:
-                slots.append(self._join(batch, tensors).to(self._kind(batch)))
+                slots.append(self._join(batch, tensors).to(self._compute_kind(batch)))
                 continue
             with importing:
                 from thalweg._engines.codecs.records import decode_tensor
@@ -201,6 +224,7 @@ class TorchPart:
 
     @no_grad()
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
+        """Return a reduction over the variables, on the host; see `Reductions`."""
         if reduction.kind == "peaks":
             return self._reduce_peaks()
         if reduction.kind == "measures":
@@ -210,29 +234,29 @@ class TorchPart:
             return leaves
         return combine_leaves(np.concatenate(leaves), np.array([len(rows) for rows in leaves]))
 
-    def _values_of(
+    def _iterate_values(
         self, reduction: Reduction, columns: Columns, batch: Batch
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield each entry of `reduction.formulas` with its values for the elements of a batch."""
-        scalars = self._scalars(batch, columns)
-        staged_grad = self._stage_gradients(batch, reduction.stages, scalars)
-        tensors = [self._read_variables(batch), staged_grad, *self._slots(batch)]
+        scalars = self._select_scalars(batch, columns)
+        staged_grad = self._apply_stages(batch, reduction.stages, scalars)
+        tensors = [self._read_variables(batch), staged_grad, *self._read_slots(batch)]
         for entry in reduction.formulas:
             formula = entry.function if reduction.kind == "measures" else entry
-            yield entry, values_of_measure(formula, tensors, scalars)
+            yield entry, self._measure(formula, tensors, scalars)
 
     def _reduce_leaves(self, reduction: Reduction, columns: Columns) -> list[Float64]:
         """Return the leaves of the sums of each variable, (leaves, formulas)."""
         values: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
-            for _, formula_values in self._values_of(reduction, columns, batch):
-                parts = self._split_members(batch, formula_values)
-                for member, part in zip(batch.members, parts, strict=True):
-                    values[member].append(part.reshape(-1))
-        flat = leaves_by_tensor([part for parts in values for part in parts])
+            for _, formula_values in self._iterate_values(reduction, columns, batch):
+                pieces = self._split_members(batch, formula_values)
+                for member, piece in zip(batch.members, pieces, strict=True):
+                    values[member].append(piece.reshape(-1))
+        flat = leaves_by_tensor([piece for pieces in values for piece in pieces])
         counts = [len(leaves) for leaves in flat]
         split = iter(np.split(to_host(torch.cat(flat)), np.cumsum(counts)[:-1]))
-        return [np.stack([next(split) for _ in parts], axis=-1) for parts in values]
+        return [np.stack([next(split) for _ in pieces], axis=-1) for pieces in values]
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
         """Return the measures of each variable over rows, over columns or over all elements."""
@@ -241,19 +265,19 @@ class TorchPart:
             shape = self._request.variables[batch.members[0]].shape
             if not shape.numel():
                 continue
-            for measure, values in self._values_of(reduction, columns, batch):
-                parts = _reduce(values, view_of(shape), len(batch.members), measure)
-                for member, part in zip(batch.members, parts, strict=True):
-                    lines[member].append(part)
+            for measure, values in self._iterate_values(reduction, columns, batch):
+                pieces = _reduce(values, view_of(shape), len(batch.members), measure)
+                for member, piece in zip(batch.members, pieces, strict=True):
+                    lines[member].append(piece)
         return lines
 
     def _reduce_peaks(self) -> Float64:
         """Return the largest magnitude of each gradient."""
         largest = np.zeros(len(self._request.variables))
         grads = {
-            index: self._gradient(index)
+            index: self._read_gradient(index)
             for index in range(len(largest))
-            if self._gradient(index).numel()
+            if self._read_gradient(index).numel()
         }
         if grads:
             norms = torch._foreach_norm(list(grads.values()), torch.inf)  # pyright: ignore
@@ -271,11 +295,11 @@ class TorchPart:
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
         """Return calls that copy the new values of a batch to variables, slots and copies."""
         request, rule = self._request, self._rule
-        scalars = self._scalars(batch, columns)
-        grad = self._stage_gradients(batch, self._stages, scalars)
-        tensors = [self._apply_before(batch, scalars), *self._slots(batch)]
+        scalars = self._select_scalars(batch, columns)
+        grad = self._apply_stages(batch, self._stages, scalars)
+        tensors = [self._apply_before(batch, scalars), *self._read_slots(batch)]
         graph = trace_formula(rule.update)
-        results = torch_evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
+        results = self._evaluate(rule.update, [tensors[0], grad, *tensors[1:]], scalars)
         calls: list[Call] = []
         stored_values: dict[int, Tensor] = {}
         for index in find_changed(rule, rule.update, len(tensors)):
@@ -294,10 +318,10 @@ class TorchPart:
 
     def _apply_before(self, batch: Batch, scalars: Scalars) -> Tensor:
         """Return the variables after the rule's `before`, in the dtype of the arithmetic."""
-        start, kind, rule = self._read_variables(batch), self._kind(batch), self._rule
+        start, kind, rule = self._read_variables(batch), self._compute_kind(batch), self._rule
         if rule.before is None:
             return start.to(kind)
-        moved_values = torch_transform((rule.before,), start.to(kind), scalars)
+        moved_values = self._transform((rule.before,), start.to(kind), scalars)
         # With stochastic rounding it stays float32: rounded to the nearest, it could vanish.
         draws = self._place(batch.members[0])[0] is not None
         return moved_values if draws else moved_values.to(start.dtype).to(kind)
@@ -326,8 +350,8 @@ class TorchPart:
             with importing:
                 from thalweg._engines.codecs.records import encode_results
             sizes = {member: request.variables[member].numel() for member in batch.members}
-            places = [(size, self._place(member)[1]) for member, size in sizes.items()]
-            return encode_results(codec, values, scalars, places)
+            extents = [(size, self._place(member)[1]) for member, size in sizes.items()]
+            return encode_results(codec, values, scalars, extents)
         dtype = request.slots[first][index - 1].dtype if index else request.variables[first].dtype
         if not draws or dtype not in REDUCED:
             return values.to(dtype)
@@ -362,16 +386,16 @@ class TorchPart:
             values: The joined values, or the records of all members.
         """
         if batch.codecs[index] is None:
-            parts = self._split_members(batch, values)
+            pieces = self._split_members(batch, values)
         else:
             sizes = [target.numel() for target in targets]
             rows = torch.split(values.reshape(-1), sizes)
-            parts = [row.view(target.shape) for row, target in zip(rows, targets, strict=True)]
+            pieces = [row.view(target.shape) for row, target in zip(rows, targets, strict=True)]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        return partial(copy, [target.detach() for target in targets], parts)
+        return partial(copy, [target.detach() for target in targets], pieces)
 
 
-def _batches_of(request: StepRequest) -> Iterator[Batch]:
+def _divide_into_batches(request: StepRequest) -> Iterator[Batch]:
     """Yield batches of variables of one kind.
 
     A batch has at most `_BATCH` elements, or a single larger variable.
@@ -380,7 +404,7 @@ def _batches_of(request: StepRequest) -> Iterator[Batch]:
     for member in range(len(request.variables)):
         members_by_kind.setdefault(_make_batch_key(request, member), []).append(member)
     for members in members_by_kind.values():
-        codecs = _codecs_of(request, members[0])
+        codecs = _list_codecs(request, members[0])
         batch, size = list[int](), 0
         for member in members:
             numel = request.variables[member].numel()
@@ -392,7 +416,8 @@ def _batches_of(request: StepRequest) -> Iterator[Batch]:
         yield Batch(batch, codecs, bool(request.vectors))
 
 
-def _codecs_of(request: StepRequest, member: int) -> list[Codec | None]:
+def _list_codecs(request: StepRequest, member: int) -> list[Codec | None]:
+    """Return None for the variable, then the codec of each slot or None."""
     slots = request.slots[member]
     if not request.rule.codecs:
         return [None] * (1 + len(slots))
@@ -413,35 +438,22 @@ def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
 def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key that is equal for variables of one batch."""
     var = request.variables[member]
-    number = request.places[member][0] if request.places else None
-    blocks = [codec.block for codec in _codecs_of(request, member) if codec is not None]
-    has_own_batch = (
+    stream = request.places[member][0] if request.places else None
+    blocks = [codec.block for codec in _list_codecs(request, member) if codec is not None]
+    is_single = (
         isinstance(request.gradients[member], IndexedSlices)
         or any(var.numel() % block for block in blocks)
-        or (number is not None and not var.is_contiguous())
+        or (stream is not None and not var.is_contiguous())
         or not var.numel()
     )
     dtypes = [dtype for dtype, _, _ in _describe_tensors(request, member)]
     has_copy = bool(request.copies) and request.copies[member] is not None
     shape = var.shape if request.vectors else None
-    return (*dtypes, has_copy, number is None, shape, member if has_own_batch else None)
+    return (*dtypes, has_copy, stream is None, shape, member if is_single else None)
 
 
 def _are_same(objects: Sequence[object], other_objects: Sequence[object]) -> bool:
     return len(objects) == len(other_objects) and all(map(is_, objects, other_objects))
-
-
-def values_of_measure(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
-    """Return the values of a measure's formula for each element, in the widest dtype.
-
-    Args:
-        tensors: Variable, gradient in the dtype of the arithmetic, and slots.
-    """
-    wide = wide_dtype(tensors[0].device)
-    kind = tensors[1].dtype if is_like_update(formula) else wide
-    count = len(trace_formula(formula).positional)
-    inputs = [tensor.to(kind) for tensor in tensors[:count]]
-    return torch_evaluate(formula, inputs, scalars, wide)[0]
 
 
 def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Tensor]:
@@ -452,8 +464,8 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
         view: The shape of each variable.
     """
     if measure.over == "variable":
-        parts = values.reshape(count, *view).unbind(0)
-        return [reduce_lines(part, measure.over, measure.reduce) for part in parts]
+        pieces = values.reshape(count, *view).unbind(0)
+        return [reduce_lines(piece, measure.over, measure.reduce) for piece in pieces]
     matrices = values.reshape(count * view.matrices, view.rows, view.columns)
     lines = reduce_lines(matrices, measure.over, measure.reduce)
     return list(torch.split(lines, view.matrices))

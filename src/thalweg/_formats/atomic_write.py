@@ -16,10 +16,11 @@ import stat
 from collections.abc import Callable, Generator, Iterable
 from typing import BinaryIO
 
-from thalweg._formats import syscalls, temp_files
+from thalweg._formats import syscalls
 from thalweg.errors import CheckpointWriteError, InvalidArgumentError, MissingFileError
 
 Buffer = bytes | bytearray | memoryview
+Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 _CHUNK = 1 << 22  # bytes written at once, between two calls of `progress`
@@ -31,7 +32,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 def replace(
     path: str | os.PathLike[str],
-    parts: Iterable[Buffer],
+    chunks: Iterable[Buffer],
     total: int,
     progress: Progress | None = None,
     *,
@@ -46,7 +47,7 @@ def replace(
 
     Args:
         path: The file; its directory must exist.
-        parts: The bytes. Each part is written before the next one is requested.
+        chunks: The bytes. Each part is written before the next one is requested.
         total: The number of bytes, `reserved` included.
         progress: Called with the number of bytes written so far, and with `total`.
         reserved: Number of bytes that are left free at the beginning.
@@ -56,17 +57,7 @@ def replace(
         CheckpointWriteError: A system call failed; the old file is unchanged.
         InvalidArgumentError: The path is not a file, or there are not `total` bytes.
     """
-    commit = _Commit(os.fsdecode(path), total, progress, reserved)
-    with commit.report_write_errors():
-        folder = syscalls.open_folder(os.path.dirname(commit.target))
-    try:
-        temp_files.remove_abandoned(commit.target)
-        with commit.write_temporary(parts, make_head):
-            commit.rename_into_place()
-        with commit.report_write_errors():
-            syscalls.sync_folder(folder)
-    finally:
-        syscalls.close_folder(folder)
+    _replace_all([(os.fsdecode(path), chunks, total)], progress, reserved, make_head)
 
 
 def replace_together(
@@ -86,21 +77,32 @@ def replace_together(
         CheckpointWriteError: A system call failed; the message describes the remaining files.
         InvalidArgumentError: A path is not a file, or there are not as many bytes as stated.
     """
+    _replace_all(files, progress)
+
+
+def _replace_all(
+    files: Iterable[tuple[str, Iterable[Buffer], int]],
+    progress: Progress | None,
+    reserved: int = 0,
+    make_head: Callable[[], Buffer] | None = None,
+) -> None:
+    """Replace files as `replace_together` does, each with a head as `replace` writes it."""
     commits: list[_Commit] = []
     with contextlib.ExitStack() as exit_stack:
-        for path, parts, total in files:
-            commit = _Commit(path, total, None if commits else progress, 0, tuple(commits))
+        for path, chunks, total in files:
+            reports = None if commits else progress
+            commit = _Commit(path, total, reports, reserved, tuple(commits))
             with commit.report_write_errors():
-                commit.folder = syscalls.open_folder(os.path.dirname(commit.target))
-            exit_stack.callback(syscalls.close_folder, commit.folder)
-            temp_files.remove_abandoned(commit.target)
-            exit_stack.enter_context(commit.write_temporary(parts, None))
+                directory = syscalls.opened_folder(os.path.dirname(commit.target))
+                commit.directory = exit_stack.enter_context(directory)
+            syscalls.remove_abandoned(commit.target)
+            exit_stack.enter_context(commit.write_temporary(chunks, make_head))
             commits.append(commit)
         for commit in commits:
             commit.rename_into_place()
         for commit in commits:
             with commit.report_write_errors():
-                syscalls.sync_folder(commit.folder)
+                syscalls.sync_folder(commit.directory)
 
 
 def open_for_reading(path: str | os.PathLike[str]) -> BinaryIO:
@@ -153,11 +155,8 @@ def make_folder(path: str | os.PathLike[str]) -> None:
             os.mkdir(full_path)
         if not os.path.isdir(full_path):
             raise NotADirectoryError(errno.ENOTDIR, "It is there, and is no folder")
-        folder = syscalls.open_folder(parent)
-        try:
-            syscalls.sync_folder(folder)
-        finally:
-            syscalls.close_folder(folder)
+        with syscalls.opened_folder(parent) as directory:
+            syscalls.sync_folder(directory)
     except OSError as error:
         raise CheckpointWriteError(error.errno, f"{full_path}: {error.strerror}.") from error
 
@@ -167,7 +166,7 @@ class _Commit:
 
     Attributes:
         target: The file that is replaced, with links resolved.
-        folder: The descriptor of its directory, if it was opened.
+        directory: The descriptor of its directory, if it was opened.
     """
 
     def __init__(
@@ -176,13 +175,13 @@ class _Commit:
         total: int,
         progress: Progress | None,
         reserved: int,
-        earlier: tuple[_Commit, ...] = (),
+        earlier: tuple[_Commit, ...],
     ) -> None:
         self._path, self._total, self._progress, self._reserved = path, total, progress, reserved
         self._earlier = earlier
         self._temporary = ""
-        self.folder: int | None = None
-        self._written = self._flushed = 0
+        self.directory: int | None = None
+        self._num_done = self._flushed = 0
         self._previous: os.stat_result | None = None
         self._is_renamed = False
         with self.report_write_errors():
@@ -201,11 +200,11 @@ class _Commit:
         try:
             yield
         except OSError as error:
-            number = error.errno or errno.EIO
-            written, total = self._written / 1e6, self._total / 1e6
+            code = error.errno or errno.EIO
+            done, total = self._num_done / 1e6, self._total / 1e6
             raise CheckpointWriteError(
-                number,
-                f"{self._path}: {os.strerror(number)} after {written:.1f} of {total:.1f} MB;"
+                code,
+                f"{self._path}: {os.strerror(code)} after {done:.1f} of {total:.1f} MB;"
                 f" {self._describe_outcome()}",
             ) from error
 
@@ -223,24 +222,24 @@ class _Commit:
 
     @contextlib.contextmanager
     def write_temporary(
-        self, parts: Iterable[Buffer], make_head: Callable[[], Buffer] | None
+        self, chunks: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> Generator[None]:
         """Write the new content to a temporary file; the block must call `rename_into_place`."""
         with self.report_write_errors():
-            self._temporary = temporary = temp_files.name_of(self.target)
-        temp_files.active_paths.add(temporary)
+            self._temporary = temporary = syscalls.make_temporary_name(self.target)
+        syscalls.active_paths.add(temporary)
         try:
             mode = 0o666 if self._previous is None else self._previous.st_mode & 0o666
             with self.report_write_errors():
                 descriptor = syscalls.retry_interrupted(
-                    os.open, temporary, _NEW | temp_files.SAFELY, mode | 0o600
+                    os.open, temporary, _NEW | syscalls.SAFELY, mode | 0o600
                 )
             try:
                 try:
                     if self._previous is not None:
                         with self.report_write_errors():
                             syscalls.give_ownership(descriptor, self._previous)
-                    self._write_content(descriptor, parts, make_head)
+                    self._write_content(descriptor, chunks, make_head)
                 finally:
                     with self.report_write_errors():
                         syscalls.close(descriptor)
@@ -250,7 +249,7 @@ class _Commit:
                     syscalls.retry_interrupted(os.unlink, temporary)
                 raise
         finally:
-            temp_files.active_paths.discard(temporary)
+            syscalls.active_paths.discard(temporary)
 
     def rename_into_place(self) -> None:
         """Rename the temporary file to the target."""
@@ -259,24 +258,24 @@ class _Commit:
             self._is_renamed = True
 
     def _write_content(
-        self, descriptor: int, parts: Iterable[Buffer], make_head: Callable[[], Buffer] | None
+        self, descriptor: int, chunks: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> None:
         """Write all parts and the head to a descriptor, and sync it."""
         # Some file systems have no locks.
         with contextlib.suppress(OSError):
-            temp_files.lock_file(descriptor)
+            syscalls.lock_file(descriptor)
         if self._reserved:
             with self.report_write_errors():
                 syscalls.retry_interrupted(os.lseek, descriptor, self._reserved, os.SEEK_SET)
-        for part in parts:
-            self._write_part(descriptor, part)
+        for chunk in chunks:
+            self._write_part(descriptor, chunk)
         if make_head is not None:
             first = make_head()
             with self.report_write_errors():
                 syscalls.retry_interrupted(os.lseek, descriptor, 0, os.SEEK_SET)
             self._write_part(descriptor, first)
-        if self._written != self._total:
-            raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._written}.")
+        if self._num_done != self._total:
+            raise InvalidArgumentError(f"{self._total} bytes were promised, not {self._num_done}.")
         with self.report_write_errors():
             syscalls.sync(descriptor)
 
@@ -290,12 +289,12 @@ class _Commit:
                 if not count:
                     raise OSError(errno.EIO, "nothing was written")
             remaining = remaining[count:]
-            self._written += count
-            if self._written - self._flushed >= _BURST:
-                begin, self._flushed = self._flushed, self._written
-                syscalls.start_writeback(descriptor, self._reserved + begin, self._written - begin)
+            self._num_done += count
+            if self._num_done - self._flushed >= _BURST:
+                begin, self._flushed = self._flushed, self._num_done
+                syscalls.start_writeback(descriptor, self._reserved + begin, self._num_done - begin)
             if self._progress is not None:
-                self._progress(self._written, self._total)
+                self._progress(self._num_done, self._total)
 
 
 def _check_regular(path: str, mode: int) -> None:

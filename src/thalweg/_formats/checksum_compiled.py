@@ -102,8 +102,8 @@ def _build_instruction_module(word_intrinsic: str, byte_intrinsic: str) -> objec
     )
 
     def by_words(builder: Any, address: Any, crc: Any) -> Any:
-        for number in range(_UNROLLED):
-            crc = builder.call(of_words, [crc, _load_word(builder, address, i64, 8 * number)])
+        for index in range(_UNROLLED):
+            crc = builder.call(of_words, [crc, _load_word(builder, address, i64, 8 * index)])
         return crc
 
     def by_byte(builder: Any, address: object, crc: Any) -> Any:
@@ -123,11 +123,11 @@ def _build_table_module(tables: list[int]) -> object:
     constant.global_constant, constant.linkage = True, "internal"
     constant.initializer = ir.Constant(kind, tables)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def look_up(builder: Any, number: int, address: Any, offset: int, crc: Any) -> Any:
+    def look_up(builder: Any, table_index: int, address: Any, offset: int, crc: Any) -> Any:
         """Return the table entry for a byte and the lowest byte of the checksum."""
         byte = builder.xor(builder.zext(_load_word(builder, address, i8, offset), i32), crc)
         index = builder.add(
-            builder.and_(byte, ir.Constant(i32, 255)), ir.Constant(i32, number * 256)
+            builder.and_(byte, ir.Constant(i32, 255)), ir.Constant(i32, table_index * 256)
         )
         return builder.load(builder.gep(constant, [ir.Constant(i32, 0), index]))
 
@@ -154,15 +154,15 @@ def _load_word(builder: Any, address: Any, kind: Any, offset: int = 0) -> object
 
 
 def _write_function(
-    module: object, state: object, size_of_words: int, by_words: Step, by_byte: Step
+    module: object, state: object, word_size: int, by_words: Step, by_byte: Step
 ) -> object:
     """Write the checksum function, of an address, a size and an initial checksum; return `module`.
 
     Args:
         module: The LLVM module to write to.
         state: The type of the checksum between steps.
-        size_of_words: The number of bytes of a `by_words` step.
-        by_words: Writes a step over `size_of_words` bytes.
+        word_size: The number of bytes of a `by_words` step.
+        by_words: Writes a step over `word_size` bytes.
         by_byte: Writes a step over one byte.
     """
     from llvmlite import ir
@@ -193,7 +193,7 @@ def _write_function(
 
     start, end = builder.not_(initial), builder.add(address, size)
     start = builder.zext(start, state) if state == i64 else start
-    position, crc = add_loop(address, end, size_of_words, start, by_words)
+    position, crc = add_loop(address, end, word_size, start, by_words)
     crc = builder.trunc(crc, i32) if state == i64 else crc
     _, crc = add_loop(position, end, 1, crc, by_byte)
     builder.ret(builder.not_(crc))

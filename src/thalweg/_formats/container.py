@@ -6,32 +6,16 @@ import contextlib
 import mmap
 import os
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from thalweg._formats import atomic_write, format_detection, header, tensor_payload
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.checksum import crc32c
-from thalweg._formats.header import Description, TensorHeader
-from thalweg._formats.header_draft import Draft
+from thalweg._formats.header import Description, Draft, TensorHeader
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import DataLossError, ThalwegError
-
-__all__ = [
-    "Contents",
-    "Description",
-    "TensorHeader",
-    "describe",
-    "is_container",
-    "mapped",
-    "read",
-    "verify",
-    "write",
-]  # fmt: skip
-
-Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux, which Python does not name
 _PIECE = 1 << 20  # bytes that a cache holds between two uses of them
@@ -123,9 +107,13 @@ def read(
     file_path = os.fsdecode(path)
     with atomic_write.open_for_reading(path) as stream:
         description = _read_description(file_path, stream)
-        headers = _select_headers(description, names)
+        headers = {
+            name: entry
+            for name, entry in description.tensors.items()
+            if names is None or name in names
+        }
         buffers = _allocate_buffers(headers)
-        _verify_checksums(file_path, stream, headers, buffers, progress)
+        tensor_payload.read_tensors(file_path, stream, headers, buffers, progress)
     tensors = {
         name: StoredTensor(entry.dtype, entry.shape, buffers[name])
         for name, entry in headers.items()
@@ -133,9 +121,7 @@ def read(
     return Contents(description.document, tensors)
 
 
-def mapped(
-    path: Path, names: Container[str] | None = None, progress: Progress | None = None
-) -> Contents:
+def mapped(path: Path, progress: Progress | None = None) -> Contents:
     """Read a file as `read` does, with tensors that are memory-mapped instead of copied.
 
     Every checksum is verified first. The file may be replaced afterwards, but not changed in place
@@ -147,12 +133,11 @@ def mapped(
     file_path = os.fsdecode(path)
     with atomic_write.open_for_reading(path) as stream:
         description = _read_description(file_path, stream)
-        headers = _select_headers(description, names)
-        _verify_checksums(file_path, stream, headers, {}, progress)
+        tensor_payload.read_tensors(file_path, stream, description.tensors, {}, progress)
         try:
             pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError:  # Some file systems cannot map files.
-            return read(path, names)
+            return read(path)
     if sys.platform == "linux":
         # Older kernels lack this advice, and load each page at its first use.
         with contextlib.suppress(OSError):
@@ -160,7 +145,7 @@ def mapped(
     view = memoryview(pages)
     tensors = {
         name: StoredTensor(entry.dtype, entry.shape, view[entry.begin : entry.begin + entry.bytes])
-        for name, entry in headers.items()
+        for name, entry in description.tensors.items()
     }
     return Contents(description.document, tensors)
 
@@ -184,7 +169,7 @@ def verify(path: Path, progress: Progress | None = None) -> Description:
     file_path = os.fsdecode(path)
     with atomic_write.open_for_reading(path) as stream:
         description = _read_description(file_path, stream)
-        _verify_checksums(file_path, stream, description.tensors, {}, progress)
+        tensor_payload.read_tensors(file_path, stream, description.tensors, {}, progress)
         return description
 
 
@@ -218,15 +203,6 @@ def _read_description(path: str, stream: BinaryIO) -> Description:
     return header.decode_header(path, first, text, size)
 
 
-def _select_headers(
-    description: Description, names: Container[str] | None
-) -> dict[str, TensorHeader]:
-    """Return the headers of the tensors in `names`, or all for None."""
-    return {
-        name: entry for name, entry in description.tensors.items() if names is None or name in names
-    }
-
-
 def _allocate_buffers(headers: Mapping[str, TensorHeader]) -> dict[str, memoryview]:
     """Return aligned memory for tensors, by name.
 
@@ -241,17 +217,3 @@ def _allocate_buffers(headers: Mapping[str, TensorHeader]) -> dict[str, memoryvi
         buffers[name] = memory.data[offset : offset + entry.bytes]
         offset += sizes[name]
     return buffers
-
-
-def _verify_checksums(
-    path: str,
-    stream: BinaryIO,
-    headers: Mapping[str, TensorHeader],
-    buffers: Mapping[str, memoryview],
-    progress: Progress | None,
-) -> None:
-    """Read tensors into buffers; raise DataLossError if a checksum differs."""
-    arguments = (path, stream, headers, buffers, progress)
-    with closing(tensor_payload.iterate_checksums(*arguments)) as checksums:
-        for name, checksum in checksums:
-            header.check_sum(path, repr(name[:200]), headers[name].checksum, checksum)

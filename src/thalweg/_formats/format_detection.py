@@ -22,8 +22,8 @@ STATE = b"model_checkpoint_path:"  # the beginning of a state file
 
 _HEAD = 30  # bytes of a zip member's header before its name
 _OF_KERAS = ("metadata.json", "config.json", "model.weights.h5")
-_THALWEG_HINT = "`thalweg inspect` lists it, and thalweg.checkpoint.restore goes on from it"
-CONVERT_HINT = (
+_THALWEG_ADVICE = "`thalweg inspect` lists it, and thalweg.checkpoint.restore goes on from it"
+CONVERT_ADVICE = (
     "`thalweg inspect` lists it, `thalweg convert` turns it into a file of thalweg, and"
     " thalweg.checkpoint.tensorflow.restore goes on from it"
 )
@@ -44,17 +44,20 @@ class FormatProbe(NamedTuple):
 
     Attributes:
         kind: A description.
-        hint: Advice.
+        advice: Advice.
         error: The class of the error to raise.
     """
 
     kind: str
-    hint: str
+    advice: str
     error: type[ThalwegError] = DataLossError
 
 
 _SIGNATURES: tuple[tuple[bytes, FormatProbe], ...] = (
-    (HDF5, FormatProbe("an HDF5 file, as Keras writes", CONVERT_HINT, UnsupportedCheckpointError)),
+    (
+        HDF5,
+        FormatProbe("an HDF5 file, as Keras writes", CONVERT_ADVICE, UnsupportedCheckpointError),
+    ),
     (b"\x93NUMPY", FormatProbe("an array of NumPy's", "numpy.load reads it")),
     (b"\x1f\x8b", FormatProbe("compressed by gzip", "Unpack it first")),
     (b"BZh", FormatProbe("compressed by bzip2", "Unpack it first")),
@@ -94,7 +97,7 @@ def refusal_error(path: str, stream: BinaryIO, expected: str) -> ThalwegError:
         return DataLossError(f"{path}: The beginning of its header is damaged. Copy it anew.")
     probe = _identify_bytes(first_bytes, last_bytes)
     if probe is not None:
-        return probe.error(f"{path}: It is no {expected}: it is {probe.kind}. {probe.hint}.")
+        return probe.error(f"{path}: It is no {expected}: it is {probe.kind}. {probe.advice}.")
     text = "it is empty: it was never written, or is cut off. Copy it anew"
     if first_bytes:
         quoted = repr(first_bytes[:8]) if size > 8 else f"{first_bytes!r}, and no more"
@@ -132,10 +135,10 @@ def _identify_bytes(first_bytes: bytes, last_bytes: bytes) -> FormatProbe | None
     if first_bytes.startswith(ZIP):
         return _identify_zip(first_member(first_bytes))
     if header.begins_like_ours(first_bytes):
-        return FormatProbe("a file of thalweg", _THALWEG_HINT, UnsupportedCheckpointError)
+        return FormatProbe("a file of thalweg", _THALWEG_ADVICE, UnsupportedCheckpointError)
     if first_bytes[8:].lstrip().startswith(b'{"'):
-        hint = "safetensors.torch.load_file reads it"
-        return FormatProbe("a file of safetensors that another library wrote", hint)
+        advice = "safetensors.torch.load_file reads it"
+        return FormatProbe("a file of safetensors that another library wrote", advice)
     if last_bytes == _TABLE or _INDEX.match(first_bytes):
         return FormatProbe(
             "an index of TensorFlow's under another name, or a part of one",
@@ -156,7 +159,7 @@ def _identify_bytes(first_bytes: bytes, last_bytes: bytes) -> FormatProbe | None
 def _identify_zip(name: str) -> FormatProbe:
     """Return the format of a zip archive by the name of its first member."""
     if name in _OF_KERAS:
-        return FormatProbe("a `.keras` file", CONVERT_HINT, UnsupportedCheckpointError)
+        return FormatProbe("a `.keras` file", CONVERT_ADVICE, UnsupportedCheckpointError)
     if name.endswith(".npy"):
         return FormatProbe("an archive of NumPy's arrays", "numpy.load reads it")
     if name.endswith((".pkl", "/.format_version", "/version", "/byteorder")):

@@ -16,7 +16,7 @@ from thalweg.errors import InvalidArgumentError, InvalidConfigError, InvalidType
 
 DEPTH = 100
 DIGITS = 100
-PARTS = 8_000_000  # quotes, brackets and commas, each of which costs memory
+MAX_MARKS = 8_000_000  # quotes, brackets and commas, each of which costs memory
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -38,8 +38,8 @@ def loads(text: str | bytes) -> Any:
         decoded = text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         raise InvalidConfigError(f"Not UTF-8 at byte {error.start}.") from error
-    if sum(decoded.count(part) for part in '"[{,') > PARTS:
-        raise InvalidConfigError(f"More than {PARTS} parts.")
+    if sum(decoded.count(mark) for mark in '"[{,') > MAX_MARKS:
+        raise InvalidConfigError(f"More than {MAX_MARKS} parts.")
     if _is_deep(decoded):
         raise InvalidConfigError(f"More than {DEPTH} levels.")
     try:
@@ -108,10 +108,10 @@ def _reject_constant(name: str) -> object:
 
 def _parse_float(digits: str) -> float:
     """Return a float; raise InvalidConfigError if infinite."""
-    number = float(digits)
-    if math.isinf(number):
+    parsed = float(digits)
+    if math.isinf(parsed):
         raise InvalidConfigError(f"{digits[:20]} is beyond all numbers.")
-    return number
+    return parsed
 
 
 def _parse_int(digits: str) -> int:
@@ -140,8 +140,8 @@ def _check_value(content: object, path: tuple[str, ...]) -> None:
     elif isinstance(content, dict):
         _check_items(cast(dict[Any, Any], content), path)
     elif isinstance(content, list | tuple):
-        for number, entry in enumerate(cast(Iterable[Any], content)):
-            _check_value(entry, (*path, str(number)))
+        for index, entry in enumerate(cast(Iterable[Any], content)):
+            _check_value(entry, (*path, str(index)))
     else:
         raise InvalidTypeError(
             f"{_path_text(path)} is a {type(content).__name__}, which JSON cannot hold."

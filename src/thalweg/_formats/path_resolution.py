@@ -81,7 +81,7 @@ class ResolvedPath:
         """
         if self.check_readable().kind is not PathKind.OURS:
             raise UnsupportedCheckpointError(
-                f"{self.path} is a checkpoint of {self.of}: {format_detection.CONVERT_HINT}."
+                f"{self.path} is a checkpoint of {self.of}: {format_detection.CONVERT_ADVICE}."
             )
         return self.path
 
@@ -159,31 +159,33 @@ def _no_file(path: str) -> ThalwegError:
     """Return the error for a path that does not exist, with a hint at similar names."""
     if os.path.islink(path):
         return MissingFileError(f"{path} is a link to {os.readlink(path)!r}, and leads to no file.")
-    folder, name = os.path.split(path)
+    directory, name = os.path.split(path)
     if glob.glob(f"{glob.escape(path)}.data-*"):
         return MissingFileError(
             f"{path}.index does not exist: without it the data beside it have no names. Copy it,"
             " too."
         )
-    names = [re.sub(r"\.index\Z", "", os.path.basename(path)) for path in _list_checkpoints(folder)]
-    hint = did_you_mean(name, names)
+    names = [
+        re.sub(r"\.index\Z", "", os.path.basename(path)) for path in _list_checkpoints(directory)
+    ]
+    advice = did_you_mean(name, names)
     return MissingFileError(
         f"{path} does not exist: there is no file of this name, nor one with {ENDING} or .index"
-        f" after it. {hint}".rstrip()
+        f" after it. {advice}".rstrip()
     )
 
 
 def _folder_error(path: str) -> ThalwegError:
     """Return the error for a directory."""
-    return MissingFileError(f"{path} is a folder: give a checkpoint in it{_newest_hint(path)}.")
+    return MissingFileError(f"{path} is a folder: give a checkpoint in it{_suggest_newest(path)}.")
 
 
 def _state_file_error(path: str) -> ThalwegError:
     """Return the error for the file "checkpoint", which lists checkpoints; names the newest one."""
-    folder, name = os.path.split(path)
+    directory, name = os.path.split(path)
     return MissingFileError(
         f"{path} lists the checkpoints of its folder, and holds none: give one of them"
-        f"{_newest_hint(folder, name)}."
+        f"{_suggest_newest(directory, name)}."
     )
 
 
@@ -203,19 +205,19 @@ _ERRORS = {
 }
 
 
-def _newest_hint(folder: str, name: str | None = None) -> str:
+def _suggest_newest(directory: str, name: str | None = None) -> str:
     """Return a hint about the newest checkpoint of a directory; "" if there is none."""
     from thalweg._formats import bundle
 
     with contextlib.suppress(ThalwegError, OSError):
-        state = bundle.read_state(folder, name or bundle.STATE)
+        state = bundle.read_state(directory, name or bundle.STATE)
         if state is not None and state.model_checkpoint_path:
             return f", such as {state.model_checkpoint_path}, the newest"
-    checkpoints = _list_checkpoints(folder)
+    checkpoints = _list_checkpoints(directory)
     return f", such as {re.sub(r'[.]index$', '', checkpoints[-1])}" if checkpoints else ""
 
 
-def _list_checkpoints(folder: str) -> list[str]:
+def _list_checkpoints(directory: str) -> list[str]:
     """Return the files of a directory named like checkpoints, sorted by pattern and name."""
-    patterns = [os.path.join(glob.escape(folder), pattern) for pattern in _PATTERNS]
+    patterns = [os.path.join(glob.escape(directory), pattern) for pattern in _PATTERNS]
     return [path for pattern in patterns for path in sorted(glob.glob(pattern))]

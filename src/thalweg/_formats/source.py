@@ -1,9 +1,13 @@
-"""Bounded reading of untrusted binary files."""
+"""Bounded reading of untrusted binary files, on disk or in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Generator
 
+from thalweg._formats import atomic_write
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg.errors import DataLossError, UnsafeCheckpointError, UnsupportedCheckpointError
 
 UNDEFINED = 2**64 - 1  # the address of missing data
@@ -64,6 +68,23 @@ class SourceFile:
         if address in self._visited:
             raise self.data_loss_error(address, f"{label} is reached twice")
         self._visited.add(address)
+
+    def read_structure(self, begin: int, size: int, signature: bytes, label: str) -> FilePart:
+        """Return a structure whose next byte is the one after its signature; read it only once.
+
+        Args:
+            begin, size: Offset and number of the bytes, signature included.
+            signature: The bytes with which a valid structure begins.
+            label: A description for errors.
+
+        Raises:
+            DataLossError: The signature is another, the file is too short, or the structure at
+                `begin` was read before.
+        """
+        self.visit_once(begin, label)
+        piece = self.read_part(begin, size, label)
+        piece.expect_signature(signature, label)
+        return piece
 
     def begins_with(self, signature: bytes) -> bool:
         """Return True if the file begins with a signature."""
@@ -150,3 +171,30 @@ class FilePart:
             text = f"version {version} of {label} is not read"
             raise self.source.unsupported_error(self.offset - 1, text)
         return version
+
+
+@contextlib.contextmanager
+def open_source(path: Path, progress: Progress | None = None) -> Generator[SourceFile]:
+    """Open a file, and yield its bytes while the block runs.
+
+    Args:
+        path: The file.
+        progress: Called with the bytes read so far and their total.
+
+    Raises:
+        MissingFileError: The file does not exist.
+    """
+    with atomic_write.open_for_reading(path) as stream:
+        file_size, bytes_read = os.fstat(stream.fileno()).st_size, 0
+
+        def read_bytes(begin: int, size: int) -> memoryview:
+            """Return bytes from an offset on, and report progress."""
+            nonlocal bytes_read
+            buffer = bytearray(size)
+            stream.seek(begin)
+            bytes_read = min(bytes_read + size, file_size)
+            if progress is not None:
+                progress(bytes_read, file_size)
+            return memoryview(buffer)[: stream.readinto(buffer)]  # pyright: ignore
+
+        yield SourceFile(os.fsdecode(path), file_size, read_bytes)

@@ -58,11 +58,9 @@ class StoredTensor:
         """
         import torch
 
-        self._check_data()
-        kind = dtype_of(self.dtype)
-        if not self.data.nbytes:
+        raw, kind = self._usable_data(), dtype_of(self.dtype)
+        if not raw:
             return torch.empty(self.shape, dtype=kind, device="cpu")
-        raw = self.data if self._is_usable() else bytearray(self.data)
         return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
 
     def array(self) -> np.ndarray[Any, Any]:
@@ -74,29 +72,28 @@ class StoredTensor:
         """
         import numpy as np
 
-        self._check_data()
+        raw = self._usable_data()
         if self.dtype in _ONLY_TORCH:
             raise UnsupportedCheckpointError(f"NumPy has no {_TORCH[self.dtype]}; use tensor().")
-        if not self.data.nbytes:
+        if not raw:
             return np.empty(self.shape, _TORCH[self.dtype])
-        raw = self.data if self._is_usable() else bytearray(self.data)
         return np.frombuffer(raw, _TORCH[self.dtype]).reshape(self.shape)
 
-    def _check_data(self) -> None:
-        """Raise DataLossError if a bool is neither 0 nor 1."""
+    def _usable_data(self) -> memoryview | bytearray:
+        """Return the data, or a copy if the memory is read-only or not aligned for the dtype.
+
+        Raises:
+            DataLossError: A bool is neither 0 nor 1.
+        """
         import numpy as np
 
         _check_order()
+        elements = np.frombuffer(self.data, np.uint8)
         # Compiled code trusts that a bool is 0 or 1.
-        if self.dtype == "BOOL" and self.data and np.frombuffer(self.data, np.uint8).max() > 1:
+        if self.dtype == "BOOL" and elements.max(initial=0) > 1:
             raise DataLossError(f"A bool of shape {self.shape} holds a byte that is not 0 or 1.")
-
-    def _is_usable(self) -> bool:
-        """Return True if the data may be the memory of a tensor: writable and aligned."""
-        import numpy as np
-
-        address = np.frombuffer(self.data, np.uint8).ctypes.data
-        return not self.data.readonly and address % ITEM_BYTES[self.dtype] == 0
+        is_aligned = elements.ctypes.data % ITEM_BYTES[self.dtype] == 0
+        return self.data if is_aligned and not self.data.readonly else bytearray(self.data)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,16 @@
-"""System calls of an atomic write: retried after signals, and durable."""
+"""System calls of an atomic write, retried after signals, and its temporary files.
+
+Temporary files are named after their process, and locked while it writes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
 try:
@@ -17,7 +21,10 @@ except ImportError:  # Windows
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _LINKS = 40  # the limit of Linux
+
+active_paths: set[str] = set()  # temporary files that this process is writing
 
 
 def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -32,10 +39,10 @@ def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) 
 def without_links(path: str) -> str:
     """Return the file that a path leads to; it need not exist."""
     for _ in range(_LINKS):
-        folder, name = os.path.split(path)
+        directory, name = os.path.split(path)
         if name in ("", ".", ".."):
             return retry_interrupted(os.path.realpath, path, strict=True)
-        path = os.path.join(retry_interrupted(os.path.realpath, folder, strict=True), name)
+        path = os.path.join(retry_interrupted(os.path.realpath, directory, strict=True), name)
         info = status(path)
         if info is None or not stat.S_ISLNK(info.st_mode):
             return path
@@ -95,28 +102,95 @@ def sync(descriptor: int) -> None:
     retry_interrupted(os.fsync, descriptor)
 
 
-def open_folder(path: str) -> int | None:
-    """Return a directory's descriptor; None on systems without them."""
+@contextlib.contextmanager
+def opened_folder(path: str) -> Generator[int | None]:
+    """Open a directory, yield its descriptor, and close it; yield None on systems without them."""
     if not hasattr(os, "O_DIRECTORY"):
-        return None
+        yield None
+        return
     flags = os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0)
-    return retry_interrupted(os.open, path, flags)
-
-
-def close_folder(folder: int | None) -> None:
-    """Close a directory; errors have no consequence and are ignored."""
-    if folder is not None:
+    directory = retry_interrupted(os.open, path, flags)
+    try:
+        yield directory
+    finally:
+        # Nothing was written to the descriptor: errors of closing it have no consequence.
         with contextlib.suppress(OSError):
-            os.close(folder)
+            os.close(directory)
 
 
-def sync_folder(folder: int | None) -> None:
+def sync_folder(directory: int | None) -> None:
     """Wait until the disk has the names in a directory."""
-    if folder is None:
+    if directory is None:
         return
     try:
-        sync(folder)
+        sync(directory)
     except OSError as error:
         # EINVAL: this file system cannot sync directories.
         if error.errno != errno.EINVAL:
             raise
+
+
+def make_temporary_name(target: str) -> str:
+    """Return a new name for a temporary file of `target`."""
+    directory, name = os.path.split(target)
+    return os.path.join(directory, f".{name}.{os.getpid()}-{os.urandom(8).hex()}.tmp")
+
+
+def remove_abandoned(target: str) -> None:
+    """Delete the temporary files of `target` that no process writes any more."""
+    if os.name != "posix":
+        return
+    directory, name = os.path.split(target)
+    pattern = re.compile(rf"\.{re.escape(name)}\.([0-9]{{1,9}})-[0-9a-f]{{16}}\.tmp")
+    with contextlib.suppress(OSError):
+        for candidate in os.listdir(directory):
+            match, full = pattern.fullmatch(candidate), os.path.join(directory, candidate)
+            if match and _is_abandoned(full, int(match[1])):
+                with contextlib.suppress(OSError):
+                    os.unlink(full)
+
+
+def _is_abandoned(path: str, process: int) -> bool:
+    """Return True if neither this process nor the one in the file's name is writing it."""
+    if path in active_paths:
+        return False
+    # An unknown file with the id of this process is from an earlier one: in containers, ids repeat.
+    if process != os.getpid() and _is_alive(process):
+        return False
+    return not _is_locked(path)
+
+
+def _is_alive(process: int) -> bool:
+    """Return True if the process exists."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def lock_file(descriptor: int) -> None:
+    """Lock a file until it is closed. Processes of other containers see the lock, too."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_locked(path: str) -> bool:
+    """Return True if a file is locked or cannot be opened."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | SAFELY)
+    except OSError:
+        return True
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return True
+        lock_file(descriptor)
+    except BlockingIOError:
+        return True
+    except OSError:  # This file system has no locks.
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
+from thalweg._formats.atomic_write import Progress
 from thalweg._formats.checksum import combine_checksums, crc32c
-from thalweg._formats.header import TensorHeader
+from thalweg._formats.header import TensorHeader, check_sum
 from thalweg.errors import DataLossError
-
-Progress = Callable[[int, int], None]
 
 _CACHED = 1 << 20  # bytes that stay in the cache between copy and checksum
 _BATCH = 1 << 22  # bytes of one task of a thread
@@ -34,14 +34,14 @@ class _Piece:
     memory: memoryview | None
 
 
-def iterate_checksums(
+def read_tensors(
     path: str,
     stream: BinaryIO,
     headers: Mapping[str, TensorHeader],
     buffers: Mapping[str, memoryview],
     progress: Progress | None,
-) -> Generator[tuple[str, int]]:
-    """Yield (name, checksum) of each tensor, in file order, as soon as it was read.
+) -> None:
+    """Read tensors in file order, fill their buffers in place, and verify their checksums.
 
     Args:
         path: The file, for messages.
@@ -51,7 +51,7 @@ def iterate_checksums(
         progress: Called with the number of bytes read so far and their total.
 
     Raises:
-        DataLossError: The file is too short.
+        DataLossError: The file is too short, or a checksum is not the stored one.
         OSError: The file cannot be read.
     """
     bytes_read, total = 0, sum(entry.bytes for entry in headers.values())
@@ -59,19 +59,21 @@ def iterate_checksums(
     totals = dict.fromkeys(headers, 0)
 
     batches = list(_batch_pieces(headers, buffers))
-    batch_checksums = _map_in_threads(partial(_checksum_pieces, path, stream), batches, total)
-    for batch, checksums in zip(batches, batch_checksums, strict=True):
-        for piece, checksum in zip(batch, checksums, strict=True):
-            name, size = piece.name, piece.size
-            if totals[name]:
-                checksum = combine_checksums(totals[name], checksum, size)
-            totals[name] = checksum
-            remaining[name] -= size
-            bytes_read += size
-            if not remaining[name]:
-                yield name, totals[name]
-        if progress is not None:
-            progress(bytes_read, total)
+    read_batch = partial(_checksum_pieces, path, stream)
+    # An error must not leave threads that read the file.
+    with closing(_map_in_threads(read_batch, batches, total)) as batch_checksums:
+        for batch, checksums in zip(batches, batch_checksums, strict=True):
+            for piece, checksum in zip(batch, checksums, strict=True):
+                name, size = piece.name, piece.size
+                if totals[name]:
+                    checksum = combine_checksums(totals[name], checksum, size)
+                totals[name] = checksum
+                remaining[name] -= size
+                bytes_read += size
+                if not remaining[name]:
+                    check_sum(path, repr(name[:200]), headers[name].checksum, checksum)
+            if progress is not None:
+                progress(bytes_read, total)
 
 
 def _batch_pieces(
@@ -98,7 +100,7 @@ def _batch_pieces(
 
 def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
-) -> Iterator[list[int]]:
+) -> Generator[list[int]]:
     """Yield `work(batch)` in order; several threads work if `total` bytes are many."""
     threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
     if threads == 1 or total <= _SMALL_TOTAL:
@@ -112,8 +114,8 @@ def _map_in_threads(
 
 def _available_cores() -> int:
     """Return the number of cores that this process may use."""
-    look = getattr(os, "sched_getaffinity", None)
-    return (len(look(0)) if look else os.cpu_count()) or 1
+    get_affinity = getattr(os, "sched_getaffinity", None)
+    return (len(get_affinity(0)) if get_affinity else os.cpu_count()) or 1
 
 
 def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[int]:

@@ -103,8 +103,8 @@ def argument_filler(arguments: Sequence[object]) -> Filler:
     def fill_arguments(frame: object) -> list[Any]:
         """Return the argument values from a frame."""
         values = template.copy()
-        for place, fill in fillers:
-            values[place] = fill(frame)
+        for key, fill in fillers:
+            values[key] = fill(frame)
         return values
 
     return fill_arguments
@@ -117,8 +117,8 @@ def no_arguments(frame: object) -> Sequence[Any]:
 
 def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Filler]]:
     """Return (index or key, filler) for each item that contains symbols."""
-    fillers = [(place, _filler(item)) for place, item in items]
-    return [(place, fill) for place, fill in fillers if fill is not None]
+    fillers = [(key, _filler(item)) for key, item in items]
+    return [(key, fill) for key, fill in fillers if fill is not None]
 
 
 def _filler(nest: object) -> Filler | None:
@@ -161,17 +161,17 @@ def _nest_filler(
     fillers = _find_fillers(items := list(items))
     if not fillers:
         return None
-    filled_places = {place for place, _ in fillers}
+    filled_keys = {key for key, _ in fillers}
     fillers += [
-        (place, partial(_copy_nest, item))
-        for place, item in items
-        if place not in filled_places and isinstance(item, list | tuple | dict)
+        (key, partial(_copy_nest, item))
+        for key, item in items
+        if key not in filled_keys and isinstance(item, list | tuple | dict)
     ]
 
     def fill_nest(frame: Any) -> Any:
         values = copy_nest(nest)
-        for place, fill in fillers:
-            values[place] = fill(frame)
+        for key, fill in fillers:
+            values[key] = fill(frame)
         return values
 
     return fill_nest

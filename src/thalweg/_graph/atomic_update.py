@@ -34,5 +34,7 @@ def after_writes(graph: Nodes, outcome: object) -> Any:
 def updates_since(graph: Nodes, start: int) -> list[Operation]:
     """Return the updates of the current unit, without the first `start` operations of the graph."""
     new_operations = islice(graph.operations.values(), start, None)
-    place = graph.unit, graph.block
-    return [op for op in new_operations if op.kind == "update" and (op.unit, op.block) == place]
+    unit_and_block = graph.unit, graph.block
+    return [
+        op for op in new_operations if op.kind == "update" and (op.unit, op.block) == unit_and_block
+    ]

@@ -58,9 +58,9 @@ def cond(
             in graph mode `pred` is Python's own bool.
     """
     then, otherwise = fn1 if true_fn is None else true_fn, fn2 if false_fn is None else false_fn
-    for function, title in ((then, "true_fn"), (otherwise, "false_fn")):
+    for function, argument in ((then, "true_fn"), (otherwise, "false_fn")):
         if not callable(function):
-            raise InvalidTypeError(f"{title} must be callable, not {show_value(function)}.")
+            raise InvalidTypeError(f"{argument} must be callable, not {show_value(function)}.")
     if executing_eagerly():
         return (then if pred else otherwise)()  # pyright: ignore
     if isinstance(pred, bool):

@@ -33,7 +33,7 @@ class IndexedSlices(metaclass=EagerOrGraphMeta):
     from_sparse = eager.IndexedSlices.from_sparse
 
     def __new__(cls, values: Any, indices: Any, dense_shape: Any = None) -> Any:
-        parts = (values, indices, dense_shape)
-        symbolic = any(isinstance(part, SymbolicTensor) for part in parts)
+        components = (values, indices, dense_shape)
+        symbolic = any(isinstance(component, SymbolicTensor) for component in components)
         make = SymbolicSlices if symbolic else eager.IndexedSlices
         return make(values, indices, dense_shape)

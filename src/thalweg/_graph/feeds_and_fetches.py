@@ -59,7 +59,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
     """Return {tensor: value} for `feed_dict`, with values as torch tensors of the tensors' dtypes.
 
     Raises:
-        InvalidTypeError: A key is no tensor, or a value has another dtype or is symbolic.
+        InvalidTypeError: A key is no tensor, or a value is symbolic or loses digits in the dtype.
         InvalidArgumentError: A key is of another graph, or a value has another shape.
         LayoutError: A value is a tensor whose storage was cut.
     """
@@ -100,9 +100,11 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
             f"Cannot feed '{tensor.name}' with the symbolic tensor '{value.name}': feeds are "
             "numbers, lists, arrays or torch tensors."
         )
-    for part in (value.values, value.indices) if isinstance(value, IndexedSlices) else (value,):
-        if isinstance(part, torch.Tensor):
-            check_held(part, f"What is fed for '{tensor.name}'")
+    for component in (
+        (value.values, value.indices) if isinstance(value, IndexedSlices) else (value,)
+    ):
+        if isinstance(component, torch.Tensor):
+            check_held(component, f"What is fed for '{tensor.name}'")
     if isinstance(value, IndexedSlices):
         return tensor, value
     try:

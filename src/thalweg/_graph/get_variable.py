@@ -282,8 +282,8 @@ def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer:
     """Add a variable's penalty to those of the graph; as the variable, it is in no branch."""
     if regularizer is None:
         return
-    title = f"{variable.op.name}/Regularizer/"
-    with graph.control_dependencies(None), graph.name_scope(title):
+    scope_name = f"{variable.op.name}/Regularizer/"
+    with graph.control_dependencies(None), graph.name_scope(scope_name):
         loss = regularizer(variable)
     if loss is not None:
         graph.add_to_collection(GraphKeys.REGULARIZATION_LOSSES, loss)

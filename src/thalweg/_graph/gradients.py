@@ -105,8 +105,8 @@ def _check_mode(ys: object, xs: object) -> None:
     """Raise FailedPreconditionError in eager mode, with advice by the types of `ys` and `xs`."""
     if executing_eagerly():
         is_of_graph = any(isinstance(leaf, SymbolicTensor) for leaf in leaves_of((ys, xs)))
-        hint = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
-        raise FailedPreconditionError(f"gradients() needs a graph.{hint}")
+        advice = f" {IN_EAGER_MODE}" if is_of_graph else " Use GradientTape in eager mode."
+        raise FailedPreconditionError(f"gradients() needs a graph.{advice}")
 
 
 def _check_aggregation(method: object) -> None:
@@ -153,10 +153,20 @@ class GradientsOfRun:
         retain_graph: bool,
         create_graph: bool,
     ) -> list[Gradient]:
-        """Return the gradient of each x; zeros or None where this run does not connect it."""
+        """Return the gradient of each of `xs`.
+
+        Args:
+            ys: Values to differentiate.
+            weights: The output gradient of each of `ys`; None stands for ones.
+            xs: Values with respect to which is differentiated.
+            stops: Values through which no gradient flows.
+            by_rows: For each of `xs` whether its gradient is `IndexedSlices`.
+            zeros: For each of `xs` whether zeros, and not None, stand for no connection.
+            retain_graph, create_graph: As in `torch.autograd.grad`.
+        """
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
-        places = [place for place, x in enumerate(xs) if x.requires_grad]
-        ends = [xs[place] for place in places]
+        indices = [index for index, x in enumerate(xs) if x.requires_grad]
+        ends = [xs[index] for index in indices]
         results: list[Any] = [None] * len(xs)
         if starts and ends:
             hooks = [_block_gradient(stop) for stop in stops if stop.grad_fn is not None]
@@ -172,13 +182,13 @@ class GradientsOfRun:
             finally:
                 for hook in hooks:
                     hook.remove()
-            for place, gradient in zip(places, grads, strict=True):
-                results[place] = gradient
-        for place, gradient in enumerate(results):
+            for index, gradient in zip(indices, grads, strict=True):
+                results[index] = gradient
+        for index, gradient in enumerate(results):
             is_dense = gradient is not None and gradient.layout is torch.strided
-            if not is_dense or by_rows[place]:
-                details = as_gradient(gradient), xs[place], by_rows[place], zeros[place]
-                results[place] = _finish_gradient(*details)
+            if not is_dense or by_rows[index]:
+                details = as_gradient(gradient), xs[index], by_rows[index], zeros[index]
+                results[index] = _finish_gradient(*details)
         return results
 
 
@@ -191,10 +201,10 @@ def as_differentiable(value: object) -> Any:
 
 def _block_gradient(stop: torch.Tensor) -> Any:
     """Stop gradients at `stop` in autograd's graph; return the handle of the hook."""
-    place = stop.output_nr
+    index = stop.output_nr
 
     def cut_gradient(incoming: tuple[object, ...]) -> tuple[object, ...]:
-        return tuple(None if i == place else gradient for i, gradient in enumerate(incoming))
+        return tuple(None if i == index else gradient for i, gradient in enumerate(incoming))
 
     node: Any = stop.grad_fn
     return node.register_prehook(cut_gradient)

@@ -69,13 +69,13 @@ class Graph(Nodes):
         if thread.frames:
             parameters = mapped(resolve, (tuple(args), dict(kwargs or {})))
             return function(*parameters[0], **parameters[1])
-        title = name or node_name_from(function.__name__)
-        return record(self, function, args, kwargs or {}, title, sparse_flows)
+        node_name = name or node_name_from(function.__name__)
+        return record(self, function, args, kwargs or {}, node_name, sparse_flows)
 
     def write(
         self, variable: object, name: str, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
-        """Add an operation that writes to a variable in place; see `in_place.write`."""
+        """Add an operation that writes to a variable in place; see `inplace_ops.write`."""
         write(variable, name, args, kwargs)
 
 

@@ -31,7 +31,7 @@ class Span(NamedTuple):
 def to_spans(index: object) -> Any:
     """Return an index with a `Span` in place of each slice."""
     if isinstance(index, tuple):
-        return tuple(to_spans(part) for part in index)
+        return tuple(to_spans(component) for component in index)
     return Span(index.start, index.stop, index.step) if isinstance(index, slice) else index
 
 
@@ -49,16 +49,16 @@ def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
 
     Return None if the index has more than slices and integers, or if the shape is unknown.
     """
-    parts = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
-    if shape is UNKNOWN or not all(_is_plain(part) for part in parts):
+    components = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
+    if shape is UNKNOWN or not all(_is_plain(component) for component in components):
         return None
-    axis_count = sum(part is not None and part is not ... for part in parts)
+    axis_count = sum(component is not None and component is not ... for component in components)
     full_span = Span(None, None, None)
-    if not any(part is ... for part in parts):
-        parts = (*parts, ...)
+    if not any(component is ... for component in components):
+        components = (*components, ...)
     sizes, item_shape = iter(shape), []
-    for part in parts:
-        for span in [full_span] * (len(shape) - axis_count) if part is ... else [part]:
+    for component in components:
+        for span in [full_span] * (len(shape) - axis_count) if component is ... else [component]:
             if span is None:
                 item_shape.append(1)
             elif isinstance(span, Span):
@@ -68,7 +68,12 @@ def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
     return item_shape
 
 
-def _is_plain(part: object) -> bool:
+def _is_plain(component: object) -> bool:
     """Return True for None, Ellipsis, integers, spans and scalar symbols."""
-    is_place = is_symbolic(part) and getattr(part, "shape", None) == ()
-    return part is None or part is ... or isinstance(part, int | Span) or is_place
+    is_scalar_symbol = is_symbolic(component) and getattr(component, "shape", None) == ()
+    return (
+        component is None
+        or component is ...
+        or isinstance(component, int | Span)
+        or is_scalar_symbol
+    )

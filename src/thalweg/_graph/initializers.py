@@ -37,6 +37,7 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
     """
     graph = graph_of()
     if seed is None and graph is not None and graph.seed is not None:
+        # By its index each operation of a seeded graph draws other numbers.
         seed = graph.seed * 1_000_003 + len(graph.get_operations())
     key = object()
 
@@ -60,9 +61,9 @@ def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, nam
     def draw_values(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
         source, device = generator(), torch.get_default_device()
         # A seeded generator draws on its own device, unless only the shape is asked for.
-        is_drawn_elsewhere = source is not None and device.type != "meta"
-        place = source.device if source is not None and is_drawn_elsewhere else device
-        return draw(torch.empty(tuple(size), dtype=kind, device=place), source).to(device)
+        has_own_device = source is not None and device.type != "meta"
+        draw_device = source.device if source is not None and has_own_device else device
+        return draw(torch.empty(tuple(size), dtype=kind, device=draw_device), source).to(device)
 
     return creation_node(draw_values, shape, dtype, name)
 
@@ -124,7 +125,7 @@ def random_uniform(
 
 
 class Initializer:
-    """Function that creates a tensor of a given shape; subclasses override `__call__`.
+    """Function that creates a tensor of a given shape; subclasses override `__call__` or `_make`.
 
     The attribute `dtype` of a subclass applies if the call passes none.
     """
@@ -134,7 +135,11 @@ class Initializer:
     def __call__(
         self, shape: Sequence[int], dtype: object = None, partition_info: object = None
     ) -> Any:
-        """Return the initial value; `partition_info` is ignored."""
+        """Return the initial value; `partition_info` is the `SaveSliceInfo` of a shard."""
+        return self._make(shape, dtype or self.dtype, partition_info)
+
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
+        """Return the initial value of a tensor, or of a shard with its place in the whole."""
         raise NotImplementedError
 
 
@@ -144,14 +149,12 @@ class Constant(Initializer):
     def __init__(self, value: object = 0, dtype: object = torch.float32) -> None:
         self.value, self.dtype = value, dtype
 
-    def __call__(
-        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Any:
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
         def make(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
             values = to_tensor(self.value, kind)
             return values.expand(size).clone() if values.dim() == 0 else values.reshape(size)
 
-        return creation_node(make, shape, dtype or self.dtype, "Const")
+        return creation_node(make, shape, kind, "Const")
 
 
 class Zeros(Constant):
@@ -182,10 +185,8 @@ class RandomNormal(Initializer):
     ) -> None:
         self.mean, self.stddev, self.seed, self.dtype = mean, stddev, seed, dtype
 
-    def __call__(
-        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Any:
-        return self._draw(shape, self.mean, self.stddev, dtype or self.dtype, self.seed)
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
+        return self._draw(shape, self.mean, self.stddev, kind, self.seed)
 
 
 class TruncatedNormal(RandomNormal):
@@ -206,10 +207,8 @@ class RandomUniform(Initializer):
     ) -> None:
         self.minval, self.maxval, self.seed, self.dtype = minval, maxval, seed, dtype
 
-    def __call__(
-        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Any:
-        return random_uniform(shape, self.minval, self.maxval, dtype or self.dtype, self.seed)
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
+        return random_uniform(shape, self.minval, self.maxval, kind, self.seed)
 
 
 class GlorotUniform(Initializer):
@@ -222,13 +221,11 @@ class GlorotUniform(Initializer):
     def __init__(self, seed: int | None = None, dtype: object = torch.float32) -> None:
         self.seed, self.dtype = seed, dtype
 
-    def __call__(
-        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> Any:
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
         # The parts of a partitioned variable are drawn as those of the whole.
-        inputs, outputs = fans(tuple(getattr(partition_info, "full_shape", shape)))
+        inputs, outputs = fans(tuple(getattr(info, "full_shape", shape)))
         limit = math.sqrt(3.0 / max(1.0, (inputs + outputs) / 2.0))
-        return random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
+        return random_uniform(shape, -limit, limit, kind, self.seed)
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:

@@ -91,6 +91,7 @@ class ReadWriteLock:
                         holder.lock = None
                     elif holder.lock == EXCLUSIVE:
                         self._writing = False
+                        # Readers that wait now go first, or successive writers would starve them.
                         self._admitted = self._waiting_readers
                         holder.lock = None
                     self._condition.notify_all()

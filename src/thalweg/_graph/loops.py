@@ -1,4 +1,4 @@
-"""`while_loop`, `map_fn`, `scan` and `foldl`: functions that run again and again."""
+"""`while_loop`, `map_fn`, `scan`, `foldl`, `foldr`: operations that call a function repeatedly."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ def _add_loop(
     back_prop: bool,
     limit: object,
 ) -> Any:
-    """Add the operation of a loop; return the final loop variables in their structure."""
+    """Add the operation of a loop; return the final loop variables in their structure.
+
+    Raise InvalidTypeError if `body` changes the structure, a dtype or a declared shape.
+    """
     graph = get_default_graph()
     start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
     first = list(leaves_of(start))
@@ -177,7 +180,7 @@ def map_fn(
         body = trace_block(graph, lambda *row: fn(packed(elems, iter(row))), _row_of(elems))
         flows = _find_flows(leaves_of(elems), body)
         outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in body.results]
-        step = lambda part, given: _map_rows(_as_step(body, part), given)  # noqa: E731
+        step = lambda run_part, given: _map_rows(_as_step(body, run_part), given)  # noqa: E731
         stacked = run_by(step, [body], [elems], outputs, "Map")
         return packed(body.nest, iter(stacked))
 
@@ -257,7 +260,7 @@ def _add_fold(
         )
 
         def apply_once(*given: object) -> object:
-            """Return the next value for the leaves of a value and a row."""
+            """Return the next value for the leaves of a value, followed by those of a row."""
             leaves = iter(given)
             return fn(packed(state, leaves), packed(elems, leaves))
 
@@ -270,8 +273,8 @@ def _add_fold(
             outputs = [_output_column(x.dtype, x.shape, elems, flows) for x in outputs]
         arguments = [elems, None if start is None else state]
         folded = run_by(
-            lambda part, rows, begin: _fold_rows(
-                _as_step(body, part), rows, begin, stacks, backwards
+            lambda run_part, rows, begin: _fold_rows(
+                _as_step(body, run_part), rows, begin, stacks, backwards
             ),
             [body],
             arguments,
@@ -319,9 +322,9 @@ def _stack_nests(nests: Sequence[object]) -> object:
     return packed(nests[0], (torch.stack(column) for column in columns))
 
 
-def _as_step(body: Subgraph, part: Step) -> Step:
+def _as_step(body: Subgraph, run_part: Step) -> Step:
     """Return a part of a run as a function that takes and returns nests."""
-    return lambda *nests: packed(body.nest, iter(part(*leaves_of(nests))))
+    return lambda *nests: packed(body.nest, iter(run_part(*leaves_of(nests))))
 
 
 def _row_of(elems: object) -> list[Output]:

@@ -22,7 +22,10 @@ class Calls(Lock):
         on_fork(self, Calls._restore_modules)
 
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
-        """Record the tensors that a module has; the lock must be held."""
+        """Push the parameters and buffers of a module and its submodules on the stack of calls.
+
+        An outermost call first drops what interrupted calls left. The lock must be held.
+        """
         if is_outermost:
             self._pending_calls.clear()  # of calls that failed
         self._pending_calls.append(

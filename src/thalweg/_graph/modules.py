@@ -38,8 +38,8 @@ def call_module(
                 " passes by. Call the module inside of it, and sum gradients over the replicas with"
                 " _distributed_apply."
             )
-    title = node_name_from(type(module).__name__)
-    prefix = graph.unique_name(title, mark_as_used=False)
+    node_name = node_name_from(type(module).__name__)
+    prefix = graph.unique_name(node_name, mark_as_used=False)
     with graph.control_dependencies(None):
         weights = {
             name: variable_of(graph, parameter, f"{prefix}/{_scope_path(name)}")
@@ -53,8 +53,8 @@ def call_module(
         _call_on_copies if _writes_to_inputs(module) else _call_functionally, module
     )
     arguments = (weights, buffers, tuple(args), dict(kwargs))
-    sparse = frozenset(_row_gradients(module, weights))
-    return recording.record(graph, call, arguments, {}, title, sparse, stateful=bool(buffers))
+    sparse = frozenset(_find_sparse_weights(module, weights))
+    return recording.record(graph, call, arguments, {}, node_name, sparse, stateful=bool(buffers))
 
 
 def _call_functionally(
@@ -104,10 +104,10 @@ def _scope_path(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _row_gradients(
+def _find_sparse_weights(
     module: torch.nn.Module, weights: Mapping[str, GraphVariable]
 ) -> set[GraphVariable]:
-    """Return the weights of sparse embeddings that no other layer shares."""
+    """Return the weights that only embeddings with `sparse=True` use."""
     sparse: set[GraphVariable] = set()
     dense: set[GraphVariable] = set()
     for path, layer in module.named_modules(remove_duplicate=False):

@@ -185,7 +185,7 @@ class SymbolicTensor(Operators):
         return UNKNOWN if self.shape is UNKNOWN else DimensionShape(self.shape)
 
     def set_shape(self, shape: Sequence[int | None] | UnknownShape | None) -> None:
-        """Restrict the static shape in place by further known sizes.
+        """Add known sizes to the static shape, in place; None or an unknown shape changes nothing.
 
         Raises:
             InvalidArgumentError: It contradicts what is known already.
@@ -272,7 +272,7 @@ class SymbolicTensor(Operators):
 
 
 class Nodes(Scopes, Collections, ABC):
-    """The operations and variables of a graph, by name; how calls become operations is left open.
+    """The operations and variables of a graph, by name; `Graph` adds how calls become operations.
 
     Attributes:
         operations: By name, in order of creation.

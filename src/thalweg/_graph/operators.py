@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,19 +26,6 @@ _MISSING |= {"storage", "untyped_storage", "data_ptr", "stride", "storage_offset
 _MISSING |= {"layout", "is_meta", "is_cuda", "is_cpu"}
 _REFLECTED = {"radd", "rsub", "rmul", "rdiv", "rtruediv", "rpow", "rmatmul", "rfloordiv", "rmod"}
 _ASSIGN_HINT = "Use assign, assign_add or assign_sub on a variable."
-
-
-class OperatorRecorder(Protocol):
-    """Interface of a graph for symbolic tensors."""
-
-    def call(
-        self,
-        function: Callable[..., object],
-        args: Sequence[object],
-        kwargs: Mapping[str, object] | None = None,
-        name: str | None = None,
-    ) -> Any:
-        """Add a node that calls `function`; return its outputs."""
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
@@ -83,7 +70,7 @@ class Operators(Symbolic):
     shape: Any
 
     @property
-    def graph(self) -> OperatorRecorder:
+    def graph(self) -> Any:
         """The graph that records."""
         raise NotImplementedError
 
@@ -118,10 +105,10 @@ class Operators(Symbolic):
     __abs__ = _unary_operator(operator.abs)
 
     def __getitem__(self, index: object) -> Any:
-        parts = to_spans(index)
-        rows = self.graph.call(item, (self, parts), name="strided_slice")
+        components = to_spans(index)
+        rows = self.graph.call(item, (self, components), name="strided_slice")
         if rows.shape is UNKNOWN:
-            shape = shape_of_item(self.shape, parts)
+            shape = shape_of_item(self.shape, components)
             if shape is not None:
                 rows.set_shape(shape)
         return rows
@@ -179,34 +166,46 @@ class Operators(Symbolic):
     ) -> Any:
         """Record a torch function as a node; raise InvalidTypeError for unsupported writes."""
         kwargs = kwargs or {}
-        title = getattr(function, "__name__", type(function).__name__)
-        is_inplace = title.startswith("__i") and title not in ("__invert__", "__index__")
-        if is_inplace or title in ("__setitem__", "__set__") or title.rstrip("_") + "_" == title:
-            return _record_write(title, args, kwargs)
+        function_name = getattr(function, "__name__", type(function).__name__)
+        is_inplace = function_name.startswith("__i") and function_name not in (
+            "__invert__",
+            "__index__",
+        )
+        if (
+            is_inplace
+            or function_name in ("__setitem__", "__set__")
+            or function_name.rstrip("_") + "_" == function_name
+        ):
+            return _record_write(function_name, args, kwargs)
         if any(isinstance(leaf, Operators) for leaf in leaves_of(kwargs.get("out"))):
-            raise InvalidTypeError(f"{title} with out= writes in place. {_ASSIGN_HINT}")
+            raise InvalidTypeError(f"{function_name} with out= writes in place. {_ASSIGN_HINT}")
         if kwargs.get("inplace"):
             kwargs = {**kwargs, "inplace": False}  # the result is the same
-        name = title.strip("_")
+        name = function_name.strip("_")
         leaves = leaves_of((args, kwargs))
         graph = next(leaf.graph for leaf in leaves if isinstance(leaf, Operators))
         return graph.call(function, args, kwargs, name[1:] if name in _REFLECTED else name)
 
 
-def _record_write(title: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+def _record_write(
+    function_name: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
     """Record an in-place torch function as nodes; raise InvalidTypeError if impossible."""
     target = args[0] if args else None
-    name = title.removeprefix("_foreach")
-    if isinstance(target, Operators) and target._writes(title):
-        return target._write(title, *args[1:], **kwargs)
-    if name != title and isinstance(target, list | tuple):
+    name = function_name.removeprefix("_foreach")
+    if isinstance(target, Operators) and target._writes(function_name):
+        return target._write(function_name, *args[1:], **kwargs)
+    if name != function_name and isinstance(target, list | tuple):
         nodes = [node for node in target if isinstance(node, Operators) and node._writes(name[1:])]
         if len(nodes) == len(target):
-            for place, node in enumerate(nodes):
-                parts = [part[place] if isinstance(part, list | tuple) else part for part in args]
-                node._write(name[1:], *parts[1:], **kwargs)
+            for index, node in enumerate(nodes):
+                components = [
+                    component[index] if isinstance(component, list | tuple) else component
+                    for component in args
+                ]
+                node._write(name[1:], *components[1:], **kwargs)
             return None
     reason = next(
         (x._explain_restriction() for x in leaves_of(target) if isinstance(x, Operators)), ""
     )
-    raise InvalidTypeError(f"{title} writes in place. {reason} {_ASSIGN_HINT}")
+    raise InvalidTypeError(f"{function_name} writes in place. {reason} {_ASSIGN_HINT}")

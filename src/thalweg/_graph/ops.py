@@ -100,13 +100,13 @@ def constant(
     if isinstance(value, torch.Tensor):
         tensor = tensor.clone()
     if shape is not None:
-        count, room = tensor.numel(), torch.Size(shape).numel()
+        count, capacity = tensor.numel(), torch.Size(shape).numel()
         if verify_shape and tuple(tensor.shape) != tuple(shape):
             raise InvalidTypeError(
                 f"Expected a value with shape {tuple(shape)}, but got shape {tuple(tensor.shape)}."
             )
-        if count not in (1, room):
-            tensor = _pad_elements(tensor, room, shape)
+        if count not in (1, capacity):
+            tensor = _pad_elements(tensor, capacity, shape)
         tensor = tensor.reshape(() if count == 1 else shape).expand(shape)
     if executing_eagerly():
         return tensor
@@ -116,19 +116,19 @@ def constant(
     return op.outputs[0]
 
 
-def _pad_elements(tensor: torch.Tensor, room: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return the elements in one dimension, padded to `room` with the last one, or with zeros.
+def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> torch.Tensor:
+    """Return the elements in one dimension, padded to `capacity` with the last one, or with zeros.
 
-    Raise in eager mode, and for more than `room` elements.
+    Raise in eager mode, and for more than `capacity` elements.
     """
     count = tensor.numel()
-    message = f"{count} values do not fit shape {tuple(shape)}, which holds {room}."
+    message = f"{count} values do not fit shape {tuple(shape)}, which holds {capacity}."
     if executing_eagerly():
         raise InvalidTypeError(message)
-    if count > room:
+    if count > capacity:
         raise InvalidArgumentError(f"Too many elements provided: {message}")
     last_element = tensor.reshape(-1)[-1:] if count else tensor.new_zeros(1)
-    return torch.cat([tensor.reshape(-1), last_element.expand(room - count)])
+    return torch.cat([tensor.reshape(-1), last_element.expand(capacity - count)])
 
 
 def convert_to_tensor(value: object, dtype: object = None, name: str | None = None) -> Any:
@@ -137,7 +137,7 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
     Args:
         value: A symbolic tensor, slices, a torch parameter or other object with a symbol, what
             `to_tensor` takes, or a list in which some elements are symbolic tensors of one shape.
-        dtype: Optional.
+        dtype: Optional; an eager tensor of another dtype is converted.
         name: Optional.
 
     Raises:
@@ -198,9 +198,12 @@ def embedding_lookup(params: object, ids: object, name: str | None = None) -> An
     if executing_eagerly():
         return eager_lookup(params, ids)
     table = convert_to_tensor(table_of(params))
-    title = name or "embedding_lookup"
+    node_name = name or "embedding_lookup"
     return table.graph.call(
-        eager_lookup, (table, convert_to_tensor(ids)), name=title, sparse_flows=frozenset({table})
+        eager_lookup,
+        (table, convert_to_tensor(ids)),
+        name=node_name,
+        sparse_flows=frozenset({table}),
     )
 
 
@@ -292,14 +295,14 @@ def _scatter_function(update: str) -> Callable[..., Any]:
     def apply(
         ref: Any, indices: Any, updates: Any, use_locking: bool = False, name: str | None = None
     ) -> object:
-        title = name or f"Scatter{update.capitalize()}"
+        node_name = name or f"Scatter{update.capitalize()}"
         if isinstance(ref, GraphVariable):
-            return scatter_node(ref, indices, updates, update, title)
+            return scatter_node(ref, indices, updates, update, node_name)
         scatter(ref, indices, updates, update)
         return ref
 
     apply.__name__ = apply.__qualname__ = f"scatter_{update}"
-    apply.__doc__ = f"""Change rows of a variable by "{update}"; see `ground.scattering.scatter`.
+    apply.__doc__ = f"""Change rows of a variable by "{update}"; see `_base.scatter.scatter`.
 
     Args:
         ref: The variable.

@@ -40,10 +40,12 @@ class PartitionedVariable:
         self, name: str, shape: Any, dtype: Any, variable_list: Sequence[Any], partitions: list[int]
     ) -> None:
         self.name, self.dtype, self.shape = name, dtype, Shape(shape)
-        self._parts, self._partitions = list(variable_list), list(partitions)
-        with self._parts[0].graph.name_scope(f"{name}/ConcatPartitions/"):
-            parts, axis = list(self._parts), self.partition_axes[0]
-            self._joined_tensor = self._parts[0].graph.call(torch.cat, (parts, axis), name="concat")
+        self._shards, self._partitions = list(variable_list), list(partitions)
+        with self._shards[0].graph.name_scope(f"{name}/ConcatPartitions/"):
+            shards, axis = list(self._shards), self.partition_axes[0]
+            self._joined_tensor = self._shards[0].graph.call(
+                torch.cat, (shards, axis), name="concat"
+            )
 
     @property
     def partition_axes(self) -> list[int]:
@@ -62,7 +64,7 @@ class PartitionedVariable:
 
     def _get_variable_list(self) -> list[Any]:
         """Return the parts."""
-        return self._parts
+        return self._shards
 
     def _get_partitions(self) -> list[int]:
         """Return the number of parts along each axis."""
@@ -71,7 +73,7 @@ class PartitionedVariable:
     def _assign(self, method: str, value: Any) -> list[Any]:
         """Return the operations of `method`, called on each part with its slice of `value`."""
         tensor = convert_to_tensor(value, self.dtype)
-        return [getattr(var, method)(var._save_slice_info.cut(tensor)) for var in self._parts]
+        return [getattr(var, method)(var._save_slice_info.cut(tensor)) for var in self._shards]
 
     def assign(self, value: object, use_locking: bool = False, name: object = None) -> list[Any]:
         """Return operations that replace the values of the parts."""
@@ -86,10 +88,10 @@ class PartitionedVariable:
         return self._assign("assign_sub", value)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._parts)
+        return iter(self._shards)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._shards)
 
     def __getitem__(self, index: Any) -> Any:
         return self._joined_tensor[index]
@@ -111,7 +113,7 @@ for _name in ("neg", "abs", "lt", "le", "gt", "ge"):
 
 
 def get_partitioned(
-    get_part: Callable[..., Any],
+    get_shard: Callable[..., Any],
     name: str,
     partitioner: Any,
     shape: Any,
@@ -123,14 +125,14 @@ def get_partitioned(
     """Return the partitioned variable `name` of the default graph, existing or created.
 
     Args:
-        get_part: `get_variable` of a whole name, which finds or creates one part.
+        get_shard: `get_variable` of a whole name, which finds or creates one part.
         name: Whole name.
         partitioner: Function of `shape` and `dtype`; None finds a variable that exists.
         shape: Shape of the whole variable, or None if `initializer` is a value.
         dtype: Dtype, or None for that of the scope.
         initializer: Initializer or value of the whole variable.
         reuse: False or None to create it, True to find it, AUTO_REUSE for either.
-        **options: Further arguments of `get_part`.
+        **options: Further arguments of `get_shard`.
 
     Raises:
         NotImplementedError: In eager mode.
@@ -146,18 +148,18 @@ def get_partitioned(
     variables = get_default_graph().partitioned_store
     partitions = None if partitioner is None else _call_partitioner(partitioner, name, shape, kind)
     if name in variables:
-        wanted_dtype = None if dtype is None else kind
-        _check_reuse(variables[name], reuse, shape, wanted_dtype, partitions)
+        requested_dtype = None if dtype is None else kind
+        _check_reuse(variables[name], reuse, shape, requested_dtype, partitions)
         return variables[name]
     if reuse is True:
         raise InvalidArgumentError(
             f"PartitionedVariable {name} does not exist, or was not created with get_variable()."
             " Did you mean to set reuse=tf.AUTO_REUSE in VarScope?"
         )
-    get_part = functools.partial(get_part, reuse=reuse, **options)
+    get_shard = functools.partial(get_shard, reuse=reuse, **options)
     slices = list(_slices(name, [int(size) for size in shape], partitions or []))
-    parts = [_get_part(get_part, info, initializer, kind) for info in slices]
-    variables[name] = PartitionedVariable(name, shape, kind, parts, partitions or [])
+    shards = [_make_shard(get_shard, info, initializer, kind) for info in slices]
+    variables[name] = PartitionedVariable(name, shape, kind, shards, partitions or [])
     return variables[name]
 
 
@@ -174,17 +176,17 @@ def _check_partitionable(name: str) -> None:
         )
 
 
-def _get_part(
-    get_part: Callable[..., Any], info: SaveSliceInfo, initializer: Any, kind: torch.dtype
+def _make_shard(
+    get_shard: Callable[..., Any], info: SaveSliceInfo, initializer: Any, kind: torch.dtype
 ) -> Any:
     """Return one part, existing or created, with its slice of the initial value."""
     if initializer is None or callable(initializer):
         start = (info.var_shape, kind, _initializer_of_part(initializer, info, kind))
     else:
         start = (None, None, info.cut(initializer))
-    part = get_part(info.key, *start)
-    part._save_slice_info = info
-    return part
+    shard = get_shard(info.key, *start)
+    shard._save_slice_info = info
+    return shard
 
 
 def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
@@ -262,14 +264,14 @@ def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> li
 
 def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSliceInfo]:
     """Yield the position of each part; the first parts are longer by one if lengths differ."""
-    axis = next((place for place, count in enumerate(counts) if count > 1), 0)
+    axis = next((index for index, count in enumerate(counts) if count > 1), 0)
     length, remainder = divmod(shape[axis], counts[axis])
     start = 0
     for index in range(counts[axis]):
         size = length + (index < remainder)
-        offset = [start if place == axis else 0 for place in range(len(shape))]
-        part_shape = [*shape[:axis], size, *shape[axis + 1 :]]
-        yield SaveSliceInfo(name, shape, offset, part_shape, index)
+        offset = [start if index == axis else 0 for index in range(len(shape))]
+        shard_shape = [*shape[:axis], size, *shape[axis + 1 :]]
+        yield SaveSliceInfo(name, shape, offset, shard_shape, index)
         start += size
 
 

@@ -58,14 +58,14 @@ def variable_axis_size_partitioner(
     Raises:
         InvalidArgumentError: `max_shard_bytes` or `max_shards` is below 1.
     """
-    for name, number in (("max_shard_bytes", max_shard_bytes), ("max_shards", max_shards)):
-        if number is not None and number < 1:
-            raise InvalidArgumentError(f"{name} must be positive, but is {number}.")
+    for name, value in (("max_shard_bytes", max_shard_bytes), ("max_shards", max_shards)):
+        if value is not None and value < 1:
+            raise InvalidArgumentError(f"{name} must be positive, but is {value}.")
 
     def partition(shape: Sequence[int], dtype: Any) -> list[int]:
         """Return the number of parts along each axis."""
         counts = _single_parts(shape, axis)
-        row = math.prod(size for place, size in enumerate(shape) if place != axis) * dtype.itemsize
+        row = math.prod(size for index, size in enumerate(shape) if index != axis) * dtype.itemsize
         if row:
             indices = max(1, max_shard_bytes // row)
             limit = shape[axis] if max_shards is None else max_shards

@@ -35,11 +35,11 @@ class Result:
     """Uses of one output of a step."""
 
     tensor: SymbolicTensor
-    pick: int = 0  # its place among the leaves that the function returns
+    pick: int = 0  # its index among the leaves that the function returns
     is_live: bool = False  # a later step needs it
     watched: bool = False  # a later step differentiates by it
     crosses_write: bool = False  # variables may change while it is needed
-    fetched: list[int] = field(default_factory=list)  # its places among the fetches
+    fetched: list[int] = field(default_factory=list)  # its indices among the fetches
 
     @property
     def is_plain(self) -> bool:
@@ -56,7 +56,7 @@ class Step:
     fill: Callable[[Any], Sequence[Any]]
     lock: str | None
     differentiates: bool = False
-    is_whole: bool = False  # the function returns the one output itself, and not a nest
+    returns_output: bool = False  # the function returns the one output itself, and not a nest
     results: list[Result] = field(default_factory=list)
     argument: SymbolicTensor | None = None  # the one argument, where that is all of them
     plain: SymbolicTensor | None = None  # the one output, where it is just stored
@@ -78,14 +78,14 @@ class RunPlan:
 
     Attributes:
         segments: Steps that run under one lock each, in order.
-        given: Fetches that are fed: their places, and the tensors.
+        fed_fetches: Positions and tensors of the fetches that are fed.
         watched_feeds: Fed tensors by which a step differentiates.
         count: The number of fetches.
         overwrites: True if a variable is written to before a gradient needs the value it had.
     """
 
     segments: list[tuple[str | None, list[Step]]]
-    given: list[tuple[int, SymbolicTensor]]
+    fed_fetches: list[tuple[int, SymbolicTensor]]
     watched_feeds: tuple[SymbolicTensor, ...]
     count: int
     overwrites: bool
@@ -101,9 +101,10 @@ class RunPlan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Call the `abandoned` callback of the first operation after the failure, if it has one.
+        """Pass an error to threads that wait for the first operation that did not run.
 
-        Threads that wait for such an operation get `error`; the failed operation itself is skipped.
+        The first operation with a callback `abandoned`, from the failed one on, gets the error by
+        that callback; if it is the failed operation itself, nothing is called.
 
         Args:
             failed: The step that failed; None if the run has not begun.
@@ -133,7 +134,7 @@ class SubgraphRun:
         frame = thread.frames[-1]
         frame.update(zip(self.parameters, values, strict=True))
         with grad_kept():
-            return frame.session.carry_out(self.plan, frame, frame.session.copy_if_shared)
+            return frame.session.carry_out(self.plan, frame, frame.session.values.copy_if_shared)
 
 
 def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPlan:
@@ -192,20 +193,26 @@ def _plan_block(
         *(_plan_operation(op, derivatives, fed) for op in operations if op.function is not None),
         *final,
     ]
-    _place_results(steps, fetches, fed, derivatives.watched)
+    _record_uses(steps, fetches, fed, derivatives.watched)
     for step in steps:
-        runs_others = bool(step.operation.subgraphs)  # which see to it themselves
-        step.grad = bool(derivatives.operations) and (step.lock == SHARED or runs_others)
+        has_subgraphs = bool(step.operation.subgraphs)  # which see to it themselves
+        step.grad = bool(derivatives.operations) and (step.lock == SHARED or has_subgraphs)
     last_gradient = max(
-        (place for place, step in enumerate(steps) if step.differentiates), default=-1
+        (index for index, step in enumerate(steps) if step.differentiates), default=-1
     )
     for step in steps[last_gradient + 1 :]:  # a unit reads all variables of an optimizer
         step.grad = step.grad and (step.operation.unit is None or step.operation.block is not None)
     steps = _as_units(steps, fed)
-    pairs = [(i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)]
+    fed_fetches = [
+        (i, x) for i, x in enumerate(fetches) if x in fed and isinstance(x, SymbolicTensor)
+    ]
     sources = tuple(x for x in parameters if x in derivatives.watched)
     return RunPlan(
-        _split_by_lock(steps), pairs, sources, len(fetches), _overwrites_gradient_inputs(steps, fed)
+        _split_by_lock(steps),
+        fed_fetches,
+        sources,
+        len(fetches),
+        _overwrites_gradient_inputs(steps, fed),
     )
 
 
@@ -215,44 +222,46 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
     From the first member that reads, a unit runs under one lock.
     """
     members: dict[Unit, list[int]] = {}
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         unit = step.operation.unit
         if (
             unit is not None and unit.block is step.operation.block
         ):  # or what runs that block has it
-            members.setdefault(unit, []).append(place)
-    heads: dict[int, list[Step]] = {}
-    tails: dict[int, list[Step]] = {}
-    waits = list(accumulate(int(step.lock is None) for step in steps))
-    for unit, all_places in members.items():
-        locked_places = [place for place in all_places if steps[place].lock is not None]
+            members.setdefault(unit, []).append(index)
+    begin_steps: dict[int, list[Step]] = {}
+    end_steps: dict[int, list[Step]] = {}
+    wait_counts = list(accumulate(int(step.lock is None) for step in steps))
+    for unit, all_indices in members.items():
+        locked_indices = [index for index in all_indices if steps[index].lock is not None]
         # While it waits for other threads they may write: before that is one update, and after it.
-        for _, undivided in groupby(locked_places, key=waits.__getitem__):
-            places = list(undivided)
-            updates = [place for place in places if steps[place].lock != SHARED]
+        for _, undivided in groupby(locked_indices, key=wait_counts.__getitem__):
+            indices = list(undivided)
+            updates = [index for index in indices if steps[index].lock != SHARED]
             if not updates:
                 continue
-            for step in steps[places[0] : places[-1] + 1]:
+            for step in steps[indices[0] : indices[-1] + 1]:
                 step.lock = EXCLUSIVE
             nested = chain.from_iterable(
-                _nested_operations(steps[place].operation, fed) for place in updates
+                _nested_operations(steps[index].operation, fed) for index in updates
             )
             variables = tuple(dict.fromkeys(x for op in nested for x in op.written))
             begin = partial(_begin_unit, unit=unit, written=variables)
-            if places[0] < updates[0]:  # what fails here has written nothing yet, and says so
+            if indices[0] < updates[0]:  # what fails here has written nothing yet, and says so
                 start = partial(_begin_unit, unit=unit, written=())
-                heads.setdefault(places[0], []).append(_make_unit_step(steps[places[0]], start))
-            heads.setdefault(updates[0], []).append(_make_unit_step(steps[updates[0]], begin))
+                begin_steps.setdefault(indices[0], []).append(
+                    _make_unit_step(steps[indices[0]], start)
+                )
+            begin_steps.setdefault(updates[0], []).append(_make_unit_step(steps[updates[0]], begin))
             end = partial(_end_unit, unit=unit)
-            tails.setdefault(places[-1], []).append(_make_unit_step(steps[places[-1]], end))
+            end_steps.setdefault(indices[-1], []).append(_make_unit_step(steps[indices[-1]], end))
     ordered_steps: list[Step] = []
-    for place, step in enumerate(steps):
-        ordered_steps += [*heads.get(place, ()), step, *tails.get(place, ())]
+    for index, step in enumerate(steps):
+        ordered_steps += [*begin_steps.get(index, ()), step, *end_steps.get(index, ())]
     return ordered_steps
 
 
 def _make_unit_step(step: Step, function: Callable[[Any], None]) -> Step:
-    """Return a step that calls `function(frame)` at the place of another step."""
+    """Return a step that calls `function(frame)` in front of, or behind, another step."""
     return Step(step.operation, function, lambda frame: (frame,), EXCLUSIVE)
 
 
@@ -326,7 +335,7 @@ def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:
 
 def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
     """Return operations in run order: counters, reads, updates; otherwise by creation."""
-    waits = {op: operations.intersection(_predecessors_of(op, fed)) for op in operations}
+    predecessors_of = {op: operations.intersection(_predecessors_of(op, fed)) for op in operations}
     early = find_early_operations(operations, partial(_predecessors_of, fed=fed))
 
     def priority(op: Operation) -> int:
@@ -334,10 +343,10 @@ def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
         return -1 if op in early else int(op.kind in ("update", "blocking"))
 
     followers: dict[Operation, list[Operation]] = {op: [] for op in operations}
-    for op, predecessors in waits.items():
+    for op, predecessors in predecessors_of.items():
         for predecessor in predecessors:
             followers[predecessor].append(op)
-    counts = {op: len(predecessors) for op, predecessors in waits.items()}
+    counts = {op: len(predecessors) for op, predecessors in predecessors_of.items()}
     ready = [(priority(op), op.index, op) for op in operations if not counts[op]]
     heapq.heapify(ready)
     sequence = []
@@ -389,10 +398,10 @@ def _pseudo_step(variable: GraphVariable, function: Callable[..., object], is_li
         return (frame.session.leaf(variable),)
 
     results = [Result(variable, is_live=is_live)]
-    return Step(variable.op, function, fill_variable, SHARED, is_whole=True, results=results)
+    return Step(variable.op, function, fill_variable, SHARED, returns_output=True, results=results)
 
 
-def _place_results(
+def _record_uses(
     steps: Sequence[Step],
     fetches: Sequence[Operation | SymbolicTensor],
     fed: Fed,
@@ -404,7 +413,7 @@ def _place_results(
 
     Args:
         steps: All steps, in the order of the run.
-        fetches: The operations and tensors to fetch; the place of a tensor goes to `fetched`.
+        fetches: The operations and tensors to fetch; the index of a tensor is added to `fetched`.
         fed: Tensors with values from the caller, which are not results of a step.
         sources: Tensors with respect to which a step computes gradients.
     """
@@ -422,11 +431,11 @@ def _place_results(
             result.watched = result.tensor in sources
             result.crosses_write = barriers[end] > barriers[index]
             steps[end].dead_tensors += (result.tensor,)
-    for place, fetch in enumerate(fetches):
+    for index, fetch in enumerate(fetches):
         if isinstance(fetch, SymbolicTensor) and fetch not in fed:
-            uses[fetch].fetched.append(place)
+            uses[fetch].fetched.append(index)
     for step in steps:
-        if step.is_whole and len(step.results) == 1 and step.results[0].is_plain:
+        if step.returns_output and len(step.results) == 1 and step.results[0].is_plain:
             step.plain = step.results[0].tensor
         step.results = [x for x in step.results if x.is_live or x.fetched]
 

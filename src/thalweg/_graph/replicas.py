@@ -27,8 +27,8 @@ def all_reduce(
     strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
     """Return symbolic sums or means of leaves over all replicas."""
-    present = [place for place, leaf in enumerate(leaves) if leaf is not None]
-    present_leaves = [_as_value(leaves[place]) for place in present]
+    present = [index for index, leaf in enumerate(leaves) if leaf is not None]
+    present_leaves = [_as_value(leaves[index]) for index in present]
     nodes = operation(
         lambda values: reduce_leaves(strategy, op, values, axis),
         [present_leaves],
@@ -40,10 +40,10 @@ def all_reduce(
     for output in nodes[:1]:  # if the run fails before, waiting ranks get the error
         output.op.abandoned = partial(raise_on_all, ranks, PendingCollective.VALUES)
     outputs: list[Any] = [None] * len(leaves)
-    for place, output in zip(present, nodes, strict=True):
-        is_sparse = isinstance(leaves[place], SymbolicSlices | IndexedSlices)
+    for index, output in zip(present, nodes, strict=True):
+        is_sparse = isinstance(leaves[index], SymbolicSlices | IndexedSlices)
         output.may_be_sparse = is_sparse
-        outputs[place] = SymbolicSlices.of(output) if is_sparse else output
+        outputs[index] = SymbolicSlices.of(output) if is_sparse else output
     return outputs
 
 

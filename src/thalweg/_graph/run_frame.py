@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from thalweg._base.execution_context import SessionVariable
-from thalweg._core.atomic_section import Call, calls, drain
+from thalweg._core.atomic_section import calls, drain
 from thalweg._core.commit import add_note
 from thalweg._core.nest import leaves_of
 from thalweg._graph.gradients import as_differentiable
@@ -43,13 +43,6 @@ class RunFrame(Protocol):
     def evaluate(self, tensor: SymbolicTensor, frame: Frame) -> Any:
         """Return the value of a tensor that the run of `frame` lacks or has released."""
 
-    def copy_if_shared(self, value: object) -> Any:
-        """Return a value, copied if it shares memory with a variable."""
-
-    def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """Return calls of C functions that restore the present values of variables."""
-        ...
-
     def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
         """Run a plan in `frame`; return the exported values of its fetches."""
         ...
@@ -71,7 +64,7 @@ class Frame(dict[SymbolicTensor, Any]):
     def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
         """Return the session's tensor of a variable, or compute a tensor; cache both."""
         if isinstance(tensor, GraphVariable):
-            leaf = self.session.values.found.get(tensor)
+            leaf = self.session.values.leaf_by_variable.get(tensor)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
                 return self.session.leaf(tensor)
             self[tensor] = leaf
@@ -101,6 +94,7 @@ class Frame(dict[SymbolicTensor, Any]):
         step = steps[0]
         try:
             for step in steps:
+                # The mode is set where it changes, since many steps are shorter than the call.
                 if step.grad is not records:
                     records = step.grad
                     torch.set_grad_enabled(records)
@@ -132,7 +126,7 @@ class Frame(dict[SymbolicTensor, Any]):
 
     def begin_unit(self, unit: Unit, variables: Sequence[GraphVariable]) -> None:
         """Record the present values of variables, for `_undo_units` until `end_unit`."""
-        self.undo[unit] = calls(self.session.putting_back(variables))
+        self.undo[unit] = calls(self.session.values.putting_back(variables))
 
     def end_unit(self, unit: Unit) -> None:
         """Keep everything written since `begin_unit`."""
@@ -150,7 +144,7 @@ class Frame(dict[SymbolicTensor, Any]):
     ) -> None:
         """Store outputs of a step for later steps; export the outputs that are fetched."""
         values: Sequence[Any] = [value]
-        if not step.is_whole:
+        if not step.returns_output:
             is_flat = type(value) is list and _LEAVES.issuperset(map(type, value))
             values = value if is_flat else list(leaves_of(value))
         memory = self.session.values.memory
@@ -161,8 +155,8 @@ class Frame(dict[SymbolicTensor, Any]):
             if output_use.crosses_write:
                 is_dense = type(output) is torch.Tensor and output.layout is torch.strided
                 if not is_dense or output.untyped_storage().data_ptr() in memory:
-                    output = self.session.copy_if_shared(output)
+                    output = self.session.values.copy_if_shared(output)
             if output_use.is_live:
                 self[output_use.tensor] = output
-            for place in output_use.fetched:
-                results[place] = export(output)
+            for index in output_use.fetched:
+                results[index] = export(output)

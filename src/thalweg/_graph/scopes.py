@@ -71,7 +71,7 @@ class Scopes:
 
     def __init__(self) -> None:
         super().__init__()
-        self._place = _NameScope()
+        self._position = _NameScope()
         self._names = UniqueNames()
         self.lock = Lock()
 
@@ -82,23 +82,25 @@ class Scopes:
     @property
     def scope(self) -> str:
         """The current name scope: "" or "outer/inner/"."""
-        return self._place.scope
+        return self._position.scope
 
     @property
     def control(self) -> tuple[Any, ...]:
         """Control dependencies of new operations."""
-        unit = self._place.unit
-        return self._place.control if unit is None else (*self._place.control, *unit.last_writes)
+        unit = self._position.unit
+        return (
+            self._position.control if unit is None else (*self._position.control, *unit.last_writes)
+        )
 
     @property
     def block(self) -> Block | None:
         """The block of new operations; None outside of all."""
-        return self._place.block
+        return self._position.block
 
     @property
     def unit(self) -> Unit | None:
         """The unit of new operations; None outside of all."""
-        return self._place.unit
+        return self._position.unit
 
     def unique_name(self, name: str, mark_as_used: bool = True, absolute: bool = False) -> str:
         """Return the unique name for a new operation called `name`.
@@ -126,15 +128,15 @@ class Scopes:
         A name that ends with "/" is entered unchanged. None or "" leaves all scopes. The yielded
         scope ends with "/" unless it is empty.
         """
-        outer_scope = self._place.scope
+        outer_scope = self._position.scope
         scope = name or ""
         if scope and not scope.endswith("/"):
             scope = f"{self.unique_name(scope)}/"
-        self._place.scope = scope
+        self._position.scope = scope
         try:
             yield scope
         finally:
-            self._place.scope = outer_scope
+            self._position.scope = outer_scope
 
     @contextlib.contextmanager
     def control_dependencies(self, control_inputs: Sequence[object] | None) -> Iterator[None]:
@@ -164,13 +166,13 @@ class Scopes:
         Args:
             is_one: False leaves all units.
         """
-        outer_unit = self._place.unit
+        outer_unit = self._position.unit
         joins = outer_unit is not None and outer_unit.block is self.block
-        self._place.unit = (outer_unit if joins else Unit(self.block)) if is_one else None
+        self._position.unit = (outer_unit if joins else Unit(self.block)) if is_one else None
         try:
             yield
         finally:
-            self._place.unit = outer_unit
+            self._position.unit = outer_unit
 
     def build_inside(self, block: Block) -> contextlib.AbstractContextManager[None]:
         """Return a context manager: new operations belong to `block`, without dependencies."""
@@ -179,9 +181,12 @@ class Scopes:
     @contextlib.contextmanager
     def _build_at(self, block: Block | None, control: tuple[object, ...]) -> Iterator[None]:
         """Set the block and control dependencies of new operations in the `with` block."""
-        outer_place = self._place.block, self._place.control  # without what a unit waits for
-        self._place.block, self._place.control = block, control
+        outer_position = (
+            self._position.block,
+            self._position.control,
+        )  # without what a unit waits for
+        self._position.block, self._position.control = block, control
         try:
             yield
         finally:
-            self._place.block, self._place.control = outer_place
+            self._position.block, self._position.control = outer_position

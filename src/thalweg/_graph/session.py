@@ -129,6 +129,7 @@ class Session:
         """Pass the error of a run that cannot begin to threads that wait for its operations."""
         operations = self.graph.get_operations()
         if any(op.abandoned is not None for op in operations):
+            # As if all placeholders were fed: planning raises for one that is not.
             keys = frozenset(x for op in operations if op.kind == "placeholder" for x in op.outputs)
             fetches = [fetched_element(self.graph, fetch) for fetch in requests]
             make_plan(fetches, keys).abandon_waiting(None, error)
@@ -182,8 +183,8 @@ class Session:
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
-        for place, tensor in plan.given:
-            results[place] = export(frame[tensor])
+        for index, tensor in plan.fed_fetches:
+            results[index] = export(frame[tensor])
         is_nested = frame.lock is not None or len(thread.frames) > 1
         is_nested = is_nested and self._joins_outer_run(plan)
         for lock, steps in plan.segments:
@@ -231,10 +232,6 @@ class Session:
             self._check_open()
             raise
 
-    def putting_back(self, variables: Sequence[GraphVariable]) -> list[atomic_section.Call]:
-        """Return calls of C functions that restore the present values of variables."""
-        return self.values.putting_back(variables)
-
     def is_initialized(self, variable: GraphVariable) -> bool:
         """Return True if a variable has a value in this session."""
         return variable in self.values
@@ -242,10 +239,6 @@ class Session:
     def initialize(self, variable: GraphVariable, value: object) -> None:
         """Set the first value of a variable; called by the operation `variable.initializer`."""
         self.values.put(variable, value)
-
-    def copy_if_shared(self, value: object) -> Any:
-        """Return a value, copied if it shares memory with a variable."""
-        return self.values.copy_if_shared(value)
 
     def generator(self, key: object, seed: int) -> torch.Generator:
         """Return the random generator of the operation with this key, created with `seed`."""

@@ -62,16 +62,16 @@ def known_sizes(shape: object) -> list[int | None] | None:
     return [values[0] if len(set(values)) == 1 else None for values in columns]
 
 
-def known_size(number: object) -> int | None:
+def known_size(value: object) -> int | None:
     """Return a number if it is known before a run, else None."""
-    sizes = known_sizes(number)
+    sizes = known_sizes(value)
     return sizes[0] if sizes is not None and len(sizes) == 1 else None
 
 
 def _trial_sizes(nest: object, trial: _Trial) -> list[int]:
     """Return the numbers in a nest, with the trial's values for symbols."""
     leaves = [trial[x] if isinstance(x, SymbolicTensor) else x for x in leaves_of(nest)]
-    return [number for leaf in leaves for number in ints(leaf)]
+    return [value for leaf in leaves for value in ints(leaf)]
 
 
 class _Trial(dict[SymbolicTensor, Any]):

@@ -87,26 +87,26 @@ def describe_misfit(calls: Sequence[TorchCall]) -> str:
 def _explain_broadcast_error(shapes: Sequence[Sizes]) -> str:
     """Return why shapes do not broadcast; "" if they may."""
     columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
-    for place, sizes in enumerate(columns, 1):
+    for dim, sizes in enumerate(columns, 1):
         distinct = sorted({size for size in sizes if size not in (None, 1)})
         if len(distinct) > 1:
             text = " and ".join(map(str, shapes))
             unequal = f"{distinct[0]} is not {distinct[1]}"
-            return f"{text} do not broadcast: {unequal} in dimension -{place}."
+            return f"{text} do not broadcast: {unequal} in dimension -{dim}."
     return ""
 
 
-def _explain_product_error(left: Sizes, right: Sizes) -> str:
+def _explain_product_error(lhs: Sizes, rhs: Sizes) -> str:
     """Return why shapes have no matrix product; "" if they may."""
-    if not left or not right:
+    if not lhs or not rhs:
         return ""
     return _describe_unequal_sizes(
-        left, -1, right, -2 if len(right) > 1 else -1
-    ) or _explain_broadcast_error([left[:-2], right[:-2]])
+        lhs, -1, rhs, -2 if len(rhs) > 1 else -1
+    ) or _explain_broadcast_error([lhs[:-2], rhs[:-2]])
 
 
-def _describe_unequal_sizes(left: Sizes, i: int, right: Sizes, j: int) -> str:
+def _describe_unequal_sizes(lhs: Sizes, i: int, rhs: Sizes, j: int) -> str:
     """Return a text about `left[i]` and `right[j]` if both are known and differ, else ""."""
-    if not left or not right or None in (left[i], right[j]) or left[i] == right[j]:
+    if not lhs or not rhs or None in (lhs[i], rhs[j]) or lhs[i] == rhs[j]:
         return ""
-    return f"{left} and {right} do not fit together: {left[i]} is not {right[j]}."
+    return f"{lhs} and {rhs} do not fit together: {lhs[i]} is not {rhs[j]}."

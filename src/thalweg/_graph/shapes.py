@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 _SIZES = (840, 1320)
 _SMALL = 1  # a slice of an unknown dimension may be shorter than it asks for
 _RANKS = (2, 1, 0, 3, 4)  # tried in turn where even the number of dimensions is unknown
+
+# `_run_trial` of one call: its arguments are `size`, `rank` and `watch`.
+Trial = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -64,25 +68,24 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
     unknown = Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
     if any(tensor.dtype is None for tensor in inputs):
         return unknown
+    run_trial = partial(_run_trial, function, arguments, inputs)
     if any(tensor.shape is UNKNOWN for tensor in inputs):
-        return _infer_dtypes(function, arguments, inputs) or unknown
+        return _infer_dtypes(run_trial, inputs) or unknown
     has_full_shapes = all(None not in (tensor.shape or ()) for tensor in inputs)
     try:
         sizes = _SIZES[:1] if has_full_shapes else _SIZES
-        results = [_run_trial(function, arguments, inputs, size) for size in sizes]
+        results = [run_trial(size) for size in sizes]
     except Exception as error:
         if _needs_data(error):
             return unknown
         if isinstance(error, TypeError):
             raise
-        reason = str(error) if has_full_shapes else _describe_misfit(function, arguments, inputs)
+        reason = str(error) if has_full_shapes else _describe_misfit(run_trial)
         if not reason:
-            return _infer_broadcast(function, arguments, inputs, name) or unknown
+            return _infer_broadcast(run_trial, inputs, name) or unknown
         raise InvalidArgumentError(f"{name}: {reason} {_describe_inputs(arguments)}") from error
     merged = _merge_trials(results, name)
-    return (
-        merged if has_full_shapes else _refine_by_small_trial(merged, function, arguments, inputs)
-    )
+    return merged if has_full_shapes else _refine_by_small_trial(merged, run_trial)
 
 
 def _needs_data(error: Exception) -> bool:
@@ -92,42 +95,32 @@ def _needs_data(error: Exception) -> bool:
     return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))
 
 
-def _refine_by_small_trial(
-    merged: object,
-    function: Callable[..., object],
-    arguments: Sequence[object],
-    inputs: Sequence[SymbolicTensor],
-) -> object:
+def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
     """Return the outputs without sizes that differ in a trial with small inputs."""
     try:
-        small = _run_trial(function, arguments, inputs, _SMALL)
+        small = run_trial(_SMALL)
     except Exception:  # not every function takes so little
         return merged
     return _forget_unequal_sizes(merged, small)
 
 
-def _infer_broadcast(
-    function: Callable[..., object],
-    arguments: Sequence[object],
-    inputs: Sequence[SymbolicTensor],
-    name: str,
-) -> object:
+def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: str) -> object:
     """Return the outputs, assuming that unknown sizes are 1 or a known one; None if unknown."""
-    results, fitting = [], []
+    results, valid_results = [], []
     for size in _known_sizes(inputs):
         try:
-            trial = _run_trial(function, arguments, inputs, size)
+            trial = run_trial(size)
         except Exception:  # this size does not suit the function
             continue
         if not all(isinstance(leaf, Output) for leaf in leaves_of(trial)):
             return None
         results.append(trial)
-        fitting.append(size)
+        valid_results.append(size)
     if not results:
         return None
     merged = results[0]
     if len(results) == 1:  # what has the size of the trial may have it from there
-        return mapped(lambda leaf: _without_size(leaf, fitting[0]), merged)
+        return mapped(lambda leaf: _without_size(leaf, valid_results[0]), merged)
     if len({len(list(leaves_of(result))) for result in results}) > 1:
         return None
     for trial_outputs in results[1:]:
@@ -197,15 +190,13 @@ def _run_trial(
     return mapped(lambda leaf: _output_of(leaf, symbols), result)
 
 
-def _describe_misfit(
-    function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
-) -> str:
+def _describe_misfit(run_trial: Trial) -> str:
     """Return why the known shapes do not fit together; "" if they may."""
     calls = []
     for size in (*_SIZES, _SMALL):
         watch = Failure()
         try:
-            _run_trial(function, arguments, inputs, size, watch=watch)
+            run_trial(size, watch=watch)
         except Exception as error:
             if watch.call is None or error is not watch.error:
                 return ""
@@ -268,9 +259,7 @@ def _common_sizes(
     return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
-def _infer_dtypes(
-    function: Callable[..., object], arguments: Sequence[object], inputs: Sequence[SymbolicTensor]
-) -> object:
+def _infer_dtypes(run_trial: Trial, inputs: Sequence[SymbolicTensor]) -> object:
     """Return the outputs with dtypes only, for inputs of unknown rank; None if no rank works.
 
     An output that is scalar in all trials is described as a scalar.
@@ -279,7 +268,7 @@ def _infer_dtypes(
     for size in (_SIZES[0], *_known_sizes(inputs)):
         for rank in _RANKS:
             try:
-                results.append(_run_trial(function, arguments, inputs, size, rank))
+                results.append(run_trial(size, rank))
             except Exception:  # this rank does not suit the function, or none does
                 continue
         if results:
@@ -287,9 +276,9 @@ def _infer_dtypes(
     if not results or not all(isinstance(leaf, Output) for leaf in leaves_of(results[0])):
         return None
     outputs = [list(leaves_of(result)) for result in results]
-    fitting = [leaves for leaves in outputs if len(leaves) == len(outputs[0])]
+    valid_results = [leaves for leaves in outputs if len(leaves) == len(outputs[0])]
     merged = []
-    columns: Any = zip(*fitting, strict=True)
+    columns: Any = zip(*valid_results, strict=True)
     for column in columns:
         is_scalar = len(column) > 2 and all(output.shape == () for output in column)
         merged.append(Output(column[0].dtype, () if is_scalar else None, column[0].flows))

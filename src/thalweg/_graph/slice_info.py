@@ -47,5 +47,5 @@ def mark_slice_like(slot: Any, primary: Any) -> None:
     info = getattr(primary, "_save_slice_info", None)
     if info is None or slot.shape != primary.shape:
         return
-    title = slot.op.name.rpartition(f"{primary.op.name}/")[2]
-    slot._save_slice_info = replace(info, full_name=f"{info.full_name}/{title}")
+    slot_name = slot.op.name.rpartition(f"{primary.op.name}/")[2]
+    slot._save_slice_info = replace(info, full_name=f"{info.full_name}/{slot_name}")

@@ -178,8 +178,10 @@ def _sparse_like(result: Any, output: SymbolicTensor) -> SymbolicSlices | Symbol
     return output
 
 
-def check_same_structure(first: object, second: object, title: str) -> None:
+def check_same_structure(first: object, second: object, subject: str) -> None:
     """Raise InvalidTypeError for nests of different structures."""
     shapes = [repr(mapped(lambda _: "*", nest)).replace("'*'", "*") for nest in (first, second)]
     if shapes[0] != shapes[1]:
-        raise InvalidTypeError(f"{title} must have the same structure, not {' and '.join(shapes)}.")
+        raise InvalidTypeError(
+            f"{subject} must have the same structure, not {' and '.join(shapes)}."
+        )

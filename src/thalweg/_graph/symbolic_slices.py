@@ -33,14 +33,14 @@ class SymbolicSlices(SymbolicRows):
     __array_ufunc__ = None
 
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
-        parts = (values, indices, dense_shape)
-        graph = next((x.graph for x in parts if isinstance(x, SymbolicTensor)), None)
+        components = (values, indices, dense_shape)
+        graph = next((x.graph for x in components if isinstance(x, SymbolicTensor)), None)
         if graph is None:
             raise InvalidTypeError("Neither values nor indices are symbolic; use IndexedSlices.")
         self.values, self.indices, self.dense_shape = values, indices, dense_shape
         dtype = getattr(values, "dtype", None)
         shape = None if isinstance(dense_shape, SymbolicTensor) else dense_shape
-        op = add(graph, "IndexedSlices", IndexedSlices, parts, outputs=[Output(dtype, shape)])
+        op = add(graph, "IndexedSlices", IndexedSlices, components, outputs=[Output(dtype, shape)])
         self.source = op.outputs[0]
         self.source.may_be_sparse = True
 
@@ -117,13 +117,13 @@ class SymbolicSlices(SymbolicRows):
 
 
 def _add_field(source: SymbolicTensor, name: str, output: Output) -> SymbolicTensor:
-    """Return a new node for one field, values or indices, of `source`."""
+    """Return a new node for a field of `source`: values, indices or dense_shape (int64)."""
 
-    def part_of(slices: IndexedSlices) -> object:
+    def get_field(slices: IndexedSlices) -> object:
         value = getattr(slices, name)
         if name != "dense_shape":
             return value
         return torch.tensor(value, dtype=torch.int64, device=torch.get_default_device())
 
-    title = f"{source.op.name}_{name}/"
-    return add(source.graph, title, part_of, (source,), outputs=[output]).outputs[0]
+    node_name = f"{source.op.name}_{name}/"
+    return add(source.graph, node_name, get_field, (source,), outputs=[output]).outputs[0]

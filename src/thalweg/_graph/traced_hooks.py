@@ -78,15 +78,15 @@ def explain_errors(owner: object, hook: str) -> Iterator[None]:
         yield
     except Exception as error:
         cls = type(owner).__name__
-        words = (
+        advice = (
             f"At {_line_of(error)}, in {hook} of {cls}. Hooks are called once, as the graph is"
             " built, with tensors that have no value yet, as in TensorFlow. Set"
             f" `HOOKS_AT_EACH_RUN = True` in {cls} to have them called at each run, with the"
             " session's tensors."
         )
         if isinstance(error, TypeError | AttributeError):
-            raise InvalidTypeError(f"{_message_of(error)}. {words}") from error
-        error.add_note(words)
+            raise InvalidTypeError(f"{_message_of(error)}. {advice}") from error
+        error.add_note(advice)
         raise
 
 

@@ -17,7 +17,7 @@ class UniqueNames:
         self._uses: dict[str, int] = {}
 
     def make_unique(self, name: str, mark_as_used: bool = True) -> str:
-        """Return `name`, with the first free number added if it is used."""
+        """Return `name`, with the first free number added if it is used, in whatever case."""
         key = name.lower()
         count = self._uses.get(key, 0)
         unique_name = name

@@ -126,11 +126,11 @@ class _Current(threading.local):
     """Variable scopes of this thread."""
 
     def __init__(self) -> None:
-        self._places: weakref.WeakKeyDictionary[Graph, _ScopeState] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[Graph, _ScopeState] = weakref.WeakKeyDictionary()
 
     def state_in(self, graph: Graph) -> _ScopeState:
         """Return the state of this thread in a graph."""
-        return self._places.setdefault(graph, _ScopeState())
+        return self._states.setdefault(graph, _ScopeState())
 
 
 _current = _Current()
@@ -157,7 +157,7 @@ def variable_scope(
     constraint: Constraint | None = None,
     auxiliary_name_scope: bool = True,
 ) -> Iterator[VariableScope]:
-    """Return a context manager: names of variables begin with a name; yields the scope.
+    """Return a context manager that puts new variables below a name; it yields the scope.
 
     Args:
         name_or_scope: A name below the current scope, a scope to enter again, or None.
@@ -174,34 +174,33 @@ def variable_scope(
         auxiliary_name_scope: True if a name scope is opened with it.
 
     Raises:
-        InvalidArgumentError: There is neither a name nor a default.
-        InvalidTypeError: The name is of another type.
+        InvalidTypeError: There is neither a name nor a default, or the name is of another type.
         InvalidArgumentError: The custom getter or the partitioner is not callable.
     """
     _check_scope_arguments(name_or_scope, default_name, partitioner, custom_getter)
     graph = get_default_graph()
-    place = _current.state_in(graph)
-    outer = place.scope
+    state = _current.state_in(graph)
+    outer = state.scope
     is_reentered = isinstance(name_or_scope, VariableScope)
-    scope, title = _copy_scope(place, name_or_scope, default_name)
+    scope, last_name = _copy_scope(state, name_or_scope, default_name)
     scope.reuse = reuse or scope.reuse
     defaults = {"initializer": initializer, "regularizer": regularizer, "partitioner": partitioner}
     defaults |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
     scope = replace(scope, **{key: value for key, value in defaults.items() if value is not None})
     scope.custom_getter = _nest_getters(custom_getter, scope.custom_getter)
-    place.opened[scope.name] = place.opened.get(scope.name, 0) + 1
-    previous_counts = dict(place.opened)
+    state.opened[scope.name] = state.opened.get(scope.name, 0) + 1
+    previous_counts = dict(state.opened)
     # The scope around all others, which has no name, opens none.
-    has_name_scope = auxiliary_name_scope and title
-    with graph.name_scope(title) if has_name_scope else contextlib.nullcontext():
+    has_name_scope = auxiliary_name_scope and last_name
+    with graph.name_scope(last_name) if has_name_scope else contextlib.nullcontext():
         if not is_reentered:
             scope.original_name_scope = graph.scope
-        place.scope = scope
+        state.scope = scope
         try:
             yield scope
         finally:
-            place.scope = outer
-            place.opened = previous_counts if is_reentered else _counts_outside(place, scope.name)
+            state.scope = outer
+            state.opened = previous_counts if is_reentered else _counts_outside(state, scope.name)
 
 
 def _nest_getters(custom: Getter | None, outer: Getter | None) -> Getter | None:
@@ -233,25 +232,25 @@ def _check_scope_arguments(
         raise InvalidTypeError("If default_name is None then name_or_scope is required")
 
 
-def _counts_outside(place: _ScopeState, name: str) -> dict[str, int]:
+def _counts_outside(state: _ScopeState, name: str) -> dict[str, int]:
     """Return the number of times each scope was opened, without scopes inside of `name`."""
     prefix = f"{name}/"
-    return {title: count for title, count in place.opened.items() if not title.startswith(prefix)}
+    return {key: count for key, count in state.opened.items() if not key.startswith(prefix)}
 
 
 def _copy_scope(
-    place: _ScopeState, name_or_scope: str | VariableScope | None, default_name: str | None
+    state: _ScopeState, name_or_scope: str | VariableScope | None, default_name: str | None
 ) -> tuple[VariableScope, str]:
     """Return (copy of the scope to enter, last part of its name)."""
     if isinstance(name_or_scope, VariableScope):
         return replace(name_or_scope), name_or_scope.name.rpartition("/")[2]
-    outer = place.scope
-    title = name_or_scope or _unused_name(place, default_name or "")
-    return replace(outer, name=f"{outer.name}/{title}" if outer.name else title), title
+    outer = state.scope
+    last_name = name_or_scope or _unused_name(state, default_name or "")
+    return replace(outer, name=f"{outer.name}/{last_name}" if outer.name else last_name), last_name
 
 
-def _unused_name(place: _ScopeState, name: str) -> str:
+def _unused_name(state: _ScopeState, name: str) -> str:
     """Return `name`, with a number added if a scope of this name was opened."""
-    prefix = f"{place.scope.name}/" if place.scope.name else ""
-    candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
-    return next(title for title in candidates if prefix + title not in place.opened)
+    prefix = f"{state.scope.name}/" if state.scope.name else ""
+    candidates = itertools.chain([name], (f"{name}_{suffix}" for suffix in itertools.count(1)))
+    return next(candidate for candidate in candidates if prefix + candidate not in state.opened)

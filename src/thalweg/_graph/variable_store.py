@@ -24,21 +24,21 @@ class Leaves:
     """Values of the variables of one session.
 
     Attributes:
-        found: The leaf tensors by variable.
+        leaf_by_variable: The leaf tensors.
         memory: The addresses of their storages.
     """
 
     def __init__(self) -> None:
-        self.found: dict[GraphVariable, SessionVariable] = {}
+        self.leaf_by_variable: dict[GraphVariable, SessionVariable] = {}
         self.memory: set[int] = set()
         self._lost = ""  # why values were forgotten
 
     def __contains__(self, variable: GraphVariable) -> bool:
-        return variable in self.found
+        return variable in self.leaf_by_variable
 
     def kept_in(self) -> list[dict[Any, Any]]:
         """Return the dictionaries that hold the leaves, for direct lookup."""
-        return [vars(self), self.found]
+        return [vars(self), self.leaf_by_variable]
 
     def get(self, variable: GraphVariable) -> SessionVariable:
         """Return the leaf tensor of a variable.
@@ -47,7 +47,7 @@ class Leaves:
             FailedPreconditionError: The variable is not initialized.
             LayoutError: The leaf's storage was cut.
         """
-        leaf = self.found.get(variable)
+        leaf = self.leaf_by_variable.get(variable)
         if leaf is None:
             name = variable.op.name
             raise FailedPreconditionError(
@@ -59,7 +59,7 @@ class Leaves:
 
     def all_of(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
         """Return the leaf tensors of variables, in order; see `get`."""
-        leaves_by_variable, leaves = self.found, []
+        leaves_by_variable, leaves = self.leaf_by_variable, []
         for variable in variables:
             leaf = leaves_by_variable.get(variable)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
@@ -75,16 +75,16 @@ class Leaves:
             InvalidTypeError: The value is not numeric, or a tensor that cannot be read.
         """
         tensor = _check_fits(variable, value)
-        leaf = self.found.get(variable)
+        leaf = self.leaf_by_variable.get(variable)
         if leaf is not None and leaf.shape == tensor.shape and leaf.dtype == tensor.dtype:
             leaf.assign(tensor)
             return
         new_leaf = _make_leaf(variable, tensor)
         if leaf is None:  # the address first: one too many costs a copy, one too few an update
             self.memory |= _addresses_of([new_leaf])
-            self.found[variable] = new_leaf
+            self.leaf_by_variable[variable] = new_leaf
         else:
-            self._call_to_set({**self.found, variable: new_leaf})()
+            self._call_to_set({**self.leaf_by_variable, variable: new_leaf})()
 
     def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
         """Return calls of C functions that set all variables; checks and conversions are done now.
@@ -95,7 +95,7 @@ class Leaves:
             InvalidArgumentError: A variable's static shape is another.
             LayoutError: A leaf's storage was cut.
         """
-        leaves = dict(self.found)
+        leaves = dict(self.leaf_by_variable)
         calls: list[Call] = []
         for variable, value in values.items():
             tensor = _check_fits(variable, value)
@@ -111,29 +111,35 @@ class Leaves:
 
     def _call_to_set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
         """Return a call of a C function that replaces all leaves."""
-        attributes = {"found": leaves, "memory": _addresses_of(leaves.values())}
+        attributes = {"leaf_by_variable": leaves, "memory": _addresses_of(leaves.values())}
         return partial(vars(self).update, attributes)
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """Return calls of C functions that restore the present state of variables."""
-        leaves = [leaf for leaf in map(self.found.get, variables) if leaf is not None]
+        """Return calls of C functions that restore the present values of variables.
+
+        If one has no value, or no static shape, they also restore which variables have values.
+        """
+        leaves = [leaf for leaf in map(self.leaf_by_variable.get, variables) if leaf is not None]
         with no_grad():
             values = putting_back(leaves)
         if len(leaves) == len(variables) and all(var.shape is not UNKNOWN for var in variables):
             return values
-        return [*values, self._call_to_set(dict(self.found))]  # an assignment may make a leaf
+        return [
+            *values,
+            self._call_to_set(dict(self.leaf_by_variable)),
+        ]  # an assignment may make a leaf
 
     def clear(self, reason: str = "") -> None:
         """Drop all values; `reason` ends the message of later reads."""
         self._lost = reason
-        self.found.clear()
+        self.leaf_by_variable.clear()
         self.memory.clear()
 
     def copy_if_shared(self, value: object) -> Any:
         """Return a value, copied if it shares memory with a leaf."""
         if isinstance(value, torch.Tensor):
-            shares = value.layout == torch.strided and self._shares_memory(value)
-            return value.clone() if shares else value
+            is_shared = value.layout == torch.strided and self._shares_memory(value)
+            return value.clone() if is_shared else value
         if isinstance(value, IndexedSlices) and self._shares_memory(value.values):
             return with_values(value, value.values.clone())
         return value

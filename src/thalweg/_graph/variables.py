@@ -166,8 +166,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         self, update: str, sparse_delta: Any, use_locking: object = None, name: str | None = None
     ) -> SymbolicTensor:
         """Return the operation that changes rows by `update`, such as "add"."""
-        title = name or f"Scatter{update.capitalize()}"
-        return scatter_node(self, sparse_delta.indices, sparse_delta.values, update, title)
+        node_name = name or f"Scatter{update.capitalize()}"
+        return scatter_node(self, sparse_delta.indices, sparse_delta.values, update, node_name)
 
     scatter_add = functools.partialmethod(_scatter_slices, "add")
     scatter_sub = functools.partialmethod(_scatter_slices, "sub")
@@ -313,7 +313,7 @@ def scatter_node(
 ) -> Any:
     """Return an operation that changes rows of `var`; its value is the new value of `var`.
 
-    `update` is an operation of `_base.scattering.scatter`, such as "add".
+    `update` is an operation of `_base.scatter.scatter`, such as "add".
     """
     if current_session() is not None:  # a node that runs updates at once
         leaf = resolve(var)
@@ -333,16 +333,16 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Raise for (gradient, variable) pairs that no operation can apply.
 
     Raises:
-        NotImplementedError: It is no variable.
-        RuntimeError: A sparse gradient of a constrained variable.
-        InvalidTypeError: It is known that the dtypes differ.
-        InvalidArgumentError: It is known that the shapes do.
+        NotImplementedError: A variable is a tensor that each run computes.
+        RuntimeError: A gradient is sparse, and its variable has a constraint.
+        InvalidTypeError: The dtypes of a pair are known and differ.
+        InvalidArgumentError: The shapes of a pair are known and differ.
     """
     for grad, var in pairs:
         if not isinstance(var, GraphVariable):
-            title = var.name if is_symbolic(var) else name_of(var, "Tensor")
+            var_name = var.name if is_symbolic(var) else name_of(var, "Tensor")
             raise NotImplementedError(
-                f"Trying to update a Tensor {title!r}, which is no variable:"
+                f"Trying to update a Tensor {var_name!r}, which is no variable:"
                 " it is computed or fed in each run of a session."
             )
         if isinstance(grad, SymbolicSlices) and var.constraint is not None:
@@ -405,6 +405,7 @@ def create_variable(
     """
     variable_dtype = None if dtype is None else as_dtype(dtype)
     check_constraint(constraint)
+    # A session initializes the variable before it runs the operations of the current scope.
     with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if deferred is None:
@@ -486,7 +487,10 @@ def needs_arguments(function: Callable[..., object]) -> bool:
 
 
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
-    """Set the initial value of a variable; initializers created earlier do not change."""
+    """Replace `variable.initial_value`, and `variable.initializer` by a new operation.
+
+    A session that runs the former initializer still assigns the former value.
+    """
     variable.initializer = add(
         variable.graph,
         f"{variable.op.name}/Assign",
@@ -537,14 +541,14 @@ def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> 
     """
     with graph.lock:
         if id(tensor) not in graph.stand_ins:
-            own_name = name_of(tensor, "").removesuffix(":0")
+            tensor_name = name_of(tensor, "").removesuffix(":0")
             variable = create_variable(
                 graph,
                 tensor,
-                own_name or name or "Variable",
+                tensor_name or name or "Variable",
                 trainable=isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad,
                 constraint=variable_constraint(tensor),
-                absolute=bool(own_name or name),
+                absolute=bool(tensor_name or name),
             )
             graph.stand_ins[id(tensor)] = (tensor, variable)
         return graph.stand_ins[id(tensor)][1]

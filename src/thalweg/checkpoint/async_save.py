@@ -8,8 +8,9 @@ import threading
 
 import torch
 
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg.checkpoint.named_state import Variables
-from thalweg.checkpoint.save_restore import Path, Progress, Snapshot, take_snapshot
+from thalweg.checkpoint.save_restore import Snapshot, take_snapshot
 from thalweg.errors import CheckpointWarning, FailedPreconditionError, warn
 
 

@@ -33,14 +33,14 @@ class ZeroFiles:
     """Contents of the files of one checkpoint.
 
     Attributes:
-        folder: The folder, for messages.
+        directory: The folder, for messages.
         stage: The stage of ZeRO, 1 to 3.
         ranks: The optimizer state of each rank.
         shapes: The shapes of parameters by their names, for each group.
         clip: The maximum of the norm of gradients; 0 for none.
     """
 
-    folder: Path
+    directory: Path
     stage: int
     ranks: list[Mapping[str, Any]]
     shapes: Shapes
@@ -48,7 +48,7 @@ class ZeroFiles:
 
     def fail(self, problem: str) -> InvalidArgumentError:
         """Return the InvalidArgumentError about a problem of this checkpoint; raise nothing."""
-        return InvalidArgumentError(f"{self.folder}: {problem}.")
+        return InvalidArgumentError(f"{self.directory}: {problem}.")
 
     def base(self, rank: int) -> Mapping[str, Any]:
         """Return the state dict of the wrapped optimizer that a rank saved; raise if malformed."""
@@ -62,11 +62,11 @@ class ZeroFiles:
             )
         return cast("Mapping[str, Any]", base)
 
-    def row(self, candidate: object, title: str) -> Tensor:
+    def row(self, candidate: object, label: str) -> Tensor:
         """Return a floating-point tensor flat and detached; raise if `candidate` is none."""
         problem = flaw(candidate)
         if problem or not isinstance(candidate, Tensor) or not candidate.is_floating_point():
-            raise self.fail(f"{title} is {problem or show_value(candidate)}, not a row of numbers")
+            raise self.fail(f"{label} is {problem or show_value(candidate)}, not a row of numbers")
         return candidate.detach().reshape(-1)
 
 
@@ -85,7 +85,7 @@ def find_folder(path: Path) -> Path | None:
     return find_folder(path / tag) if is_name and (path / tag).is_dir() else None
 
 
-def read_zero(folder: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
+def read_zero(directory: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
     """Return the state dict of an optimizer from the files of all ranks.
 
     Groups have the model's names of parameters as "param_names", and the maximum norm of gradients
@@ -93,36 +93,36 @@ def read_zero(folder: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
     as "master".
 
     Args:
-        folder: The folder with the files.
+        directory: The folder with the files.
         load_file: Called with a path; returns the unpickled contents.
 
     Raises:
         InvalidArgumentError: Files are missing or damaged, or of a layout that is not supported.
     """
-    files = _read_files(folder, load_file)
+    files = _read_files(directory, load_file)
     groups = _make_groups(files)
     join = _join_flat if files.stage < 3 else _join_parts
     masters = join(files, _read_masters(files), "masters")
     states: dict[int, dict[str, Any]] = {}
     params = [(name, shape) for shapes in files.shapes for name, shape in shapes.items()]
-    for number, (name, _) in enumerate(params):
-        states[number] = {"master": masters[name]} if name in masters else {}
+    for index, (name, _) in enumerate(params):
+        states[index] = {"master": masters[name]} if name in masters else {}
     for slot in _list_slots(files):
         rows = [_read_rows(files, rank, slot) for rank in range(len(files.ranks))]
-        for number, tensor in enumerate(join(files, rows, slot).values()):
-            states[number][slot] = tensor
-    for number, step in enumerate(_list_steps(files)):
-        states[number]["step"] = step
+        for index, tensor in enumerate(join(files, rows, slot).values()):
+            states[index][slot] = tensor
+    for index, step in enumerate(_list_steps(files)):
+        states[index]["step"] = step
     return {"state": states, "param_groups": groups}
 
 
-def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
+def _read_files(directory: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
     """Return the optimizer states of all ranks, and the parameters' shapes from the model's file.
 
     The number of ranks, the stage and the shapes are validated, not the optimizer states.
 
     Args:
-        folder: The folder with the files *_optim_states.pt, one for each data-parallel rank.
+        directory: The folder with the files *_optim_states.pt, one for each data-parallel rank.
         load_file: Returns the content of a file, a dict.
 
     Raises:
@@ -130,16 +130,16 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
             pipeline or expert parallelism; or the stage is not 1, 2 or 3, or differs between ranks.
     """
     paths: dict[int, Path] = {}
-    for file in sorted(folder.glob("*_optim_states.pt")):
+    for file in sorted(directory.glob("*_optim_states.pt")):
         match = _OF_RANK.fullmatch(file.name)
         if match is None or int(match[2]):
             problem = f"{file.name} is of model, pipeline or expert parallelism"
-            raise InvalidArgumentError(f"{folder}: {problem}, which is not supported.")
+            raise InvalidArgumentError(f"{directory}: {problem}, which is not supported.")
         paths[int(match[1])] = file
     count = len(paths)
     if not count or sorted(paths) != list(range(count)):
         raise InvalidArgumentError(
-            f"{folder}: has files of ranks {sorted(paths)}, not of all ranks from 0 on."
+            f"{directory}: has files of ranks {sorted(paths)}, not of all ranks from 0 on."
         )
     contents = [load_file(paths[rank]) for rank in range(count)]
     ranks = [_get_entry(content, "optimizer_state_dict", dict) for content in contents]
@@ -149,17 +149,17 @@ def _read_files(folder: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
     clip = ranks[0].get("clip_grad", default)
     stages = [rank.get("zero_stage") for rank in ranks]
     stage, *other_stages = (getattr(stage, "value", stage) for stage in stages)
-    outline = ZeroFiles(folder, stage if isinstance(stage, int) else 0, ranks, [], clip)
+    outline = ZeroFiles(directory, stage if isinstance(stage, int) else 0, ranks, [], clip)
     if outline.stage not in (1, 2, 3):
         raise outline.fail(f"'zero_stage' is {show_value(stage)}, not 1, 2 or 3")
     if any(other_stage != stage for other_stage in other_stages):
         raise outline.fail("'zero_stage' differs between the files of ranks")
     counts = ranks[0].get("partition_count", count)
     counts = counts if isinstance(counts, list) else [counts]
-    if any(number != count for number in counts):
+    if any(stored_count != count for stored_count in counts):
         raise outline.fail(f"{count} files are there, and 'partition_count' is {counts}")
     prefix = "zero_pp_rank_0_" if outline.stage == 3 else ""
-    path = folder / f"{prefix}mp_rank_00_model_states.pt"
+    path = directory / f"{prefix}mp_rank_00_model_states.pt"
     if not path.is_file():
         raise outline.fail(f"{path.name} is missing")
     shapes = _get_entry(load_file(path), "param_shapes", list)
@@ -216,8 +216,8 @@ def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
     first = 0
     for saved_group, shapes in zip(saved_groups, files.shapes, strict=True):
         options = {name: option for name, option in saved_group.items() if name != "params"}
-        numbers = [*range(first, first := first + len(shapes))]
-        options |= {"zero_stage": files.stage, "params": numbers, "param_names": [*shapes]}
+        indices = [*range(first, first := first + len(shapes))]
+        options |= {"zero_stage": files.stage, "params": indices, "param_names": [*shapes]}
         groups.append({**options, "max_grad_norm": files.clip})
     return groups
 
@@ -227,8 +227,8 @@ def _read_masters(files: ZeroFiles) -> list[list[Tensor]]:
     name = "single_partition_of_fp32_groups" if files.stage < 3 else "fp32_flat_groups"
     rows: list[list[Tensor]] = []
     for rank, state in enumerate(files.ranks):
-        parts = _get_entry(state, name, list)
-        rows.append([files.row(part, f"{name!r} of rank {rank}") for part in parts])
+        pieces = _get_entry(state, name, list)
+        rows.append([files.row(piece, f"{name!r} of rank {rank}") for piece in pieces])
     return rows
 
 
@@ -252,8 +252,8 @@ def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
         raise files.fail(f"'state' of rank {rank} has other keys than numbers")
     rows: list[Tensor] = []
     for key in sorted(states):
-        title = f"{slot!r} of group {key} of rank {rank}"
-        rows.append(files.row(_get_entry(states[key], slot, Tensor), title))
+        label = f"{slot!r} of group {key} of rank {rank}"
+        rows.append(files.row(_get_entry(states[key], slot, Tensor), label))
     return rows
 
 
@@ -266,24 +266,24 @@ def _list_steps(files: ZeroFiles) -> list[Any]:
     values = [entries.get("step") for entries in states.values() if isinstance(entries, Mapping)]
     groups = files.base(0)["param_groups"]
     steps: list[Any] = []
-    for place, shapes in enumerate(files.shapes):
+    for index, shapes in enumerate(files.shapes):
         step_count = (
-            values[place] if files.stage < 3 and place < len(values) else (values or [None])[0]
+            values[index] if files.stage < 3 and index < len(values) else (values or [None])[0]
         )
-        steps += [groups[place].get("step") if step_count is None else step_count] * len(shapes)
+        steps += [groups[index].get("step") if step_count is None else step_count] * len(shapes)
     if any(step is None for step in steps):
         raise files.fail("no step count is there, neither of groups nor of parameters")
     return steps
 
 
-def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
+def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> dict[str, Tensor]:
     """Return {parameter: full tensor} for stages 1 and 2, in which each rank has a slice of a flat
     row.
 
     Args:
         files: The files.
         ranks: For each rank its slice of the flat row of each group.
-        title: The name of these tensors in errors.
+        label: The name of these tensors in errors.
 
     Raises:
         InvalidArgumentError: The number of groups differs from that of shapes, or a row is too
@@ -292,22 +292,22 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> d
     values: dict[str, Tensor] = {}
     if any(len(rows) != len(files.shapes) for rows in ranks):
         counts = [len(rows) for rows in ranks]
-        raise files.fail(f"{title} have {counts} groups, and 'param_shapes' {len(files.shapes)}")
-    for place, shapes in enumerate(files.shapes):
-        row = torch.cat([rows[place] for rows in ranks])
+        raise files.fail(f"{label} have {counts} groups, and 'param_shapes' {len(files.shapes)}")
+    for index, shapes in enumerate(files.shapes):
+        row = torch.cat([rows[index] for rows in ranks])
         first = 0
         for name, shape in shapes.items():
             end = first + prod(shape)
             if end > row.numel():
                 raise files.fail(
-                    f"{title} of group {place} have {row.numel()} numbers, too few for {name!r}"
+                    f"{label} of group {index} have {row.numel()} numbers, too few for {name!r}"
                 )
             values[name] = row[first:end].view(shape).clone()
             first = end
     return values
 
 
-def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> dict[str, Tensor]:
+def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> dict[str, Tensor]:
     """Return {parameter: full tensor} for stage 3, in which each rank has an equal slice of each
     parameter.
 
@@ -315,13 +315,13 @@ def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> 
         files: The files.
         ranks: For each rank its flat rows, one per group; the slices of small parameters are
             padded.
-        title: The name of these tensors in errors.
+        label: The name of these tensors in errors.
 
     Raises:
         InvalidArgumentError: A row is too short.
     """
     no_values = torch.zeros(0, dtype=torch.float32, device="cpu")
-    rows = [torch.cat(parts) if parts else no_values for parts in ranks]
+    rows = [torch.cat(pieces) if pieces else no_values for pieces in ranks]
     values: dict[str, Tensor] = {}
     first = 0
     for shapes in files.shapes:
@@ -329,7 +329,7 @@ def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], title: str) -> 
             count = prod(shape)
             size = -(-count // len(rows))
             if first + size > min(row.numel() for row in rows):
-                raise files.fail(f"{title} have too few numbers for {name!r}")
+                raise files.fail(f"{label} have too few numbers for {name!r}")
             full_row = torch.cat([row[first : first + size] for row in rows])
             values[name] = full_row[:count].view(shape)
             first += size

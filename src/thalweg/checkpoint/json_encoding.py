@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -26,24 +26,19 @@ _SCALARS = (
     "float32", "float64",
 )  # fmt: skip
 
-Special = Callable[[Any, str], Any]
-
 
 class Writer:
     """Encoder of Python values as JSON; collects their tensors by name.
 
     Args:
-        special: Optional. Called first, with a value and its name. Returns JSON, or NotImplemented
-            to have this class encode the value.
         copies: True if tensors are copied; otherwise they must not change before they are written.
 
     Attributes:
         tensors: The tensors so far, by name.
     """
 
-    def __init__(self, special: Special | None = None, copies: bool = True) -> None:
+    def __init__(self, copies: bool = True) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._special = special
         self._copies = copies
 
     def __call__(self, python_value: Any, name: str) -> Any:
@@ -53,9 +48,6 @@ class Writer:
             InvalidTypeError: The value has something other than numbers, text, None, tensors,
                 arrays, and lists, tuples and dicts of those.
         """
-        replacement = NotImplemented if self._special is None else self._special(python_value, name)
-        if replacement is not NotImplemented:
-            return replacement
         value_type: type[Any] = python_value.__class__
         if python_value is None or type(python_value) in (bool, int, str):
             return python_value
@@ -104,16 +96,11 @@ class JsonReader:
 
     Args:
         tensors: The tensors by name.
-        special: Optional. Called first, with the mark of a dict, such as "$schedule", and its
-            content. Returns the decoded value, or NotImplemented to have this class decode it.
         copies: True if tensors are copied.
     """
 
-    def __init__(
-        self, tensors: Mapping[str, Tensor], special: Special | None = None, copies: bool = False
-    ) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], copies: bool = False) -> None:
         self.tensors = tensors
-        self._special = special
         self._copies = copies
 
     def __call__(self, encoded: Any) -> Any:
@@ -132,13 +119,13 @@ class JsonReader:
         if not mark.startswith("$"):
             return {key: self(entry) for key, entry in fields.items()}
         try:
-            return self._read_marked(mark, fields[mark])
+            return self.read_marked(mark, fields[mark])
         except (TypeError, ValueError, LookupError, OverflowError, AttributeError) as error:
             if isinstance(error, InvalidConfigError | NotFoundError):
                 raise
             raise InvalidConfigError(f"{mark} of {str(fields[mark])[:80]} is nothing.") from error
 
-    def _read_marked(self, mark: str, content: Any) -> object:
+    def read_marked(self, mark: str, content: Any) -> object:
         """Return the Python value of a dict whose only key is `mark`: a tensor, NumPy scalar, tuple
         ...
 
@@ -147,19 +134,16 @@ class JsonReader:
             InvalidConfigError: The mark or a dtype is unknown. A malformed `content` raises any
                 error.
         """
-        replacement = NotImplemented if self._special is None else self._special(mark, content)
-        if replacement is not NotImplemented:
-            return replacement
         if mark == TENSOR:
             if content not in self.tensors:
                 raise NotFoundError(f"Key {content} not found in checkpoint")
             tensor = self.tensors[content]
             return tensor.clone() if self._copies else tensor
         if mark == SCALAR:
-            dtype, number = content
+            dtype, scalar = content
             if dtype not in _SCALARS:
                 raise InvalidConfigError(f"{dtype} is the type of no number.")
-            return np.dtype(dtype).type(self(number))
+            return np.dtype(dtype).type(self(scalar))
         if mark == FLOAT:
             return float(content)
         if mark == TUPLE:

@@ -16,11 +16,12 @@ import torch
 
 from thalweg._base.showing import show_value
 from thalweg._formats import atomic_write, container
+from thalweg._formats.atomic_write import Progress
 from thalweg._formats.retention import Keeper
 from thalweg.checkpoint.async_save import Saving
 from thalweg.checkpoint.json_encoding import JsonReader
 from thalweg.checkpoint.named_state import Variables
-from thalweg.checkpoint.save_restore import Progress, Restored, restore, take_snapshot
+from thalweg.checkpoint.save_restore import Restored, restore, take_snapshot
 from thalweg.errors import (
     CheckpointWarning,
     InvalidArgumentError,
@@ -156,19 +157,24 @@ class CheckpointManager:
             InvalidArgumentError: `step` is not an integer from 0 on, or `best` is not among the
                 metrics.
         """
-        number = _step_number(step)
-        numbers = dict(metrics or {})
-        if self._best is not None and self._best not in numbers:
+        checked_step = _step_number(step)
+        metric_values = dict(metrics or {})
+        if self._best is not None and self._best not in metric_values:
             raise InvalidArgumentError(
-                f"metrics must have {self._best!r}, by which the best is kept; given: {numbers}."
+                f"metrics must have {self._best!r}, by which the best is kept; given:"
+                f" {metric_values}."
             )
         snapshot = take_snapshot(
-            optimizer=optimizer, variables=variables, module=module, extra=extra, metrics=numbers
+            optimizer=optimizer,
+            variables=variables,
+            module=module,
+            extra=extra,
+            metrics=metric_values,
         )
-        path = self.directory / f"{self._name}-{number}{SUFFIX}"
+        path = self.directory / f"{self._name}-{checked_step}{SUFFIX}"
         self._can_remove = snapshot.is_here()
         failure = self._wait_for_save()
-        snapshot.document.update(step=number, time=self._time_after_all())
+        snapshot.document.update(step=checked_step, time=self._time_after_all())
         if self._asynchronous:
             self._saving = Saving(snapshot, path, None)
         else:
@@ -184,7 +190,7 @@ class CheckpointManager:
         checkpoint.
         """
         present, newest = self._clock(), self.checkpoints()[-1:]
-        return max([present, *(math.nextafter(kept.time, math.inf) for kept in newest)])
+        return max([present, *(math.nextafter(checkpoint.time, math.inf) for checkpoint in newest)])
 
     def wait(self) -> None:
         """Wait until all files are complete.
@@ -247,11 +253,11 @@ class CheckpointManager:
                 latest, and a file of a newer format version always raises.
         """
         self.wait()
-        numbers = _files_by_step(self.directory, self._name)
-        path = self._newest_readable() if step is None else numbers.get(_step_number(step))
+        paths = _files_by_step(self.directory, self._name)
+        path = self._newest_readable() if step is None else paths.get(_step_number(step))
         if path is None:
             contents = "no checkpoint" if step is None else f"no checkpoint {step}"
-            raise MissingFileError(f"{self.directory} has {contents}; there are {sorted(numbers)}.")
+            raise MissingFileError(f"{self.directory} has {contents}; there are {sorted(paths)}.")
         options: Any = {"optimizer": optimizer, "variables": variables, "module": module}
         options |= {"check_arguments": check_arguments, "convert": convert, "progress": progress}
         return restore(path, **options)
@@ -340,7 +346,9 @@ class CheckpointManager:
     def _best_of(self, checkpoints: list[Kept]) -> Kept | None:
         """Return the checkpoint with the best metric; None if no checkpoint has it."""
         sign = 1 if self._mode == "min" else -1
-        metrics = [sign * kept.metrics.get(self._best or "", math.nan) for kept in checkpoints]
+        metrics = [
+            sign * checkpoint.metrics.get(self._best or "", math.nan) for checkpoint in checkpoints
+        ]
         pairs = [pair for pair in zip(metrics, checkpoints) if not math.isnan(pair[0])]
         return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
@@ -400,7 +408,7 @@ def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_Unrea
         try:
             document = container.describe(path).document
             raw_metrics = JsonReader({})(document.get("metrics", {}))
-            metrics = {key: float(number) for key, number in raw_metrics.items()}
+            metrics = {key: float(metric) for key, metric in raw_metrics.items()}
             saved_time = float(document.get("time", 0.0))
             if not math.isfinite(saved_time):
                 raise ValueError(f"the time is {saved_time}.")
@@ -418,14 +426,14 @@ def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_Unrea
 def _step_number(step: Any) -> int:
     """Return `step` as an int; raise InvalidArgumentError unless it is an integer from 0 on."""
     try:
-        number = -1 if isinstance(step, bool) else operator.index(step)
+        checked_step = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
-        number = -1
-    if not 0 <= number < _STEP_LIMIT:
+        checked_step = -1
+    if not 0 <= checked_step < _STEP_LIMIT:
         raise InvalidArgumentError(
             f"step must be a whole number from 0 to {_STEP_LIMIT - 1}, not {show_value(step)}."
         )
-    return number
+    return checked_step
 
 
 def _files_by_step(directory: Path, name: str) -> dict[int, Path]:

@@ -1,15 +1,18 @@
-"""Variables and optimizer state under the names of a file."""
+"""Variables, optimizer state and extra states of modules under the names of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from thalweg._core import state
 from thalweg._core.config_registry import Configurable
 from thalweg._core.dtensor import is_on_mesh
 from thalweg._core.grads_and_vars import distinct, flatten
@@ -18,7 +21,7 @@ from thalweg._core.state import LISTED, Loading, differences, keys_of, mismatch
 from thalweg._core.state import distinct as distinct_names
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from thalweg.optim.dtensor_params import entry_of, locals_of
+from thalweg.optim.dtensor_params import make_entry, make_local_shards
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
@@ -149,8 +152,10 @@ def prepare_loading(
     if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)
-    owners = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
-    slot_variables = {name: tensor for name, tensor in named_tensors.items() if name in owners}
+    names_with_slots = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
+    slot_variables = {
+        name: tensor for name, tensor in named_tensors.items() if name in names_with_slots
+    }
     copies = [name for name, tensor in slot_variables.items() if not is_variable(tensor)]
     if copies:
         raise InvalidArgumentError(
@@ -178,11 +183,11 @@ def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, obj
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
     """
-    entries = [entry_of(name, tensor) for name, tensor in named_tensors.items()]
+    entries = [make_entry(name, tensor) for name, tensor in named_tensors.items()]
     problems = differences(entries, values)
     if problems:
-        hint = _prefix_hint(named_tensors, values)
-        raise mismatch(problems, "The variables", f"Nothing was loaded.{hint}")
+        advice = _prefix_hint(named_tensors, values)
+        raise mismatch(problems, "The variables", f"Nothing was loaded.{advice}")
     return Loading([(entry, values[entry.name]) for entry in entries], what="The variables")
 
 
@@ -224,7 +229,7 @@ def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     All ranks must call this function. Other tensors are returned as they are.
     """
-    local_shards = locals_of(list(named_tensors.values()))
+    local_shards = make_local_shards(list(named_tensors.values()))
     return {
         name: tensor
         if local_shards is None or not is_on_mesh(tensor)
@@ -267,3 +272,64 @@ class _FileNames:
                 " of; no new optimizer could go on from the file otherwise."
             )
         return distinct_names([name or key for key, name in zip(keys, file_names, strict=True)])
+
+
+def extra_states(module: Module | None) -> dict[str, Any]:
+    """Return the extra states of a module and its submodules, by their names in `state_dict`.
+
+    Args:
+        module: The module. None returns an empty dictionary.
+
+    Raises:
+        InvalidTypeError: A module has `get_extra_state` but no `set_extra_state`.
+    """
+    return {
+        name: submodule.get_extra_state() for name, submodule in _modules_with_state(module).items()
+    }
+
+
+@contextmanager
+def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Generator[None]:
+    """Set the extra states of a module; restore the former ones if the `with` block raises.
+
+    Args:
+        module: The module; None has no extra states.
+        states: The states by name, from `extra_states` of such a module.
+
+    Raises:
+        CheckpointMismatchError: A state is missing, or belongs to no submodule. Nothing was set.
+    """
+    modules = _modules_with_state(module)
+    problems = [f"{name!r} is missing" for name in modules if name not in states]
+    problems += [f"{name!r} belongs to nothing here" for name in states if name not in modules]
+    if problems:
+        raise state.mismatch(problems, "The extra states of modules")
+    previous_states: dict[str, Any] = {}
+    try:
+        for name, submodule in modules.items():
+            previous_states[name] = deepcopy(submodule.get_extra_state())
+            submodule.set_extra_state(states[name])
+        yield
+    except BaseException:
+        for name, previous_state in previous_states.items():
+            modules[name].set_extra_state(previous_state)
+        raise
+
+
+def _modules_with_state(module: Module | None) -> dict[str, Any]:
+    """Return the submodules that have an extra state, by the name of the state in `state_dict`."""
+    if module is None:
+        return {}
+    submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
+    stateful_modules: dict[str, Any] = {
+        f"{prefix}.{_KEY}" if prefix else _KEY: submodule
+        for prefix, submodule in submodules
+        if submodule.__class__.get_extra_state is not Module.get_extra_state
+    }
+    for name, submodule in stateful_modules.items():
+        if submodule.__class__.set_extra_state is Module.set_extra_state:
+            raise InvalidTypeError(f"{name!r}: {type(submodule).__name__} has no set_extra_state.")
+    return stateful_modules
+
+
+_KEY = "_extra_state"

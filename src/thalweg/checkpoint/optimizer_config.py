@@ -1,18 +1,28 @@
-"""Description of an optimizer as JSON: its class and arguments."""
+"""Description of an optimizer as JSON: its class, arguments and states of schedules."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg import schedules
-from thalweg._core.config_registry import LOSS_SCALERS, OPTIMIZERS, RATES, Names, is_argument
+from thalweg._core.config_registry import (
+    LOSS_SCALERS,
+    OPTIMIZERS,
+    RATES,
+    Configurable,
+    Names,
+    is_argument,
+)
 from thalweg._core.hyperparameters import is_function, is_number
+from thalweg._core.state import Loading, differences, mismatch
 from thalweg._formats.json_text import as_object
 from thalweg.checkpoint.json_encoding import SCALAR, JsonReader, Writer
 from thalweg.checkpoint.torch_adapter import OF_TORCH, TorchOptimizerAdapter
@@ -49,7 +59,7 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
         InvalidTypeError: An argument has a type that cannot be encoded.
     """
     names = {id(variable): name for name, variable in variables.items()}
-    return _ConfigEncoder(names).class_and_arguments(optimizer)
+    return _ConfigWriter(names).describe(optimizer)
 
 
 def _name_of_class(cls: type[object]) -> str:
@@ -123,13 +133,13 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
             f"The optimizer is of your own class {config['class'].removeprefix('mine:')!r}. Make"
             " it, and give it: restore(path, optimizer=...)."
         )
-    reader = JsonReader({}, _ConfigDecoder(variables))
+    reader = _ConfigReader(variables)
     arguments = {}
     for name, argument in config["arguments"].items():
-        user_part = _find_user_part(argument)
-        if user_part:
+        user_code = _find_user_part(argument)
+        if user_code:
             raise NotFoundError(
-                f"{name} of {config['class']} was {user_part}, which no file can hold. Make the"
+                f"{name} of {config['class']} was {user_code}, which no file can hold. Make the"
                 " optimizer with it, and give it: restore(path, optimizer=...)."
             )
         arguments[name] = reader(argument)
@@ -139,7 +149,7 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
         raise InvalidConfigError(f"{config['class']} cannot be made: {error}") from error
 
 
-class _ConfigEncoder:
+class _ConfigWriter(Writer):
     """Encoder of an optimizer's class and arguments as JSON.
 
     Args:
@@ -147,28 +157,31 @@ class _ConfigEncoder:
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
         self._names = names
-        self._writer = Writer(self)
 
-    def class_and_arguments(self, optimizer: Any) -> dict[str, object]:
+    def describe(self, optimizer: Any) -> dict[str, object]:
         """Return {"class": name, "arguments": {name: JSON value}} of an optimizer."""
         is_torchs = isinstance(optimizer, TorchOptimizerAdapter)
         return {
             "class": optimizer.title if is_torchs else _name_of_class(optimizer.__class__),
-            "arguments": self._writer(optimizer._arguments(), ""),
+            "arguments": self(optimizer._arguments(), ""),
         }
 
-    def __call__(self, argument: object, name: str) -> Any:
-        """Return an argument of an optimizer as JSON; NotImplemented if `Writer` itself encodes it.
+    def __call__(self, python_value: Any, name: str) -> Any:
+        """Return an argument of an optimizer, or a value in an argument, as JSON.
 
-        Schedules, rules, optimizers, tensors, classes, dtypes and sets are encoded here. Functions,
-        rules and schedules of the user become `{YOURS: text}`, which only names them.
+        `Writer` encodes all but schedules, rules, optimizers, tensors, classes, dtypes and sets.
+        Functions, rules and schedules of the user become `{YOURS: text}`, which only names them.
         """
+        argument: object = python_value
         if isinstance(argument, LearningRateSchedule):
             return self._describe_schedule(argument)
         if isinstance(argument, Rule):
-            is_known = argument in _all_rules()
-            return {RULE: argument.name} if is_known else {YOURS: f"your rule {argument.name!r}"}
+            is_registered = argument in _all_rules()
+            return (
+                {RULE: argument.name} if is_registered else {YOURS: f"your rule {argument.name!r}"}
+            )
         if is_argument(argument) and (origin := cast(Any, argument)._made_by()) is not None:
             return self._describe_argument(argument, *origin)
         if isinstance(argument, Tensor):
@@ -182,16 +195,16 @@ class _ConfigEncoder:
             return {YOURS: f"the function {function_name!r}"}
         if isinstance(argument, frozenset | set):
             return sorted(map(str, cast(set[Any], argument)))
-        return NotImplemented
+        return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
         """Return an optimizer, rule or factory argument as a marked dict."""
         if kind is OPTIMIZERS:
-            return {OPTIMIZER: self.class_and_arguments(argument)}
+            return {OPTIMIZER: self.describe(argument)}
         name = kind.name_of(maker)
         if name is None:
             return {YOURS: f"{kind.words} {maker.__name__!r}"}
-        arguments = self._writer(argument._arguments(), "")
+        arguments = self(argument._arguments(), "")
         if kind is LOSS_SCALERS:
             return {LOSS_SCALER: arguments}
         return {RATE: {"function": name, "arguments": arguments}}
@@ -204,29 +217,30 @@ class _ConfigEncoder:
             return {VARIABLE: name}
         if tensor.dim():
             return {YOURS: f"a tensor of shape {tuple(tensor.shape)}"}
-        return {NUMBER: [dtype_name(tensor.dtype), Writer()(tensor.item(), "")]}
+        return {NUMBER: [dtype_name(tensor.dtype), self(tensor.item(), "")]}
 
     def _describe_schedule(self, schedule: LearningRateSchedule) -> object:
         """Return a schedule as a marked dict with its class and arguments."""
         with suppress(NotImplementedError, TypeError, ValueError):
             config = schedules.serialize(schedule)
             if type(schedules.deserialize(config)) is type(schedule):
-                return {SCHEDULE: self._writer(config, "")}
+                return {SCHEDULE: self(config, "")}
         return {YOURS: f"your schedule {type(schedule).__name__!r}"}
 
 
-class _ConfigDecoder:
-    """Decoder of the marked dicts of `_ConfigEncoder`.
+class _ConfigReader(JsonReader):
+    """Decoder of the JSON of `_ConfigWriter`.
 
     Args:
         variables: Variables by name.
     """
 
     def __init__(self, variables: Mapping[str, Tensor]) -> None:
+        super().__init__({})
         self._variables = variables
 
-    def __call__(self, mark: str, content: Any) -> Any:
-        """Return the object that a marked dict describes; NotImplemented for marks of `JsonReader`.
+    def read_marked(self, mark: str, content: Any) -> Any:
+        """Return the object that a marked dict describes.
 
         Args:
             mark: The only key of the dict, such as "$schedule".
@@ -236,22 +250,21 @@ class _ConfigDecoder:
             NotFoundError: A variable is not among `variables`, or the argument needs user code.
             InvalidConfigError: A number is malformed, or a class rejects its arguments.
         """
-        reader = JsonReader({}, self)
         if mark == SCHEDULE:
-            return schedules.deserialize(reader(content))
+            return schedules.deserialize(self(content))
         if mark == RATE:
-            return RATES.find(content["function"])(**reader(content["arguments"]))
+            return RATES.find(content["function"])(**self(content["arguments"]))
         if mark == RULE:
             return {rule.name: rule for rule in _all_rules()}[content]
         if mark == OPTIMIZER:
             return make_optimizer(content, self._variables)
         if mark == LOSS_SCALER:
-            return LOSS_SCALERS.find("AutomaticLossScaler")(**reader(content))
+            return LOSS_SCALERS.find("AutomaticLossScaler")(**self(content))
         if mark == NUMBER:
-            dtype, number = content
-            if not is_number(decoded_number := reader(number)):
-                raise InvalidConfigError(f"{NUMBER} of {str(number)[:80]} is no number.")
-            return to_tensor(decoded_number, dtype)
+            dtype, scalar = content
+            if not is_number(decoded_scalar := self(scalar)):
+                raise InvalidConfigError(f"{NUMBER} of {str(scalar)[:80]} is no number.")
+            return to_tensor(decoded_scalar, dtype)
         if mark == VARIABLE:
             if content not in self._variables:
                 raise NotFoundError(
@@ -259,7 +272,7 @@ class _ConfigDecoder:
                     " given."
                 )
             return self._variables[content]
-        return NotImplemented
+        return super().read_marked(mark, content)
 
 
 def _all_rules() -> Sequence[Rule]:
@@ -275,8 +288,8 @@ def _find_user_part(encoded: object) -> str:
     fields, elements = as_object(encoded), list[Any]()
     if isinstance(encoded, list):
         elements = cast(list[Any], encoded)
-    user_parts = [fields.get(YOURS, ""), *map(_find_user_part, [*elements, *fields.values()])]
-    return next(filter(None, user_parts), "")
+    user_codes = [fields.get(YOURS, ""), *map(_find_user_part, [*elements, *fields.values()])]
+    return next(filter(None, user_codes), "")
 
 
 def _is_number(encoded: object) -> bool:
@@ -289,3 +302,54 @@ def _short_repr(encoded: object) -> str:
     for content in as_object(encoded).values() if len(as_object(encoded)) == 1 else ():
         return str(content) if len(str(content)) < 80 else f"{str(content)[:77]}..."
     return repr(encoded)
+
+
+def list_schedule_states(optimizer: object) -> dict[str, dict[str, Any]]:
+    """Return {path of an argument: state dict} of the learning-rate schedules that have a state.
+
+    A path is such as "learning_rate" or, in a wrapped optimizer, "inner.learning_rate".
+    """
+    return {name: rate.state_dict() for name, rate in _find_schedules(optimizer).items()}
+
+
+def prepare_schedules(optimizer: object, states: Mapping[str, object], must_match: bool) -> Loading:
+    """Return the loading that sets the states of an optimizer's schedules; nothing is set yet.
+
+    Args:
+        optimizer: The optimizer.
+        states: The states from `list_schedule_states`.
+        must_match: False to ignore missing and superfluous states.
+
+    Raises:
+        CheckpointMismatchError: A state is missing, or belongs to no schedule, with `must_match`.
+    """
+    rates = _find_schedules(optimizer)
+    problems = differences([], {name: None for name in states if name not in rates})
+    missing = [name for name in rates if name not in states]
+    problems += [f"the random numbers of {name} are missing" for name in missing]
+    if problems and must_match:
+        raise mismatch(problems, "The learning rates")
+    calls: list[Callable[[], Any]] = []
+    for name in rates.keys() & states.keys():
+        rate_copy = copy.deepcopy(rates[name])
+        rate_copy.load_state_dict(states[name])
+        attributes: dict[str, Any] = rates[name].__dict__
+        calls.append(partial(attributes.update, rate_copy.__dict__))
+    return Loading(then=calls)
+
+
+def _find_schedules(optimizer: Any, prefix: str = "") -> dict[str, Any]:
+    """Return {path of an argument: learning-rate schedule} of the schedules that have a state.
+
+    Those of wrapped optimizers are included, with `prefix` and the argument's name in their paths.
+    """
+    rates: dict[str, Any] = {}
+    for name, argument in optimizer._arguments().items():
+        if isinstance(argument, Configurable):
+            rates |= _find_schedules(argument, f"{prefix}{name}.")
+        elif is_argument(argument):
+            inner_rates = enumerate(cast(Any, argument)._keeps())
+            rates |= {f"{prefix}{name}#{index}": rate for index, rate in inner_rates}
+        elif isinstance(argument, LearningRateSchedule) and hasattr(argument, "load_state_dict"):
+            rates[prefix + name] = argument
+    return rates

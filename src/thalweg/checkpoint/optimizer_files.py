@@ -94,10 +94,10 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     if Path(path).is_dir():
-        folder = find_folder(Path(path))
-        if folder is None:
+        directory = find_folder(Path(path))
+        if directory is None:
             raise InvalidArgumentError(f"{fspath(path)} has no files of DeepSpeed's optimizers.")
-        return read_zero(folder, load_file)
+        return read_zero(directory, load_file)
     with open(path, "rb") as file:
         is_safetensors = file.read(9)[8:] == b"{"
     contents = restore(Path(path)).extra if is_safetensors else load_file(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,22 +18,24 @@ from thalweg._core import state
 from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.slots import SlotStore
 from thalweg._formats import container
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.format_detection import TRAINING, reader_of
 from thalweg._formats.json_text import as_object
 from thalweg._formats.path_resolution import locate_checkpoint
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
-from thalweg.checkpoint import optimizer_config, schedule_state
-from thalweg.checkpoint.extra_states import extra_states, with_extra_states
+from thalweg.checkpoint import optimizer_config
 from thalweg.checkpoint.json_encoding import JsonReader, Writer
 from thalweg.checkpoint.named_state import (
     Variables,
     as_checkpointable,
+    extra_states,
     gather_dtensors,
     name_tensors,
     prepare_loading,
     prepare_values,
     slots_of,
     state_of,
+    with_extra_states,
 )
 from thalweg.checkpoint.torch_adapter import TorchOptimizerAdapter, without_converted
 from thalweg.errors import (
@@ -47,8 +49,6 @@ from thalweg.errors import (
 if TYPE_CHECKING:
     from thalweg.distribute.process_group import Ranks
 
-Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 KIND = TRAINING
 
 
@@ -182,13 +182,13 @@ def _copy_training(
         with nullcontext() if shards is None else shards.collecting():
             document["state"] = state_writer(state_of(optimizer, named_tensors), "optimizer")
         document["optimizer"] = optimizer_config.describe_optimizer(optimizer, named_tensors)
-        document["rates"] = state_writer(schedule_state.states_of(optimizer), "rates")
+        document["rates"] = state_writer(optimizer_config.list_schedule_states(optimizer), "rates")
     document["variables"] = content_writer(gather_dtensors(named_tensors), "variables")
     if module_states := extra_states(module):
         document["extra_states"] = content_writer(module_states, "extra_states")
     document["extra"] = content_writer(extra, "extra")
-    numbers = {name: float(metric) for name, metric in (metrics or {}).items()}
-    document["metrics"] = content_writer(numbers, "metrics")
+    metric_values = {name: float(metric) for name, metric in (metrics or {}).items()}
+    document["metrics"] = content_writer(metric_values, "metrics")
     return Snapshot(document, {**state_writer.tensors, **content_writer.tensors}, slots, ranks)
 
 
@@ -298,20 +298,20 @@ def restore(
         InvalidConfigError: The file's description of the training is invalid.
         FailedPreconditionError: The optimizer's state is variables of a graph.
     """
-    places = variables is not False and (variables is not None or module is not None)
+    has_targets = variables is not False and (variables is not None or module is not None)
     tensors = name_tensors(variables or None, module)
     if optimizer is not None and optimizer is not False:
         optimizer = as_checkpointable(optimizer)
     path, document, reader = _open_checkpoint(path, progress)
-    unrestored = () if places else tuple(document["variables"])
-    states_module = module if places else None
+    unrestored = () if has_targets else tuple(document["variables"])
+    states_module = module if has_targets else None
     with _name_file_in_errors(path), ExitStack() as exit_stack:
         loadings: list[state.Loading] = []
-        if places:
+        if has_targets:
             loadings.append(prepare_values(tensors, _read_by_name(reader, document, "variables")))
         target_optimizer = _choose_optimizer(document, optimizer, tensors, check_arguments, convert)
         if isinstance(target_optimizer, TorchOptimizerAdapter) and convert:
-            values = _read_by_name(reader, document, "variables") if places else {}
+            values = _read_by_name(reader, document, "variables") if has_targets else {}
             target_optimizer.convert_to_fit(values)
         arguments = (target_optimizer, reader, document, tensors, check_arguments)
         loadings += _prepare_optimizer(*arguments, exit_stack)
@@ -325,7 +325,7 @@ def restore(
             state.restore(*(replace(loading, is_ours=True) for loading in loadings))
     if (slots := slots_of(target_optimizer)) is not None:
         slots.saved(os.fsdecode(path))
-    _warn_of_rest(path, states if places else {}, () if variables is False else unrestored)
+    _warn_of_rest(path, states if has_targets else {}, () if variables is False else unrestored)
     return outcome
 
 
@@ -339,7 +339,7 @@ def _open_checkpoint(
         InvalidConfigError: The document is not that of a checkpoint of a training.
     """
     path = locate_checkpoint(path).path_if_ours()
-    contents = container.mapped(path, progress=progress)
+    contents = container.mapped(path, progress)
     document = _check_document(contents.document, path)
     tensors = {name: stored.tensor() for name, stored in contents.tensors.items()}
     return path, document, JsonReader(tensors)
@@ -380,27 +380,54 @@ def _warn_of_rest(path: str, states: Mapping[str, object], names: Sequence[str])
 
 
 def _choose_optimizer(
-    document: Mapping[str, object],
-    optimizer: object,
+    document: Mapping[str, Any],
+    optimizer: Any,
     named_tensors: Mapping[str, Tensor],
     check_arguments: bool,
     convert: bool,
 ) -> Any:
-    """Return the optimizer to restore: `optimizer`, a new one for None, or None without an
-    optimizer.
+    """Return `optimizer`, or for None a new one as the file describes it.
 
-    The last case occurs for `optimizer=False`, and if neither argument nor file has one.
+    Args:
+        document: The document of the file.
+        optimizer: The user's optimizer, None, or False to restore none.
+        named_tensors: Variables by name, which arguments may refer to.
+        check_arguments: True if arguments must be equal; the class must be in any case.
+        convert: True if arguments that `convert` changes may differ.
+
+    Returns:
+        The optimizer to restore; None for False, and if neither argument nor file has one.
 
     Raises:
         CheckpointMismatchError: The file has no optimizer, or one of another class or arguments.
+        NotFoundError: The class or an argument of a new optimizer is user code.
     """
     if optimizer is False:
         return None
-    if "optimizer" in document:
-        return _match_optimizer(document, optimizer, named_tensors, check_arguments, convert)
-    if optimizer is not None:
-        raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
-    return None
+    if "optimizer" not in document:
+        if optimizer is not None:
+            raise CheckpointMismatchError("there is no optimizer. Nothing was loaded.")
+        return None
+    saved_config = document["optimizer"]
+    if optimizer is None:
+        return optimizer_config.make_optimizer(saved_config, named_tensors)
+    current_config = optimizer_config.describe_optimizer(optimizer, named_tensors)
+    loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
+    differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
+    unconvertible = differences
+    if isinstance(optimizer, TorchOptimizerAdapter):
+        configs = (saved_config, current_config)
+        rests = [*map(without_converted, configs, configs[::-1])]
+        unconvertible = optimizer_config.describe_differences(rests[0], rests[1], loaded)
+    if convert:
+        differences = unconvertible
+    is_other_class = saved_config["class"] != current_config["class"]
+    if differences and (check_arguments or is_other_class):
+        ways = ["check_arguments=False"] * bool(unconvertible)
+        ways += ["convert=True"] * (unconvertible != differences)
+        advice = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other_class)
+        raise state.mismatch(differences, outcome=f"Nothing was loaded.{advice}")
+    return optimizer
 
 
 def _prepare_optimizer(
@@ -426,7 +453,7 @@ def _prepare_optimizer(
         loading = exit_stack.enter_context(prepare_loading(optimizer, saved_state, named_tensors))
         return [
             loading,
-            schedule_state.prepare_rates(
+            optimizer_config.prepare_schedules(
                 optimizer, _read_by_name(reader, document, "rates"), check_arguments
             ),
         ]
@@ -444,48 +471,6 @@ def _name_file_in_errors(path: str) -> Generator[None]:
     except ThalwegError as error:
         error.args = (f"{path}: {error}",)
         raise
-
-
-def _match_optimizer(
-    document: Mapping[str, Any],
-    optimizer: Any,
-    named_tensors: Mapping[str, Tensor],
-    check_arguments: bool,
-    convert: bool,
-) -> object:
-    """Return `optimizer`, or a new one as the file describes it for None.
-
-    Args:
-        document: The document of the file.
-        optimizer: The user's optimizer, or None.
-        named_tensors: Variables by name, which arguments may refer to.
-        check_arguments: True if arguments must be equal; the class must be in any case.
-        convert: True if arguments that `convert` changes may differ.
-
-    Raises:
-        CheckpointMismatchError: The class or arguments differ.
-        NotFoundError: The class or an argument of a new optimizer is user code.
-    """
-    saved_config = document["optimizer"]
-    if optimizer is None:
-        return optimizer_config.make_optimizer(saved_config, named_tensors)
-    current_config = optimizer_config.describe_optimizer(optimizer, named_tensors)
-    loaded = {"schedule_decay", *as_object(document["state"].get("hyperparameters"))}
-    differences = optimizer_config.describe_differences(saved_config, current_config, loaded)
-    unconvertible = differences
-    if isinstance(optimizer, TorchOptimizerAdapter):
-        configs = (saved_config, current_config)
-        rests = [*map(without_converted, configs, configs[::-1])]
-        unconvertible = optimizer_config.describe_differences(rests[0], rests[1], loaded)
-    if convert:
-        differences = unconvertible
-    is_other_class = saved_config["class"] != current_config["class"]
-    if differences and (check_arguments or is_other_class):
-        ways = ["check_arguments=False"] * bool(unconvertible)
-        ways += ["convert=True"] * (unconvertible != differences)
-        hint = f" restore(..., {', '.join(ways)}) goes on with yours." * (not is_other_class)
-        raise state.mismatch(differences, outcome=f"Nothing was loaded.{hint}")
-    return optimizer
 
 
 def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str) -> dict[str, Any]:
@@ -523,6 +508,6 @@ def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any
         if "state" not in document:
             raise InvalidConfigError(f"{path}: the optimizer has no state.")
     step = document.get("step")
-    parts = ("variables", "extra_states", "rates", "metrics")
-    empty: dict[str, object] = {**{name: {} for name in parts}, "extra": None}
+    sections = ("variables", "extra_states", "rates", "metrics")
+    empty: dict[str, object] = {**{name: {} for name in sections}, "extra": None}
     return {**empty, **document, "step": step if type(step) is int else None}

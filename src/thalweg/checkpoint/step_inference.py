@@ -18,12 +18,12 @@ _FIRST_BLOCK, _MAX_BLOCK = 1 << 8, 1 << 16
 _MAX_STEPS = 1 << 27
 _MAX_DIGITS = 5  # decimal digits of a beta
 _MAX_EXPLANATIONS = 3  # pairs of step count and betas in a note
-_USUAL_BETAS = {
+_COMMON_BETAS = {
     "beta1": (0.9, 0.5, 0.8, 0.95, 0.85, 0.6, 0.7, 0.99),
     "beta2": (0.999, 0.99, 0.98, 0.997, 0.95, 0.9, 0.9999, 0.995, 0.9995),
 }
 _SHORT_BETAS = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in range(900, 1000)),
-               *(beta for betas in _USUAL_BETAS.values() for beta in betas)})  # fmt: skip
+               *(beta for betas in _COMMON_BETAS.values() for beta in betas)})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
             return Steps(count, betas, _other_counters(count, counters))
     pairs = [(count, _betas_of(powers, count)) for count in _likely_steps(powers)]
     candidates = {count: betas for count, betas in pairs if betas}
-    usual = {
+    preferred = {
         count: betas
         for count, betas in candidates.items()
         if len(betas) > 1
-        and all(beta in _USUAL_BETAS.get(name, ()) for name, beta in betas.items())
+        and all(beta in _COMMON_BETAS.get(name, ()) for name, beta in betas.items())
     }
-    candidates = usual if len(usual) == 1 else candidates
+    candidates = preferred if len(preferred) == 1 else candidates
     if len(candidates) == 1:
         count, betas = next(iter(candidates.items()))
         return Steps(count, betas, _other_counters(count, counters))

@@ -30,7 +30,7 @@ from thalweg.optim import RuleOptimizer
 from thalweg.optim.class_lookup import class_named, is_named
 from thalweg.optim.fused_optimizer import FusedOptimizer
 from thalweg.optim.group_options import STEP_FLAGS, hypers_of
-from thalweg.optim.load_state import drop_unused, fit_slots, fit_state, setting, warn_of
+from thalweg.optim.load_state import drop_unused, fit_slots, fit_state, plan_entries, warn_of
 from thalweg.optim.state_mismatch import is_before_steps, is_number, unmatched
 from thalweg.optim.step_options import KEYWORDS
 
@@ -260,7 +260,7 @@ class TorchOptimizerAdapter:
                 if self._has_rule:
                     entries = self.optimizer.state[param]
                     arguments = (entries, saved_state, name, errors, pairs, param)
-                    calls += setting(*arguments, None, initial_keys)
+                    calls += plan_entries(*arguments, None, initial_keys)
                     calls += [partial(entries.pop, key, None) for key in initial_keys]
                     continue
                 checked_group = group if option_errors else options
@@ -309,9 +309,9 @@ class TorchOptimizerAdapter:
         # The steps of torch pass scalars to kernels as float32.
         sizes = {name: option for name, option in options.items() if is_number(option)}
         return [
-            f"'{name}' of group {index} is {state.shown(number)}, beyond float32"
-            for name, number in sizes.items()
-            if _MAX_FLOAT32 < abs(float(number)) < math.inf
+            f"'{name}' of group {index} is {state.shown(size)}, beyond float32"
+            for name, size in sizes.items()
+            if _MAX_FLOAT32 < abs(float(size)) < math.inf
         ]
 
     def _list_initial_keys(
@@ -343,8 +343,8 @@ class TorchOptimizerAdapter:
             missing += () if is_new else keys
             return keys
         if not (is_new or self._has_rule):
-            hint = "convert=True has it begin at the parameter"
-            errors += [f"'{param_name}/{key}' is missing; {hint}" for key in keys]
+            advice = "convert=True has it begin at the parameter"
+            errors += [f"'{param_name}/{key}' is missing; {advice}" for key in keys]
         return []
 
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
@@ -388,9 +388,9 @@ class TorchOptimizerAdapter:
                 key not in group or is_unset or (_is_number(option) and not is_flag)
             ):
                 # Kernels take integers of 64 bits.
-                number: Any = option
-                is_large = type(number) is int and is_number(number) and abs(number) >= 2**63
-                merged[key] = float(number) if is_large else _map_tensors(option, torch.clone)
+                scalar: Any = option
+                is_large = type(scalar) is int and is_number(scalar) and abs(scalar) >= 2**63
+                merged[key] = float(scalar) if is_large else _map_tensors(option, torch.clone)
         if self._has_rule:
             hypers_of(merged, self.optimizer.rule)
         return merged
@@ -450,8 +450,8 @@ def _copy_value(entry: object, name: str) -> Any:
     """Return a copy of a value, or an alias in `uncopied`; of a DTensor the full tensor."""
     if is_on_mesh(entry):
         with importing:
-            from thalweg.optim.full_states import gathered
-        return gathered(cast("Tensor", entry))
+            from thalweg.optim.full_states import gather_full
+        return gather_full(cast("Tensor", entry))
     return (
         state.taken(entry, name) if isinstance(entry, Tensor) else _map_tensors(entry, state.taken)
     )

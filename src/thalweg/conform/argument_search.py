@@ -44,8 +44,8 @@ def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
 
     for name, values in SHARED_VALUES.items():
         for value in values:
-            known_values = external_values, native_values
-            if all(arguments.get(name, value) != value for arguments in known_values):
+            both_values = external_values, native_values
+            if all(arguments.get(name, value) != value for arguments in both_values):
                 yield (f"both {name}={value!r}", external.with_arguments(**{name: value}),
                        native.with_arguments(**{name: value}))  # fmt: skip
 
@@ -53,15 +53,18 @@ def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
 def _list_changes(
     arguments: dict[str, object], counterpart: dict[str, Any]
 ) -> Iterator[tuple[str, object]]:
-    """Yield distinct changes (name, value) of the arguments of one candidate."""
+    """Yield (name, value) for values that differ from that in `arguments` and from each other.
+
+    For flags this is the other one; else the value in `counterpart`, and those in `VALUES`.
+    """
     for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":
             continue
         trials = [not value] if isinstance(value, bool) else list(VALUES.get(name, ()))
         if name in counterpart and not isinstance(value, bool):
             trials.insert(0, counterpart[name])
-        known_values: list[Any] = [value]
+        distinct_values: list[Any] = [value]
         for trial in trials:
-            if not any(trial is distinct or trial == distinct for distinct in known_values):
-                known_values.append(trial)
+            if not any(trial is distinct or trial == distinct for distinct in distinct_values):
+                distinct_values.append(trial)
                 yield name, trial

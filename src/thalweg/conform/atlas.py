@@ -103,9 +103,11 @@ class Atlas:
     def summarize(self) -> str:
         """Return a summary of the verdicts, in one or two sentences."""
         verdicts = [cell.verdict for _, _, cell in self.list_cells() if cell.verdict != REFERENCE]
-        words = {"bits": "bits", "rounding": "rounding", "parts": "another formula",
+        labels = {"bits": "bits", "rounding": "rounding", "parts": "another formula",
                  NOT_DRIVEN: NOT_DRIVEN}  # fmt: skip
-        counts = ", ".join(f"{verdicts.count(verdict)} {word}" for verdict, word in words.items())
+        counts = ", ".join(
+            f"{verdicts.count(verdict)} {label}" for verdict, label in labels.items()
+        )
         names = {row.optimizer for row, _, _ in self.list_cells()}
         closable = [
             all(cell.closed_by for cell in row.cells if cell.verdict == "parts")

@@ -134,10 +134,10 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
 def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None]:
     """Return the verdict, the difference after the last step, and the first divergence."""
     movements = [_movement_of(external, index) for index in range(len(external[0]))]
-    worst = 0.0
+    largest = 0.0
     first: Divergence | None = None
     for step, (external_params, native_params) in enumerate(zip(external, native, strict=True)):
-        worst = 0.0
+        largest = 0.0
         params = zip(external_params, native_params, strict=True)
         for index, (param, native_param) in enumerate(params):
             if _has_same_bits(param, native_param):
@@ -150,8 +150,8 @@ def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None
                     _last_difference(external, native, movements),
                     _find_divergence(step, index, param, native_param),
                 )
-            worst = max(worst, float(gap.norm()) / (movements[index] or 1.0))
-    return (BITS if first is None else ROUNDING), worst, first
+            largest = max(largest, float(gap.norm()) / (movements[index] or 1.0))
+    return (BITS if first is None else ROUNDING), largest, first
 
 
 def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> Steps:
@@ -178,9 +178,9 @@ def _check_finite(snapshots: Steps, name: str) -> None:
         for index, param in enumerate(params):
             bad_indices = (~param.isfinite()).flatten().nonzero()
             if len(bad_indices):
-                number = float(param.flatten()[bad_indices[0, 0]])
+                element = float(param.flatten()[bad_indices[0, 0]])
                 raise ConformError(
-                    f"{name} makes parameter {index} of shape {list(param.shape)} {number} in step"
+                    f"{name} makes parameter {index} of shape {list(param.shape)} {element} in step"
                     f" {step}, and moves no parameter to a finite value; there is nothing to"
                     " compare. Give other arguments by --set, such as a smaller lr."
                 )

@@ -121,6 +121,7 @@ def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Ten
         raise ConformError(f"{side.name} makes a {type(optimizer).__name__}, which has no step.")
     snapshots = [[param.detach().clone() for param in params]]
     for step in range(steps):
+        # Gradients do not depend on parameters: differences stay those of the optimizers alone.
         grads = gradients_of(step, protocol.shapes)
 
         def loss(grads: list[Tensor] = grads) -> Tensor:

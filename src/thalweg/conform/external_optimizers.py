@@ -90,6 +90,7 @@ def _import_alone(package: str, top: str) -> ModuleType:
 
     The empty parent remains for later imports of the module; after an error it is removed.
     """
+    # The parent package needs what is not installed, but not all of its modules do.
     names = [name for name in sys.modules if _is_within(top, name)]
     saved_modules = {name: sys.modules.pop(name) for name in names}
     spec = importlib.util.find_spec(top)

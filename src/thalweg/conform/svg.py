@@ -39,7 +39,7 @@ def draw(atlas: Atlas, command: str) -> str:
         lines += _draw_row(row, HEADER_HEIGHT + CELL_HEIGHT * index)
     for index, note in enumerate(notes):
         lines.append(_draw_text(12, bottom + 20 + 15 * index, note, 10, "#555555"))
-    versions = ", ".join(f"{name} {number}" for name, number in atlas.versions.items())
+    versions = ", ".join(f"{name} {text}" for name, text in atlas.versions.items())
     lines.append(_draw_text(12, height - 10, f"{command}   ({versions})", 10, "#555555"))
     return "\n".join([*lines, "</svg>", ""])
 
@@ -47,10 +47,10 @@ def draw(atlas: Atlas, command: str) -> str:
 def _draw_legend() -> Iterator[str]:
     """Yield the SVG elements of the legend."""
     x = 12
-    for verdict, words in LEGEND:
+    for verdict, label in LEGEND:
         yield f'<rect x="{x}" y="69" width="12" height="12" fill="{COLORS[verdict]}"/>'
-        yield _draw_text(x + 17, 79, words, 11)
-        x += 34 + 6 * len(words)
+        yield _draw_text(x + 17, 79, label, 11)
+        x += 34 + 6 * len(label)
 
 
 def _draw_heads(atlas: Atlas) -> Iterator[str]:
@@ -98,19 +98,19 @@ def _words_of(cell: Cell) -> tuple[str, str]:
         return ("bits" if cell.verdict == "bits" else f"{cell.difference:.1e}"), (
             f"{name}: {cell.way}"
         )
-    number = "not finite" if cell.difference is None else f"{cell.difference:.2g}"
+    text = "not finite" if cell.difference is None else f"{cell.difference:.2g}"
     closing = cell.closed_by[0] if cell.closed_by else f"none of {cell.tried} tried closes it"
     if not cell.tried:
         closing = "no argument to try"
-    return f"{number}, from step {cell.step}", closing
+    return f"{text}, from step {cell.step}", closing
 
 
 def _title_of(cell: Cell) -> str:
     """Return the tooltip of a cell."""
-    parts = [cell.name, cell.verdict, cell.way]
+    lines = [cell.name, cell.verdict, cell.way]
     if cell.closed_by:
-        parts.append(f"closed by: {'; or '.join(cell.closed_by)}")
-    return "\n".join(line for line in (*parts, cell.note, cell.command) if line)
+        lines.append(f"closed by: {'; or '.join(cell.closed_by)}")
+    return "\n".join(line for line in (*lines, cell.note, cell.command) if line)
 
 
 def _draw_notes(atlas: Atlas) -> Iterator[str]:

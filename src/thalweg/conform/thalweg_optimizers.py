@@ -50,17 +50,17 @@ def find_rule(name: str) -> Candidate:
     return Candidate(_adapt(entry.make, defaults), full_name)
 
 
-def find_like(title: str) -> Candidate:
+def find_like(name: str) -> Candidate:
     """Return the candidate for a class name: of `thalweg.optim`, or else of another API.
 
     Raises:
         ConformError: The name is unknown.
     """
     try:
-        return find_rule(f"optim:{title}")
+        return find_rule(f"optim:{name}")
     except ConformError as error:
         try:
-            return find_rule(title)
+            return find_rule(name)
         except ConformError:
             raise ConformError(f"{error} Name ours with --rule.") from error
 

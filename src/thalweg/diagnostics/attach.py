@@ -148,10 +148,11 @@ def find_optimizer(optimizer: Any) -> Any:
             candidate = getattr(candidate, name, candidate)
     if isinstance(candidate, SlotOptimizer):
         return candidate._innermost()
-    hint = f" Steps of thalweg.optim's are measured if you {_MAKE}."
+    is_torchs = isinstance(optimizer, torch.optim.Optimizer)
+    suggestion = f" Steps of thalweg.optim's are measured if you {_MAKE}." if is_torchs else ""
     raise InvalidTypeError(
         "optimizer must be one of thalweg.keras.optimizers or thalweg.v1, not"
-        f" {show_value(optimizer)}.{hint if isinstance(optimizer, torch.optim.Optimizer) else ''}"
+        f" {show_value(optimizer)}.{suggestion}"
     )
 
 

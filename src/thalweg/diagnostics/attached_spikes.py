@@ -19,15 +19,17 @@ from thalweg.errors import FailedPreconditionError
 def attach_judge(judge: SpikeJudge, optimizer: Any) -> None:
     """Connect a judge to the steps of an optimizer; see `Spikes.attach`."""
     innermost = find_optimizer(optimizer)
-    title = type(innermost).__name__
+    class_name = type(innermost).__name__
     if judge.keep and not hasattr(innermost, "weights"):
         raise NotImplementedError(
-            f"Steps of {title} cannot be taken back, since its variables may have copies and"
+            f"Steps of {class_name} cannot be taken back, since its variables may have copies and"
             " counters elsewhere: use Spikes('skip')."
         )
     with innermost._locked():
         if innermost._spikes is not None:
-            raise FailedPreconditionError(f"Steps of {title} are judged by other Spikes already.")
+            raise FailedPreconditionError(
+                f"Steps of {class_name} are judged by other Spikes already."
+            )
         judge.attach_to(_SlotSource(innermost))
         innermost._judge_by(judge)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 # A loss leaves its band if it exceeds the median by this share of it, and by DEVIATIONS.
-LOSS_SHARE = 0.1
+LOSS_FRACTION = 0.1
 # Number of rows in the running median.
 WINDOW = 50
 # Number of rows before a layer is judged.
@@ -39,7 +39,7 @@ class Departure(NamedTuple):
         step: The first step.
         layer: The index of the layer.
         description: The description of the number.
-        number: The measured number.
+        measurement: The measured number.
         baseline: The usual number; NaN if there is none.
         excess: The distance from the baseline, in deviations.
         kind: One of `spikes.KINDS`.
@@ -48,7 +48,7 @@ class Departure(NamedTuple):
     step: int
     layer: int
     description: str
-    number: float
+    measurement: float
     baseline: float
     excess: float
     kind: str = "spike"
@@ -58,34 +58,34 @@ class NumberBand:
     """Band of one number: up to a margin above the median of the last `WINDOW` numbers.
 
     Args:
-        share: The least margin, relative to the median.
+        fraction: The least margin, relative to the median.
         is_log: Whether the deviation is that of the logarithms.
 
     Attributes:
-        numbers: The last finite numbers, the oldest first.
+        values: The last finite numbers, the oldest first.
     """
 
-    def __init__(self, share: float, is_log: bool = False, numbers: Iterable[float] = ()) -> None:
-        self._share, self._is_log = share, is_log
-        self.numbers = deque(numbers, maxlen=WINDOW)
+    def __init__(self, fraction: float, is_log: bool = False, values: Iterable[float] = ()) -> None:
+        self._fraction, self._is_log = fraction, is_log
+        self.values = deque(values, maxlen=WINDOW)
         self.update_limit()
 
     def measure(self) -> tuple[float, float]:
-        """Return (median of `numbers`, largest number in the band).
+        """Return (median of `values`, largest number in the band).
 
         The median is NaN without numbers. With fewer than `WARM_UP` numbers, the other one is the
         largest float.
         """
-        numbers = list(self.numbers)
+        values = list(self.values)
         if self._is_log:
-            numbers = [math.log(max(number, _TINY)) for number in numbers]
-        middle = median(numbers) if numbers else math.nan
-        deviation = 1.4826 * median([abs(number - middle) for number in numbers] or [0.0])
-        least_margin = math.log1p(self._share) if self._is_log else self._share * abs(middle)
+            values = [math.log(max(measurement, _TINY)) for measurement in values]
+        middle = median(values) if values else math.nan
+        deviation = 1.4826 * median([abs(measurement - middle) for measurement in values] or [0.0])
+        least_margin = math.log1p(self._fraction) if self._is_log else self._fraction * abs(middle)
         limit = middle + max(DEVIATIONS * deviation, least_margin)
         if self._is_log:
             middle, limit = math.exp(middle), math.exp(min(limit, _LARGEST_EXPONENT))
-        return middle, limit if len(numbers) >= WARM_UP else sys.float_info.max
+        return middle, limit if len(values) >= WARM_UP else sys.float_info.max
 
     def update_limit(self) -> None:
         """Compute `safe_limit` from the present numbers.
@@ -94,18 +94,18 @@ class NumberBand:
         below the number that is now `UPDATE_ROWS` places below it in sorted order.
         """
         self._safe_limit = -math.inf
-        if len(self.numbers) >= WARM_UP - UPDATE_ROWS:
-            low = sorted(self.numbers)[(len(self.numbers) - 1) // 2 - UPDATE_ROWS]
-            self._safe_limit = low + self._share * abs(low)
+        if len(self.values) >= WARM_UP - UPDATE_ROWS:
+            low = sorted(self.values)[(len(self.values) - 1) // 2 - UPDATE_ROWS]
+            self._safe_limit = low + self._fraction * abs(low)
 
     @property
     def safe_limit(self) -> float:
         """Number that is in the band, and may be smaller than its limit."""
-        return self._safe_limit if len(self.numbers) >= WARM_UP else sys.float_info.max
+        return self._safe_limit if len(self.values) >= WARM_UP else sys.float_info.max
 
-    def __contains__(self, number: float) -> bool:
-        is_safe = number <= self.safe_limit
-        return math.isfinite(number) and (is_safe or number <= self.measure()[1])
+    def __contains__(self, measurement: float) -> bool:
+        is_safe = measurement <= self.safe_limit
+        return math.isfinite(measurement) and (is_safe or measurement <= self.measure()[1])
 
 
 class RunningMedian:
@@ -225,9 +225,9 @@ class Band:
         self.leaving = np.flatnonzero(self._rows_above == 1).tolist()
         sign = -1 if self._inverted else 1
         for layer in self.leaving:
-            number, baseline = math.exp(sign * logs[layer]), math.exp(sign * median[layer])
+            measurement, baseline = math.exp(sign * logs[layer]), math.exp(sign * median[layer])
             deviations = float(excess[layer] / scale[layer])
-            departure = Departure(step, layer, self._description, number, baseline, deviations)
+            departure = Departure(step, layer, self._description, measurement, baseline, deviations)
             self._pending[layer] = (self._row, departure)
         self._row += 1
         lasted = np.flatnonzero(self._rows_above == SPIKE_ROWS).tolist()

@@ -81,7 +81,7 @@ class JsonLinesReader:
         self.damaged = self.restarts = 0
         self._columns = columns
         self._header: LogHeader | None = None
-        self._numbers = _NumberCache()
+        self._cache = _NumberCache()
         self._file = self._open()
         self._partial_line = b""
         if not self._file.seekable():
@@ -111,6 +111,7 @@ class JsonLinesReader:
 
     def read_new(self) -> Iterator[Record]:
         """Yield the records added since the last call; an incomplete last line is kept."""
+        # A training that begins anew truncates or replaces its file while a report follows it.
         if os.fstat(self._file.fileno()).st_size < self._file.tell() or not self._is_same_file():
             self._file.close()
             self._file, self._partial_line, self._header = self._open(), b"", None
@@ -157,7 +158,7 @@ class JsonLinesReader:
             return
         try:
             header = self._header
-            if header and (record := self._numbers.read_record(line, header, self._columns)):
+            if header and (record := self._cache.read_record(line, header, self._columns)):
                 yield record
                 return
             fields = json.loads(line)
@@ -212,8 +213,8 @@ class _NumberCache(dict[bytes, float]):
         parsed = json.loads(token)
         if len(self) >= _CACHE_SIZE:
             self.clear()
-        self[token] = number = UNMEASURED if parsed is None else float(parsed)
-        return number
+        self[token] = parsed_value = UNMEASURED if parsed is None else float(parsed)
+        return parsed_value
 
     def read_record(
         self, line: bytes, header: LogHeader, selected: frozenset[str] | None

@@ -70,7 +70,7 @@ class JsonLines(Sink):
             record["loss"] = json_number(loss)
         for name in COLUMNS:
             pairs = zip(table.records[name].tolist(), table.measured[name].tolist(), strict=True)
-            record[name] = [json_number(number) if flag else None for number, flag in pairs]
+            record[name] = [json_number(rounded) if flag else None for rounded, flag in pairs]
         self._write(table.parameters, record)
 
     def loss(self, parameters: Parameters, step: int, loss: float) -> None:
@@ -130,8 +130,8 @@ def _header(parameters: Parameters) -> dict[str, object]:
 def json_number(value: float) -> float | str:
     """Return a number rounded to four digits, or its JSON name if it is not finite."""
     # Rounding the largest numbers overflows to infinity.
-    number = float(f"{value:.4g}")
-    return number if math.isfinite(number) else _NONFINITE[f"{number:f}"]
+    rounded = float(f"{value:.4g}")
+    return rounded if math.isfinite(rounded) else _NONFINITE[f"{rounded:f}"]
 
 
 class TensorBoard(Sink):

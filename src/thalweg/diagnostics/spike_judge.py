@@ -13,7 +13,7 @@ from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import Call, run
 from thalweg._core.gradient_transforms import Decision
 from thalweg._core.state import mismatch
-from thalweg.diagnostics.bands import LOSS_SHARE, UPDATE_ROWS, NumberBand
+from thalweg.diagnostics.bands import LOSS_FRACTION, UPDATE_ROWS, NumberBand
 from thalweg.diagnostics.config import as_loss
 from thalweg.diagnostics.warned import Warned
 from thalweg.errors import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from thalweg._core.gradient_stats import GradientStats
 
 # Share of the median that a gradient norm exceeds it by at least outside of its band.
-NORM_SHARE = 3.0
+NORM_FRACTION = 3.0
 ACTIONS = ("skip", "rollback")
 
 
@@ -152,7 +152,7 @@ class SpikeJudge:
     @property
     def history(self) -> list[Any]:
         """The number of judged steps, and the losses and gradient norms in the bands."""
-        return [self.step, list(self._losses.numbers), list(self._norms.numbers)]
+        return [self.step, list(self._losses.values), list(self._norms.values)]
 
     def loading_calls(self, history: object) -> list[Call]:
         """Return a call that sets a `history`, empty for None, and drops all copies.
@@ -180,8 +180,8 @@ class SpikeJudge:
 
         The result is -1, which no norm is, if the logged loss is outside of its band.
         """
-        has_usual_loss = self._loss is None or self._loss in self._losses
-        return self._norms.safe_limit if has_usual_loss else -1.0
+        is_loss_inside = self._loss is None or self._loss in self._losses
+        return self._norms.safe_limit if is_loss_inside else -1.0
 
     def decide(self, stats: GradientStats) -> Decision:
         """Return whether the step is taken, and the calls to run after it or instead of it.
@@ -225,9 +225,9 @@ class SpikeJudge:
 
     def _history_calls(self, norms: Iterable[float]) -> list[Call]:
         """Return calls that count a step, and add `norms` and the logged loss to the bands."""
-        calls: list[Call] = [*self.skip_calls(), partial(self._norms.numbers.extend, norms)]
+        calls: list[Call] = [*self.skip_calls(), partial(self._norms.values.extend, norms)]
         if self._loss is not None and math.isfinite(self._loss):
-            calls.append(partial(self._losses.numbers.append, self._loss))
+            calls.append(partial(self._losses.values.append, self._loss))
         return calls
 
     def _find_departure(self, norm: float) -> Warned | None:
@@ -286,8 +286,8 @@ def _new_history(
     step: int = 0, losses: Iterable[float] = (), norms: Iterable[float] = ()
 ) -> dict[str, Any]:
     """Return the attributes of a judge with a history, and without copies."""
-    loss_band = NumberBand(LOSS_SHARE, numbers=map(float, losses))
-    norm_band = NumberBand(NORM_SHARE, True, map(float, norms))
+    loss_band = NumberBand(LOSS_FRACTION, values=map(float, losses))
+    norm_band = NumberBand(NORM_FRACTION, True, map(float, norms))
     return {"step": step, "_loss": None, "_losses": loss_band, "_norms": norm_band, "_copies": ()}
 
 
@@ -298,15 +298,17 @@ def _check_history(history: object) -> list[Any]:
         CheckpointMismatchError: The history is invalid.
     """
     try:
-        step, *numbers = parts = cast("list[Any]", [0, [], []] if history is None else history)
-        losses, norms = numbers
+        step, *value_lists = entries = cast(
+            "list[Any]", [0, [], []] if history is None else history
+        )
+        losses, norms = value_lists
         is_valid = type(step) is int and step >= 0 and all(map(math.isfinite, [*losses, *norms]))
     except (TypeError, ValueError, OverflowError):
-        is_valid, parts = False, []
+        is_valid, entries = False, []
     if not is_valid:
         problem = (
             f"the history of steps is {show_value(history)}; expected a number of steps, and lists"
             " of finite losses and gradient norms"
         )
         raise mismatch([problem], "Spikes")
-    return parts
+    return entries

@@ -20,7 +20,7 @@ from thalweg.diagnostics.attached_spikes import attach_judge
 from thalweg.diagnostics.bands import (
     LASTING_ROWS,
     LASTING_STEPS,
-    LOSS_SHARE,
+    LOSS_FRACTION,
     RECENT_ROWS,
     SPIKE_ROWS,
     Band,
@@ -43,13 +43,13 @@ from thalweg.errors import (
 # Minimum factor above the median at which a number leaves its band.
 FACTORS = {"ratio": 4.0, "gradient_norm": 8.0, "nonzero": 8.0}
 # If more than this fraction of the measured layers leave in one step, the batch is reported.
-BATCH_SHARE = 0.5
+BATCH_FRACTION = 0.5
 # Minimum fraction of the layers with momentum that lose it after a resume without moments.
-EMPTY_SHARE = 0.8
+EMPTY_FRACTION = 0.8
 # Maximum root mean square of first weights, absolute and relative to all other layers.
 LARGE_WEIGHTS = 3.0
 # Fraction of a layer's elements whose updates are lost in rounding to the dtype.
-LOST_SHARE = 0.5
+LOST_FRACTION = 0.5
 # Growth of weights within LASTING_STEPS that is reported if it exceeds the growth before.
 GROWTH = 2.0
 
@@ -92,7 +92,7 @@ class Spikes:
     def __init__(self, action: Action | None = None, *, keep: int | None = None) -> None:
         self._names: tuple[str, ...] = ()
         self._layers = _Layers(0)
-        self._losses = NumberBand(LOSS_SHARE)
+        self._losses = NumberBand(LOSS_FRACTION)
         self._is_loss_outside = False
         if action is None and keep is not None:
             raise InvalidArgumentError(f"keep is {keep}; expected None without an action.")
@@ -223,11 +223,11 @@ class Spikes:
 
     def _judge_loss(self, step: int, loss: float) -> list[Warned]:
         """Add a loss, and return a warning if it has just left its band."""
-        usual_loss, is_outside = self._losses.measure()[0], loss not in self._losses
+        median_loss, is_outside = self._losses.measure()[0], loss not in self._losses
         is_new, self._is_loss_outside = is_outside and not self._is_loss_outside, is_outside
         if math.isfinite(loss):
-            self._losses.numbers.append(loss)
-        return [Warned("", step, "loss left its band", loss, usual_loss, "loss")] if is_new else []
+            self._losses.values.append(loss)
+        return [Warned("", step, "loss left its band", loss, median_loss, "loss")] if is_new else []
 
 
 def _make(action: Action, keep: int | None, state_dict: dict[str, Any]) -> Spikes:
@@ -305,15 +305,17 @@ class _Layers:
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
         """Yield one warning per departure; one per step for spikes of most layers at once."""
-        for step, layer, description, number, baseline, _, warning_kind in departures:
+        for step, layer, description, measurement, baseline, _, warning_kind in departures:
             crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []
             if not crowd:
-                yield Warned(names[layer], step, description, number, baseline, warning_kind)
+                yield Warned(names[layer], step, description, measurement, baseline, warning_kind)
             elif step not in self._reported_batches:
                 self._reported_batches.add(step)
                 text = f"{len(crowd):,} layers left their band, farthest {names[layer]}"
                 layers = tuple(names[layer] for layer in crowd)
-                yield Warned("", step, f"{text}: {description}", number, baseline, "batch", layers)
+                yield Warned(
+                    "", step, f"{text}: {description}", measurement, baseline, "batch", layers
+                )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
         """Store `leaving` in `_crowds` if it has most of the measured layers; forget old crowds."""
@@ -321,7 +323,7 @@ class _Layers:
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)
         measured_layers = np.any([row != UNMEASURED for row in rows.values()], axis=0)
-        if len(leaving) > max(1, BATCH_SHARE * measured_layers.sum()):
+        if len(leaving) > max(1, BATCH_FRACTION * measured_layers.sum()):
             self._crowds[step] = sorted(leaving)
         for earlier in list(self._crowds)[: -SPIKE_ROWS - RECENT_ROWS]:
             del self._crowds[earlier]
@@ -343,8 +345,8 @@ class _Layers:
             largest_other = max(1.0, float(np.delete(rms, layer).max(initial=0)))
             if rms[layer] > LARGE_WEIGHTS * largest_other:
                 description = "first weights are large, root mean square"
-                numbers = rms[layer], largest_other
-                departures.append(Departure(step, layer, description, *numbers, math.inf))
+                values = rms[layer], largest_other
+                departures.append(Departure(step, layer, description, *values, math.inf))
         return departures
 
     def _judge_nonfinite(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
@@ -370,7 +372,7 @@ class _Layers:
         comparable &= rows.get("gradient_norm", np.ones(self._count)) > 0
         empty = comparable & np.isnan(cosine)
         running_median.add(cosine)
-        if not empty.any() or empty.sum() < EMPTY_SHARE * comparable.sum():
+        if not empty.any() or empty.sum() < EMPTY_FRACTION * comparable.sum():
             return []
         # Reports only the layer with the largest update.
         layer = int(np.argmax(np.where(empty, rows.get("ratio", cosine * 0), -np.inf)))
@@ -399,16 +401,16 @@ class _Layers:
             "gradient is all 0": (gradient == 0) & (gradient > 0).any(),
             "no update, though there is a gradient": (gradient > 0) & (update == 0)
                 & (update > 0).any(),
-            _LOST_UPDATES: (lost_fractions > LOST_SHARE) & (update > 0),
+            _LOST_UPDATES: (lost_fractions > LOST_FRACTION) & (update > 0),
         }  # fmt: skip
         medians = np.exp(self._bands["gradient_norm"].running_median.measure()[0])
         departures: list[Departure] = []
         for description, condition in conditions.items():
             for layer in self._durations[description].find_new(condition, step).tolist():
-                numbers = (float(lost_fractions[layer]), 0.0)
+                values = (float(lost_fractions[layer]), 0.0)
                 if description != _LOST_UPDATES:
-                    numbers = math.nan, float(medians[layer])
-                departures.append(Departure(step, layer, description, *numbers, 0.0, "silent"))
+                    values = math.nan, float(medians[layer])
+                departures.append(Departure(step, layer, description, *values, 0.0, "silent"))
         return departures
 
     def _judge_growth(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:

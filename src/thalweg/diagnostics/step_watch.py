@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Fetch = Callable[[], Any]
 
 
-class _Share(NamedTuple):
+class _VariableSet(NamedTuple):
     """Pending measurements of variables of one rule.
 
     Attributes:
@@ -64,7 +64,7 @@ class StepWatch:
     """Measurements of the current step."""
 
     def __init__(self) -> None:
-        self._shares: list[_Share] = []
+        self._variable_sets: list[_VariableSet] = []
         self.params: list[Tensor] = []
         # Distribution of the parameters over ranks.
         self._sharing: Any = None
@@ -72,12 +72,16 @@ class StepWatch:
     @property
     def is_begun(self) -> bool:
         """True if any variable is measured."""
-        return bool(self._shares)
+        return bool(self._variable_sets)
 
     @property
     def is_there(self) -> bool:
         """True if a parameter is on a device other than the CPU."""
-        return any(not param.is_cpu for share in self._shares for param in share.params)
+        return any(
+            not param.is_cpu
+            for variable_set in self._variable_sets
+            for param in variable_set.params
+        )
 
     def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
         """Return the parameters that the table lists for the variables of a request."""
@@ -107,30 +111,32 @@ class StepWatch:
         Returns:
             The writes; those of CPU kernels are replaced by kernels that also measure.
         """
-        stages, owners = before_norms(transforms), self.owners_of(hooks, request)
-        self.params += owners
+        stages, owner_params = before_norms(transforms), self.owners_of(hooks, request)
+        self.params += owner_params
         if hooks.sharing is not None:
             self._sharing, request = hooks.sharing, hooks.sharing.share_out(request)
         clip = 1.0 if stats is None else stats.clip_scale
         fetch = _fetch(clip)
-        remaining = list(range(len(owners)))
+        remaining = list(range(len(owner_params)))
         if isinstance(plan, DensePlan) and all(isinstance(x, CpuGroup) for x in plan.groups):
             diagnosed = _updates_of(plan, request, stages)
             for update in diagnosed.values():
-                params = [owners[index] for index in update.members]
-                self._shares.append(_Share(params, update.combine, fetch))
+                params = [owner_params[index] for index in update.members]
+                self._variable_sets.append(_VariableSet(params, update.combine, fetch))
             fused_indices = {index for update in diagnosed.values() for index in update.members}
             remaining = [index for index in remaining if index not in fused_indices]
             writers = [diagnosed.get(id(group), group) for group in plan.groups]
             if diagnosed:
                 calls = [call for writer in writers for call in writer.make_calls(columns)]
-                rounds = iter([WriteRound(range(len(owners)), [*calls, plan.mark_written])])
+                rounds = iter([WriteRound(range(len(owner_params)), [*calls, plan.mark_written])])
         if remaining:
             measurements = [
                 VariableDiagnostics(request, index, columns, stages) for index in remaining
             ]
-            params = [owners[index] for index in remaining]
-            self._shares.append(_Share(params, partial(_combine_all, measurements), fetch))
+            params = [owner_params[index] for index in remaining]
+            self._variable_sets.append(
+                _VariableSet(params, partial(_combine_all, measurements), fetch)
+            )
         return rounds
 
     def finish(self) -> list[MeasuredVariables]:
@@ -141,21 +147,24 @@ class StepWatch:
         if self._sharing is not None and any_on_mesh(self.params):
             reductions = self._finish_with_ranks()
         else:
-            reductions = [share.finish() for share in self._shares]
+            reductions = [variable_set.finish() for variable_set in self._variable_sets]
         return [
-            MeasuredVariables(share.params, _fetch(numbers), flags, share.clip)
-            for share, (numbers, flags) in zip(self._shares, reductions, strict=True)
+            MeasuredVariables(variable_set.params, _fetch(numbers), flags, variable_set.clip)
+            for variable_set, (numbers, flags) in zip(self._variable_sets, reductions, strict=True)
         ]
 
     def _finish_with_ranks(self) -> list[tuple[Any, Flags]]:
-        """Return the reductions of all shares over all ranks, and their flags."""
+        """Return the reductions of all sets over all ranks, and their flags."""
         try:
-            local_parts = [(share.params, *share.finish()) for share in self._shares]
+            local_sums = [
+                (variable_set.params, *variable_set.finish())
+                for variable_set in self._variable_sets
+            ]
         except Exception:
             # The other ranks wait for this reduction.
             self._sharing.diagnostics_of_whole(self.params, [])
             raise
-        totals = self._sharing.diagnostics_of_whole(self.params, local_parts)
+        totals = self._sharing.diagnostics_of_whole(self.params, local_sums)
         return [(numbers, flags) for _, numbers, flags in totals]
 
 
@@ -233,11 +242,11 @@ def table_of(
     reductions = np.full((count, len(MEASURED)), np.nan)
     flags = np.zeros((count, len(MEASURED)), bool)
     clip, sizes = np.full(count, np.nan), np.array(parameters.sizes, np.float64)
-    for share in measurements:
-        indices = [rows[id(param)] for param in share.params]
-        reductions[indices], flags[indices] = share.numbers(), share.flags
-        clip[indices] = share.clip()
+    for variable_set in measurements:
+        indices = [rows[id(param)] for param in variable_set.params]
+        reductions[indices], flags[indices] = variable_set.numbers(), variable_set.flags
+        clip[indices] = variable_set.clip()
         # A complex element has two numbers.
-        sizes[indices] *= [1 + param.is_complex() for param in share.params]
+        sizes[indices] *= [1 + param.is_complex() for param in variable_set.params]
     columns = columns_of(reductions, sizes, clip)
     return Table(parameters, step, columns, flags_of(flags))

@@ -104,8 +104,12 @@ class Table(Mapping[str, ParameterRow]):
     def __getitem__(self, name: str) -> ParameterRow:
         """Return the row of a parameter; raise NotFoundError if the name is unknown."""
         if name not in self._rows:
-            hint = did_you_mean(str(name), self._rows) or f"It has {', '.join([*self._rows][:5])}."
-            raise NotFoundError(f"No parameter of the optimizer is named {name!r}. {hint}".rstrip())
+            suggestion = (
+                did_you_mean(str(name), self._rows) or f"It has {', '.join([*self._rows][:5])}."
+            )
+            raise NotFoundError(
+                f"No parameter of the optimizer is named {name!r}. {suggestion}".rstrip()
+            )
         return ParameterRow(*self.records[self._rows[name]].item())
 
     def __iter__(self) -> Iterator[str]:

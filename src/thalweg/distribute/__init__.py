@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from thalweg._base.lazy import offered
+from thalweg._base.lazy import offering
 from thalweg._core.dtensor import is_on_mesh
 
 if TYPE_CHECKING:
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
         sum_gradients,
     )
     from thalweg.distribute.all_reduce_gradients import fill_missing
-    from thalweg.distribute.consistency_check import StepFingerprint
+    from thalweg.distribute.consistency_check import StepFingerprint, in_words
     from thalweg.distribute.context import (
         enter_replica,
         enter_update,
         has_strategy,
         in_cross_replica_context,
     )
-    from thalweg.distribute.fingerprint_text import in_words
+    from thalweg.distribute.extended import ReplicaContext
     from thalweg.distribute.loss import loss_factor, record_loss_reduction, scale_loss_for_estimator
     from thalweg.distribute.reduce_op import ReduceOp
     from thalweg.distribute.reduction_tracking import commit_sums
-    from thalweg.distribute.replica import ReplicaContext
     from thalweg.distribute.sharded_slots import (
         enter_shared_step,
         shards_of,
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "LocalShards": "sharding.dtensor_step",
     "ReduceOp": "reduce_op",
-    "ReplicaContext": "replica",
+    "ReplicaContext": "extended",
     "Shards": "sharding.shards",
     "SharedStep": "sharding.sharded_step",
     "StepFingerprint": "consistency_check",
@@ -77,7 +76,7 @@ _HOMES = {
     "guard_backward": "aggregation",
     "has_strategy": "context",
     "in_cross_replica_context": "context",
-    "in_words": "fingerprint_text",
+    "in_words": "consistency_check",
     "keep_local_slots": "sharding.dtensor_step",
     "loss_factor": "loss",
     "record_loss_reduction": "loss",
@@ -103,10 +102,4 @@ __all__ = [
     "sum_concrete_gradients", "sum_for_shards", "sum_gradients", "with_aggregation",
 ]  # fmt: skip
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
-def __getattr__(name: str) -> Any:
-    return offered(__name__, _HOMES, name)
+__getattr__, __dir__ = offering(__name__, _HOMES, {}, object)

@@ -17,7 +17,6 @@ from thalweg._base.context_managers import no_grad
 from thalweg.distribute.bucketed_all_reduce import Sender
 from thalweg.distribute.buckets import Sending
 from thalweg.distribute.consistency_check import hash_bytes
-from thalweg.distribute.gather_sparse import gather_rows
 from thalweg.distribute.gradient_kinds import GradientKind, kind_of
 from thalweg.distribute.handshake import PendingCollective, RankMessage, compare_lines
 from thalweg.distribute.process_group import Ranks
@@ -137,7 +136,7 @@ def sum_matched_pairs(
     ]
     buckets = sender.buckets_for(dense, variables) if dense else []
     for bucket in buckets:
-        bucket.put(bucket.places, [gradients[index] for index in bucket.places])
+        bucket.put(bucket.indices, [gradients[index] for index in bucket.indices])
         sender.send_bucket(bucket, variables)
     sparse = [index for index, grad in enumerate(gradients) if isinstance(grad, IndexedSlices)]
     rows = gather_rows([gradients[index] for index in sparse], sender.ranks)
@@ -147,3 +146,35 @@ def sum_matched_pairs(
         for index, grad_sum in sums.items():
             gradients[index] = grad_sum
     return list(zip(gradients, variables, strict=True))
+
+
+def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSlices]:
+    """Return new sparse gradients, each with the rows of all ranks, in the order of ranks.
+
+    Rows of the same index are kept apart, not added. The number of rows may differ between ranks.
+    All ranks must call this function with the same number of gradients, which is not checked.
+    """
+    if not slices:
+        return []
+    row_counts = [len(grad.indices) for grad in slices]
+    local_counts = torch.tensor(row_counts, dtype=torch.int64, device=slices[0].device)
+    counts = torch.stack(ranks.all_gather(local_counts), 1).tolist()
+    return [
+        IndexedSlices(
+            _gather_padded(grad.values, count, ranks),
+            _gather_padded(grad.indices, count, ranks),
+            grad.dense_shape,
+        )
+        for grad, count in zip(slices, counts, strict=True)
+    ]
+
+
+def _gather_padded(local_rows: Tensor, counts: Sequence[int], ranks: Ranks) -> Tensor:
+    """Return the concatenated rows of all ranks; `counts` is the number of rows of each rank."""
+    # Collectives need one shape on all ranks.
+    padded = local_rows.new_zeros((max(counts), *local_rows.shape[1:]))
+    if not padded.numel():
+        return local_rows.new_zeros((sum(counts), *local_rows.shape[1:]))
+    padded[: len(local_rows)] = local_rows
+    padded_rows = ranks.all_gather(padded)
+    return torch.cat([rows[:count] for rows, count in zip(padded_rows, counts, strict=True)])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from thalweg.distribute.buckets import Bucket, Sending, Sent, plan_buckets
-from thalweg.distribute.compression import Compression
+from thalweg.distribute.buckets import Bucket, Compression, Sending, plan_buckets
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.reduce_scatter import Scatter
 from thalweg.distribute.sharding.shards import Shards
@@ -27,6 +26,10 @@ class Sender:
         compresses: True if gradients are compressed to 16 bits if `sending` enables it.
         shards: The assignment of elements to ranks if each rank receives only its part of a sum;
             these parts are not compressed.
+
+    Attributes:
+        ranks: The ranks.
+        compression: The rounding errors of compressed gradients.
     """
 
     def __init__(
@@ -34,8 +37,8 @@ class Sender:
     ) -> None:
         self.ranks, self._sending, self._shards = ranks, sending, shards
         dtype = sending.compression if compresses else None
-        self._compression = None if dtype is None else Compression(dtype, ranks.size)
-        self._buckets: list[Sent] = []
+        self.compression = Compression(dtype, ranks.size)
+        self._buckets: list[Bucket] = []
         self._holders: list[int] = []
         self._layout: list[object] | None = None
 
@@ -46,7 +49,7 @@ class Sender:
 
     def buckets_for(
         self, templates: Sequence[tuple[int, Tensor]], variables: Sequence[Tensor]
-    ) -> Sequence[Sent]:
+    ) -> Sequence[Bucket]:
         """Return buckets with memory for dense gradients, in the order of the backward pass: last
         index first.
 
@@ -79,30 +82,12 @@ class Sender:
             self._layout = layout
         return self._buckets
 
-    def send_bucket(self, bucket: Sent, variables: Sequence[Tensor]) -> None:
+    def send_bucket(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
         """Start the sum of a bucket over all ranks, after its gradients were compressed, if
         enabled.
 
         Args:
             bucket: The filled bucket; its `places` are indices of `variables`.
         """
-        if self._compression is not None and isinstance(bucket, Bucket):
-            self._compression.compress(bucket, variables)
+        self.compression.compress(bucket, variables)
         bucket.send(self.ranks, self._sending.ordered)
-
-    def begin_step(self) -> None:
-        """Start a step; drop the rounding errors of an unfinished one."""
-        if self._compression is not None:
-            self._compression.begin_step()
-
-    def keep_errors_of(self, variables: Iterable[Tensor]) -> None:
-        """Drop the rounding errors of this step for all other variables than `variables`."""
-        if self._compression is not None:
-            self._compression.keep_errors_of(variables)
-
-    def commit_step(self) -> None:
-        """Add the rounding errors of this step to the next gradients; called after the sums were
-        applied.
-        """
-        if self._compression is not None:
-            self._compression.commit_step()

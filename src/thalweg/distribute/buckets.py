@@ -1,13 +1,17 @@
-"""Buckets of tensors that are sent in one message, which is faster than many short ones."""
+"""Buckets of tensors that are sent in one message, and their compression to 16 bits.
+
+One message is faster than many short ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from thalweg._base.context_managers import outside_inference
 from thalweg._base.storage_use_count import count_holders
@@ -45,55 +49,29 @@ class Sending:
         return [*lines, threads] if self.ordered else lines
 
 
-class Sent(Protocol):
-    """Interface of buckets: tensors that are sent together and return as sums over the ranks.
-
-    Attributes:
-        places: The indices of the tensors.
-    """
-
-    places: list[int]
-
-    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the send buffer, at the indices `places`."""
-        ...
-
-    def clear(self, index: int) -> None:
-        """Set the send buffer of the tensor with this index to zeros."""
-        ...
-
-    def send(self, ranks: Ranks, ordered: bool) -> None:
-        """Start the sum of the buffer over all ranks; `ordered` adds in the order of a tree of
-        ranks.
-        """
-        ...
-
-    def wait(self) -> None:
-        """Wait for pending transfers."""
-        ...
-
-    def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait for the sums; return them by the index of their tensor."""
-        ...
-
-    def count_holders(self) -> int:
-        """Return the number of references to the buffer, which grows if a caller holds a sum."""
-        ...
-
-
 BucketT = TypeVar("BucketT")
 
 
 class Bucket:
-    """Contiguous buffer for copies of several tensors.
+    """Contiguous buffer for copies of several tensors, which return as sums over the ranks.
 
     Args:
-        places: The indices of the tensors.
+        indices: The indices of the tensors.
         templates: Tensors of the same shapes, of one dtype and on one device.
+
+    Attributes:
+        indices: The indices of the tensors.
+        copies: The copy of each tensor by its index, a view of the buffer.
+        dtype: The dtype of the tensors.
     """
 
-    def __init__(self, places: Sequence[int], templates: Sequence[Tensor]) -> None:
-        self.places = list(places)
+    # Sent instead of the buffer, divided by `_divisor`.
+    _low_precision: Tensor | None = None
+    _divisor = 1
+    _pending: Pending | None = None
+
+    def __init__(self, indices: Sequence[int], templates: Sequence[Tensor]) -> None:
+        self.indices = list(indices)
         # Torch's collectives do not support complex numbers.
         reals = [
             torch.view_as_real(template) if template.is_complex() else template
@@ -102,23 +80,21 @@ class Bucket:
         # A later step outside of inference mode may refill the memory.
         with outside_inference():
             self._flat = reals[0].new_empty(sum(template.numel() for template in reals))
-        parts = self._flat.split([template.numel() for template in reals])
-        views = [part.view(template.shape) for part, template in zip(parts, reals, strict=True)]
-        self.parts = {
+        slices = self._flat.split([template.numel() for template in reals])
+        views = [copy.view(template.shape) for copy, template in zip(slices, reals, strict=True)]
+        self.copies = {
             index: torch.view_as_complex(view) if template.is_complex() else view
-            for index, view, template in zip(places, views, templates, strict=True)
+            for index, view, template in zip(indices, views, templates, strict=True)
         }
         self.dtype = templates[0].dtype
-        # Sent instead of `_flat`, divided by `_divisor`.
-        self._low_precision: Tensor | None = None
-        self._divisor = 1
-        self._pending: Pending | None = None
 
-    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        copy_all([self.parts[index] for index in places], tensors)
+    def put(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Copy tensors into the buffer, at the indices `indices`."""
+        copy_all([self.copies[index] for index in indices], tensors)
 
     def clear(self, index: int) -> None:
-        self.parts[index].zero_()
+        """Set the copy of the tensor with this index to zeros."""
+        self.copies[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
         """Prepare a 16-bit copy of the buffer that is sent in its place; return the rounding
@@ -141,8 +117,8 @@ class Bucket:
         residuals = self._flat / count
         residuals.copy_(self._low_precision.copy_(residuals))
         torch.sub(self._flat, residuals, alpha=count, out=residuals).nan_to_num_(0.0, 0.0, 0.0)
-        sizes = [part.numel() for part in self.parts.values()]
-        shapes = [part.shape for part in self.parts.values()]
+        sizes = [copy.numel() for copy in self.copies.values()]
+        shapes = [copy.shape for copy in self.copies.values()]
         return [
             residual.view(shape)
             for residual, shape in zip(residuals.split(sizes), shapes, strict=True)
@@ -157,6 +133,7 @@ class Bucket:
             self._pending = ranks.begin_adding(message)
 
     def wait(self) -> None:
+        """Wait for a pending transfer; do nothing if there is none."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -167,9 +144,10 @@ class Bucket:
         """Wait; return the sums by index, in the tensors' shapes, as views of the buffer."""
         self.wait()
         # Each time new tensors: `count_holders` sees those that somebody keeps.
-        return {index: part.detach() for index, part in self.parts.items()}
+        return {index: copy.detach() for index, copy in self.copies.items()}
 
     def count_holders(self) -> int:
+        """Return the number of references to the buffer, which grows if a caller holds a sum."""
         return holders_of(self._flat)
 
 
@@ -208,3 +186,69 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into the target at the same position, in place."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_COMPRESSED = (torch.float32, torch.float64)
+
+
+class Compression:
+    """Rounding errors of 16-bit gradients, per variable of this rank, for error feedback.
+
+    After "1-bit stochastic gradient descent and its application to data-parallel distributed
+    training of speech DNNs" (Seide et al. 2014): what rounding leaves out of a gradient is added to
+    the next. The hooks of torch, such as `fp16_compress_hook`, feed nothing back, and take a
+    `GradBucket`, which Python code cannot make.
+
+    An unfinished step leaves the errors of earlier steps unchanged.
+
+    Args:
+        dtype: The 16-bit dtype; None does not compress, so that there are no errors.
+        count: The number of ranks, by which each gradient is divided.
+    """
+
+    def __init__(self, dtype: torch.dtype | None, count: int) -> None:
+        self._dtype, self._count = dtype, count
+        self._residuals = WeakTensorKeyDictionary()
+        # Residuals of a step that may still fail.
+        self._next_residuals: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin_step(self) -> None:
+        """Start a step; drop the rounding errors of an unfinished one."""
+        self._next_residuals = {}
+
+    def compress(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
+        """Add the last step's rounding errors to a bucket of gradients in place, and round it to 16
+        bits.
+
+        The bucket sends its rounded copy. The new rounding errors count from `commit_step` on.
+
+        Args:
+            bucket: The bucket. Nothing is done unless its dtype is float32 or float64.
+            variables: All variables, by index. A second gradient of a variable has no error
+                feedback.
+        """
+        if self._dtype is None or bucket.dtype not in _COMPRESSED:
+            return
+        bucket_vars = [variables[index] for index in bucket.indices]
+        for copy, var in zip(bucket.copies.values(), bucket_vars, strict=True):
+            residual = None if id(var) in self._next_residuals else self._residuals.get(var)
+            layout = copy.shape, copy.device
+            if residual is not None and (residual.shape, residual.device) == layout:
+                copy.add_(residual)
+        residuals = bucket.compress(self._dtype, self._count)
+        for var, residual in zip(bucket_vars, residuals, strict=True):
+            self._next_residuals.setdefault(id(var), (var, residual))
+
+    def keep_errors_of(self, variables: Iterable[Tensor]) -> None:
+        """Drop new rounding errors of all variables but these."""
+        variable_ids = set(map(id, variables))
+        self._next_residuals = {
+            key: residual for key, residual in self._next_residuals.items() if key in variable_ids
+        }
+
+    def commit_step(self) -> None:
+        """Keep the new rounding errors for the next step; called after the sums were applied."""
+        for var, residual in self._next_residuals.values():
+            self._residuals[var] = residual
+        self._next_residuals = {}

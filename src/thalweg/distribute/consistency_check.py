@@ -1,10 +1,10 @@
-"""Checks that all ranks are about to execute the same step."""
+"""Checks that all ranks are about to execute the same step, and text of their arguments."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from thalweg._base.static_shape import UNKNOWN
 from thalweg.distribute.handshake import PendingCollective, RankMessage, compare_lines
 from thalweg.distribute.process_group import Ranks
+from thalweg.formula import Rule
 from thalweg.variable import dtype_name, titles_of
 
 # Steps between complete checks.
@@ -99,8 +100,8 @@ class Agreement:
                 digest ^= _hash_numbers(*fingerprint.numbers())
             except Exception as error:
                 trouble = error
-        is_check_due = self._steps % CHECK_INTERVAL == 0
-        digests, flags = (digest, hash_bytes(kinds)), (is_check_due, doubt)
+        is_scheduled = self._steps % CHECK_INTERVAL == 0
+        digests, flags = (digest, hash_bytes(kinds)), (is_scheduled, doubt)
         message = RankMessage(self._ranks, collective, digests, flags, trouble).receive()
         (has_equal_digest, has_equal_kinds), (is_full_check, is_doubted) = message
         if not has_equal_digest or is_full_check:
@@ -167,12 +168,12 @@ def hash_bytes(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
-def _hash_numbers(step: int, numbers: Sequence[float]) -> int:
+def _hash_numbers(step: int, values: Sequence[float]) -> int:
     """Return a hash of the step number and of hyperparameters rounded to float32."""
     # Steps compute in float32, where large numbers are infinite.
     with np.errstate(over="ignore"):
-        float32_numbers = np.array(numbers, np.float32)
-    return hash_bytes(struct.pack("q", step) + float32_numbers.tobytes())
+        float32_values = np.array(values, np.float32)
+    return hash_bytes(struct.pack("q", step) + float32_values.tobytes())
 
 
 def _describe_variables(variables: Sequence[Any], values: bool) -> list[str]:
@@ -210,3 +211,39 @@ def _strides_of(var: object) -> str:
     if not isinstance(var, Tensor) or var.is_contiguous():
         return ""
     return f" with strides {var.stride()}"
+
+
+def in_words(arguments: Mapping[str, object]) -> list[str]:
+    """Return one line "name: value" per argument, for comparison between ranks.
+
+    Floats are rounded to float32, in which steps compute. Functions are described by name, objects
+    with `get_config` by their configuration.
+    """
+    return [f"{name}: {_describe_value(value)}" for name, value in arguments.items()]
+
+
+def _describe_value(argument: object) -> str:
+    """Return an argument as text: functions by name, objects with `get_config` by that."""
+    if isinstance(argument, float | np.floating):
+        return repr(float(np.float32(argument)))
+    if argument is None or isinstance(argument, bool | int | str | np.integer):
+        return str(argument)
+    if isinstance(argument, Tensor):
+        return (
+            _describe_value(argument.item())
+            if not argument.dim()
+            else f"a tensor of {tuple(argument.shape)}"
+        )
+    if isinstance(argument, Rule):
+        return argument.name
+    if isinstance(argument, Mapping):
+        pairs = (f"{name}: {_describe_value(entry)}" for name, entry in argument.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(argument, frozenset | set):
+        return f"[{', '.join(sorted(map(_describe_value, argument)))}]"
+    if isinstance(argument, Sequence):
+        return f"[{', '.join(map(_describe_value, argument))}]"
+    config = getattr(argument, "get_config", None)
+    if config is not None and not isinstance(argument, type):
+        return f"{type(argument).__name__} {_describe_value(config())}"
+    return getattr(argument, "__qualname__", type(argument).__qualname__)

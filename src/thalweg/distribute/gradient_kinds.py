@@ -115,10 +115,10 @@ def kind_of(grad: Any) -> int:
     """
     if grad is None:
         return 0
-    number = _NUMBERS.get(grad.dtype, len(_DTYPES))
+    index = _INDICES.get(grad.dtype, len(_DTYPES))
     if isinstance(grad, torch.Tensor):
-        return 1 + number
-    return (129 if grad.indices.dtype == torch.int64 else 65) + number
+        return 1 + index
+    return (129 if grad.indices.dtype == torch.int64 else 65) + index
 
 
-_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_INDICES = {dtype: number for number, dtype in enumerate(_DTYPES)}

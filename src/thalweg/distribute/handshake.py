@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import distributed
@@ -20,37 +20,27 @@ _NUM_COMPARED, _NUM_MAXIMA = 2, 2
 
 
 class PendingCollective(IntEnum):
-    """Action that a rank is about to take."""
+    """Action that a rank is about to take.
 
-    BACKWARD = 1
-    STEP = 2
-    SHARED = 3
-    VALUES = 4
-    STATE = 5
-    STAGES = 6
+    Attributes:
+        phrase: The action as a verb phrase for messages.
+        stage: The stage of a step at which an error prevented the action, for messages.
+    """
 
-    @property
-    def words(self) -> str:
-        """The action as a verb phrase for messages."""
-        return _WORDS[self][0]
+    phrase: str
+    stage: str
 
-    @property
-    def fate(self) -> str:
-        """The stage of a step at which an error prevented the action, for messages."""
-        return _WORDS[self][1]
+    BACKWARD = 1, "computes gradients", "before its gradients were there"
+    STEP = 2, "applies gradients", "before its gradients were there"
+    SHARED = 3, "takes a step over its share of the slots", "in its step"
+    VALUES = 4, "adds up values", "before its values were there"
+    STATE = 5, "brings the state of an optimizer together", "before its state was there"
+    STAGES = 6, "takes a step over parts of DTensors", "in its step"
 
-
-_WORDS = {
-    PendingCollective.BACKWARD: ("computes gradients", "before its gradients were there"),
-    PendingCollective.STEP: ("applies gradients", "before its gradients were there"),
-    PendingCollective.SHARED: ("takes a step over its share of the slots", "in its step"),
-    PendingCollective.STAGES: ("takes a step over parts of DTensors", "in its step"),
-    PendingCollective.VALUES: ("adds up values", "before its values were there"),
-    PendingCollective.STATE: (
-        "brings the state of an optimizer together",
-        "before its state was there",
-    ),
-}
+    def __new__(cls, identifier: int, phrase: str, stage: str) -> Self:
+        member = int.__new__(cls, identifier)
+        member._value_, member.phrase, member.stage = identifier, phrase, stage
+        return member
 
 
 class Received(NamedTuple):
@@ -90,12 +80,12 @@ class RankMessage:
     ) -> None:
         self._ranks, self._collective, self._trouble = ranks, collective, trouble
         self._other_groups = other_groups
-        numbers = [1 if trouble is not None else 0, *flags]
-        numbers += [0] * (1 + _NUM_MAXIMA - len(numbers))
-        for number in (collective, *digests, *[0] * (_NUM_COMPARED - len(digests))):
-            numbers += [number, -number]
-        self._numbers = torch.tensor(numbers, dtype=torch.int64, device=ranks.device)
-        self._pending = ranks.begin_maximum(self._numbers)
+        values = [1 if trouble is not None else 0, *flags]
+        values += [0] * (1 + _NUM_MAXIMA - len(values))
+        for integer in (collective, *digests, *[0] * (_NUM_COMPARED - len(digests))):
+            values += [integer, -integer]
+        self._values = torch.tensor(values, dtype=torch.int64, device=ranks.device)
+        self._pending = ranks.begin_maximum(self._values)
 
     def receive(self) -> Received:
         """Wait for all ranks; return which digests are equal on all, and the maxima of flags.
@@ -107,14 +97,14 @@ class RankMessage:
         """
         self._pending.wait()
         for ranks in self._other_groups:
-            ranks.take_maximum(self._numbers)
-        troubled, *numbers = self._numbers.tolist()
-        maxima, pairs = numbers[:_NUM_MAXIMA], numbers[_NUM_MAXIMA:]
+            ranks.take_maximum(self._values)
+        troubled, *values = self._values.tolist()
+        maxima, pairs = values[:_NUM_MAXIMA], values[_NUM_MAXIMA:]
         has_equal_action, *are_equal = [high == -low for high, low in zip(pairs[::2], pairs[1::2])]
         if troubled:
             self._raise_trouble()
         if not has_equal_action:
-            self.compare([f"what it does: it {self._collective.words}"])
+            self.compare([f"what it does: it {self._collective.phrase}"])
         return Received(are_equal, maxima)
 
     def compare(self, lines: Sequence[str]) -> None:
@@ -130,7 +120,7 @@ class RankMessage:
         text = ""
         for ranks in (self._ranks, *self._other_groups):
             try:
-                compare_lines(ranks, lines, rank_numbers=ranks.global_numbers())
+                compare_lines(ranks, lines, global_ranks=ranks.global_numbers())
             except ReplicaMismatchError as error:
                 text = text or str(error)
             # Ranks of a group may be alike, and differ from those of another one.
@@ -144,7 +134,7 @@ class RankMessage:
             rank = distributed.get_rank() if self._other_groups else self._ranks.rank
             cause = f"{type(trouble).__name__}: {trouble}"
             cause = textwrap.shorten(cause, 300, placeholder=" ...")
-            text = f"rank {rank} raised an error {self._collective.fate}: {cause.rstrip('.')}."
+            text = f"rank {rank} raised an error {self._collective.stage}: {cause.rstrip('.')}."
         for ranks in (self._ranks, *self._other_groups):
             text = max(ranks.gather_texts(text)).strip()
         if trouble is not None:
@@ -176,22 +166,22 @@ def compare_lines(
     ranks: Ranks,
     lines: Sequence[str],
     hints: Sequence[tuple[str, str]] = (),
-    rank_numbers: Sequence[int] | None = None,
+    global_ranks: Sequence[int] | None = None,
 ) -> None:
     """Raise ReplicaMismatchError on all ranks about the first line that differs between ranks.
 
     Args:
         lines: Facts of this rank: name, ": " and value.
         hints: Pairs of the beginning of a name and advice if that fact differs.
-        rank_numbers: Optional. The numbers of the ranks in messages; from 0 on by default.
+        global_ranks: Optional. The numbers of the ranks in messages; from 0 on by default.
     """
-    rank_numbers = range(ranks.size) if rank_numbers is None else rank_numbers
+    global_ranks = range(ranks.size) if global_ranks is None else global_ranks
     first_lines, *other_texts = (text.split("\n") for text in ranks.gather_texts("\n".join(lines)))
     for rank, other_lines in enumerate(other_texts, 1):
         if other_lines != first_lines:
             raise ReplicaMismatchError(
                 _describe_difference(
-                    first_lines, other_lines, hints, (rank_numbers[0], rank_numbers[rank])
+                    first_lines, other_lines, hints, (global_ranks[0], global_ranks[rank])
                 )
             )
 
@@ -200,13 +190,13 @@ def _describe_difference(
     first: Sequence[str],
     second: Sequence[str],
     hints: Sequence[tuple[str, str]],
-    rank_numbers: tuple[int, int],
+    global_ranks: tuple[int, int],
 ) -> str:
     """Return a message about the first line that differs between two ranks.
 
     Args:
         first, second: The lines of the two ranks.
-        rank_numbers: The numbers of the two ranks.
+        global_ranks: The numbers of the two ranks.
     """
     pairs = zip_longest(first, second, fillvalue=": nothing")
     fact, second_fact = next(pair for pair in pairs if pair[0] != pair[1])
@@ -214,6 +204,6 @@ def _describe_difference(
         line.partition(": ") for line in (fact, second_fact)
     )
     labels = label if label == second_label else f"{label} and {second_label}"
-    hint = next((f" {help}" for begin, help in hints if label.startswith(begin)), "")
-    one, two = rank_numbers
-    return f"rank {two} disagrees with rank {one} at {labels}: {second_fact} vs {fact}.{hint}"
+    advice = next((f" {help}" for begin, help in hints if label.startswith(begin)), "")
+    one, two = global_ranks
+    return f"rank {two} disagrees with rank {one} at {labels}: {second_fact} vs {fact}.{advice}"

@@ -36,10 +36,10 @@ class InFlightAllReduce:
         templates = [(index, variables[index].detach()) for index in dense]
         self._buckets = sender.buckets_for(templates, self._variables)
         self._buckets_by_index = {
-            index: bucket for bucket in self._buckets for index in bucket.places
+            index: bucket for bucket in self._buckets for index in bucket.indices
         }
         self._indices = {id(var): index for index, var in enumerate(variables)}
-        self._num_missing = {id(bucket): len(bucket.places) for bucket in self._buckets}
+        self._num_missing = {id(bucket): len(bucket.indices) for bucket in self._buckets}
         # Each gradient with its version at the time of sending, to detect later changes.
         self._sent_grads: dict[int, tuple[Tensor, int]] = {}
         self._num_sent = 0

@@ -30,6 +30,7 @@ class Ranks:
         group: Optional. A process group; the default group if None. Without a default group, join
             that of `torchrun`, or use this process alone.
         timeout: Optional. Seconds to wait for other ranks; the group's timeout if None.
+        alone: True for this process alone, even if process groups exist.
 
     Attributes:
         rank: The number of this process in the group.
@@ -40,7 +41,9 @@ class Ranks:
         InvalidTypeError: `group` has another type.
     """
 
-    def __init__(self, group: Any = None, timeout: float | None = None) -> None:
+    def __init__(
+        self, group: Any = None, timeout: float | None = None, single: bool = False
+    ) -> None:
         if group is not None and not _is_group(group):
             raise InvalidTypeError(
                 "group must be a process group of torch.distributed or None, not"
@@ -49,9 +52,9 @@ class Ranks:
         self._timeout = None if timeout is None else timedelta(seconds=timeout)
         self._loss_message: str | None = None
         self._group = group
-        if group is None and not has_group():
+        if group is None and not single and not has_group():
             _join_torchrun(self._timeout)
-        is_single = group is None and not has_group()
+        is_single = single or (group is None and not has_group())
         self.rank = 0 if is_single else distributed.get_rank(group)
         self.size = 1 if is_single else distributed.get_world_size(group)
         self.device = torch.device("cpu")
@@ -59,15 +62,6 @@ class Ranks:
         self._is_gloo = backend == "gloo"
         if backend == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
-
-    @classmethod
-    def none(cls) -> Ranks:
-        """Return `Ranks` of this process alone, even if process groups exist."""
-        ranks = cls.__new__(cls)
-        ranks._group, ranks._timeout, ranks._loss_message = None, None, None
-        ranks.rank, ranks.size = 0, 1
-        ranks.device, ranks._is_gloo = torch.device("cpu"), False
-        return ranks
 
     @property
     def is_alone(self) -> bool:
@@ -104,21 +98,21 @@ class Ranks:
         self._run_collective(distributed.all_gather, tensors, tensor)
         return tensors
 
-    def begin_exchanging(self, parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
+    def begin_exchanging(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
         """Start to send one tensor to each other rank, and to receive one from each; return the
         transfers.
 
         Args:
-            parts: The tensor for each rank; `parts[self.rank]` is not sent. The length for a rank
+            inputs: The tensor for each rank; `parts[self.rank]` is not sent. The length for a rank
                 is the same on all ranks, and nothing may change before the transfers end.
             outputs: The tensor for the data of each rank, written in place; `outputs[self.rank]` is
                 not.
         """
         if not outputs[self.rank].is_cpu:
             destinations = list(outputs)
-            destinations[self.rank] = torch.empty_like(parts[self.rank])
+            destinations[self.rank] = torch.empty_like(inputs[self.rank])
             return Pending(
-                self, [self._begin_collective(distributed.all_to_all, destinations, list(parts))]
+                self, [self._begin_collective(distributed.all_to_all, destinations, list(inputs))]
             )
         other_ranks = [rank for rank in range(self.size) if rank != self.rank]
         # Gloo's all_to_all takes 1.5 times as long as single messages.
@@ -129,9 +123,9 @@ class Ranks:
                 if outputs[rank].numel()
             ]
             works += [
-                distributed.isend(parts[rank], group=self._group, group_dst=rank)
+                distributed.isend(inputs[rank], group=self._group, group_dst=rank)
                 for rank in other_ranks
-                if parts[rank].numel()
+                if inputs[rank].numel()
             ]
         return Pending(self, works)
 
@@ -146,9 +140,9 @@ class Ranks:
         # Gloo's all_gather takes 4 times as long as broadcasts.
         if self._is_gloo or tensors[self.rank].is_cpu:
             works = [
-                self._begin_collective(distributed.broadcast, part, group_src=rank)
-                for rank, part in enumerate(tensors)
-                if part.numel()
+                self._begin_collective(distributed.broadcast, tensor, group_src=rank)
+                for rank, tensor in enumerate(tensors)
+                if tensor.numel()
             ]
             return Pending(self, works)
         local = tensors[self.rank]
@@ -189,8 +183,11 @@ class Ranks:
         sizes = self.all_gather(size)
         padded = encoded.new_zeros(int(torch.stack(sizes).max()))
         padded[: len(encoded)] = encoded
-        parts = zip(self.all_gather(padded), sizes, strict=True)
-        return [part[: int(size)].cpu().numpy().tobytes().decode() for part, size in parts]
+        pairs = zip(self.all_gather(padded), sizes, strict=True)
+        return [
+            encoded_text[: int(size)].cpu().numpy().tobytes().decode()
+            for encoded_text, size in pairs
+        ]
 
     def write_once(self, write: Callable[[], None], path: str) -> None:
         """Call `write` on rank 0; all ranks call this and return when the file is complete.
@@ -313,22 +310,22 @@ _subgroups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Ranks]] = (
 )
 
 
-def ranks_of(numbers: Sequence[int]) -> Ranks:
+def ranks_of(global_ranks: Sequence[int]) -> Ranks:
     """Return the `Ranks` of some ranks of the default group; all of these ranks call this.
 
     The group is created at first use, and then reused as long as the default group lives.
 
     Args:
-        numbers: The numbers of the ranks in the default group, in ascending order.
+        global_ranks: The numbers of the ranks in the default group, in ascending order.
     """
-    if len(numbers) == 1:
-        return Ranks.none()
-    if len(numbers) == distributed.get_world_size():
+    if len(global_ranks) == 1:
+        return Ranks(single=True)
+    if len(global_ranks) == distributed.get_world_size():
         return Ranks()
     subgroups = _subgroups.setdefault(default_group(), {})
-    key = tuple(numbers)
+    key = tuple(global_ranks)
     if key not in subgroups:
-        group = distributed.new_group([*numbers], use_local_synchronization=True)
+        group = distributed.new_group([*global_ranks], use_local_synchronization=True)
         subgroups[key] = Ranks(group)
     return subgroups[key]
 

@@ -45,7 +45,7 @@ class Reducer:
         self._dense: list[int] = []
         self._underway: InFlightAllReduce | None = None
         self._declined_vote: Vote | None = None
-        self._has_backward_begun = False
+        self._has_backward_started = False
         self._expects_sums = False
         # Whether the last step failed on this rank, but perhaps not on others.
         self._is_in_doubt = False
@@ -75,7 +75,7 @@ class Reducer:
         with self._explain_loss():
             all_pairs, early_sums = self._reach_agreement(make_pairs, variables, fingerprint)
             sums = sum_matched_pairs(all_pairs, self._sender, early_sums)
-            self._sender.keep_errors_of(variables[index] for index in self._dense)
+            self._sender.compression.keep_errors_of(variables[index] for index in self._dense)
         self._steps += 1
         self._is_in_doubt = True
         return sums
@@ -114,12 +114,12 @@ class Reducer:
             sums = sum_matched_pairs(all_pairs, self._sender, early_sums)
         self._steps += 1
         self._is_in_doubt = True
-        parts: dict[int, Tensor] = {}
+        local_sums: dict[int, Tensor] = {}
         if scatters:
             for index, (grad, var) in enumerate(sums):
                 if isinstance(grad, Tensor):
-                    parts[id(var)], sums[index] = grad, all_pairs[index]
-        return sums, SharedStep(shards, parts, self._steps, self._sending.bucket_size)
+                    local_sums[id(var)], sums[index] = grad, all_pairs[index]
+        return sums, SharedStep(shards, local_sums, self._steps, self._sending.bucket_size)
 
     def step_of_sums(self) -> SharedStep:
         """Return a new step with sharded slots, whose gradients the caller has already summed;
@@ -140,12 +140,12 @@ class Reducer:
         try:
             yield
         except ReplicaLostError as error:
-            number = self._steps + 1
+            step_count = self._steps + 1
             if self.shards is not None:
-                raise self.shards.lost_error(error, fate_before_write(number)) from error
+                raise self.shards.lost_error(error, fate_before_write(step_count)) from error
             raise ReplicaLostError(
-                f"{error} In step {number} of this optimizer under this strategy; variables are as"
-                f" after step {number - 1}."
+                f"{error} In step {step_count} of this optimizer under this strategy; variables are"
+                f" as after step {step_count - 1}."
             ) from error
 
     def _reach_agreement(
@@ -174,20 +174,20 @@ class Reducer:
             self._is_in_doubt = False
         underway, self._underway = self._underway, None
         pairs, trouble = _pairs_or_error(make_pairs)
-        own_vars = [] if trouble is not None else variables
+        checked_vars = [] if trouble is not None else variables
         grads = [grad for grad, _ in pairs]
-        is_changed = underway is None or not underway.carries(own_vars, grads)
+        is_changed = underway is None or not underway.carries(checked_vars, grads)
         is_changed = is_changed or scatters != self._sender.scatters
         extra_digest, all_facts = self._add_shards(fingerprint, scatters)
         agreement = self._agreement.check(
-            own_vars, all_facts, trouble, is_changed, signature(grads), extra_digest
+            checked_vars, all_facts, trouble, is_changed, signature(grads), extra_digest
         )
         if agreement.is_doubted and underway is not None:
             # A rank has changed its gradients since they were sent.
             underway.wait_for_sums()
             underway = None
         if underway is None:
-            self._sender.begin_step()
+            self._sender.compression.begin_step()
         if scatters != self._sender.scatters:
             self._sender = self._make_sender(scatters)
         all_pairs = list(pairs) if agreement.has_equal_kinds else fill_missing(pairs, self._ranks)
@@ -228,7 +228,7 @@ class Reducer:
             failed: True if this rank failed after the step was applied; the next step then compares
                 all facts about the ranks.
         """
-        self._sender.commit_step()
+        self._sender.compression.commit_step()
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
@@ -256,8 +256,8 @@ class Reducer:
 
         Errors in the block are reported to the other ranks.
         """
-        self._underway, self._has_backward_begun = None, False
-        self._sender.begin_step()
+        self._underway, self._has_backward_started = None, False
+        self._sender.compression.begin_step()
         with self._explain_loss():
             yield from self._watch_backward()
 
@@ -273,7 +273,7 @@ class Reducer:
             raise_on_all(self._ranks, PendingCollective.STEP, error)
         # An interrupted rank cannot wait for the others.
         except BaseException:
-            if self._has_backward_begun:
+            if self._has_backward_started:
                 self._ranks.give_up(f"rank {self._ranks.rank} was interrupted in a step.")
             raise
         else:
@@ -306,9 +306,9 @@ class Reducer:
             declines, or if an earlier backward pass of the step has voted.
         """
         # Only one backward pass per step sends gradients while it runs.
-        if self._has_backward_begun:
+        if self._has_backward_started:
             return None
-        self._has_backward_begun = True
+        self._has_backward_started = True
         variable_ids = set(map(id, self._variables))
         declines = (
             declines or not self._dense or any(id(leaf) not in variable_ids for leaf in leaves)

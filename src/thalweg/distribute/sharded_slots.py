@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from typing import Any
 
+from thalweg._base.context_managers import writable
 from thalweg._base.execution_context import current_session, is_deferred
 from thalweg._core.dtensor import is_imported, is_on_mesh
 from thalweg._core.gradient_transforms import NOTHING, GradientTransforms
@@ -26,12 +28,12 @@ from thalweg.distribute.sharding.dtensor_step import (
     place_on_mesh,
 )
 from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup, describe_dtensors
-from thalweg.distribute.sharding.shard_existing_slots import arrange_slots
 from thalweg.distribute.sharding.sharded_step import SharedStep
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.strategy import Strategy, get_strategy
 from thalweg.errors import FailedPreconditionError
 from thalweg.formula import Slot
+from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import titles_of
 
 Step = SharedStep | LocalStep
@@ -50,8 +52,8 @@ def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
     if strategy is None and has_strategy():
         strategy = get_strategy()
     shards = None if strategy is None else strategy.reducer_of(owner).shards
-    parts = owner._slots.parts
-    if isinstance(parts, Shards) and parts is not shards:
+    slot_shards = owner._slots.parts
+    if isinstance(slot_shards, Shards) and slot_shards is not shards:
         raise FailedPreconditionError(
             f"The slots of {owner._name} are shared out over the ranks of a strategy that was made"
             " with shard_slots=True. Take its steps in the function that this strategy's run calls."
@@ -138,11 +140,11 @@ def share_summed_step(
         if not is_imported():
             return grads_and_vars, None
         keep_local_slots(owner._slots, [var for _, var in as_pairs(grads_and_vars)])
-    parts = owner._slots.parts
-    if isinstance(parts, LocalShards):
+    slot_shards = owner._slots.parts
+    if isinstance(slot_shards, LocalShards):
         pairs = as_pairs(grads_and_vars)
         group = _make_matrix_group(pairs, adapter, transforms, fingerprint)
-        return place_on_mesh(pairs, group), LocalStep(parts, group)
+        return place_on_mesh(pairs, group), LocalStep(slot_shards, group)
     return grads_and_vars, None
 
 
@@ -199,3 +201,35 @@ def _shared_slots(owner: Any, pairs: Pairs, adapter: StepAdapter) -> Sequence[Sl
 def enter_shared_step(step: Step | None) -> AbstractContextManager[None]:
     """Return a context manager that reports errors of a step to other ranks; None does nothing."""
     return contextlib.nullcontext() if step is None else step.report_errors()
+
+
+def arrange_slots(
+    owner: Any, shards: Shards, pairs: Sequence[tuple[Any, Any]], slots: Sequence[Slot]
+) -> None:
+    """Replace the slots of an optimizer by sharded ones, unless they are; all ranks call this.
+
+    A variable whose sparse gradient has rows that cross the end of a part is assigned to one rank.
+
+    Args:
+        owner: The optimizer; its slots are replaced.
+        shards: The assignment of elements to ranks.
+        pairs: Gradients and variables of a step.
+        slots: The optimizer's slots without those of shape ().
+    """
+    store = owner._slots
+    cut = [
+        var for grad, var in pairs if isinstance(grad, IndexedSlices) and not shards.has_rows(var)
+    ]
+    variables = store.owners() if store.parts is None else cut
+    if store.parts is not None and not cut:
+        return
+    shards.cut_new(variables)
+
+    def keep_whole() -> None:
+        """Assign variables with sparse rows that parts would divide to one rank each."""
+        for var in cut:
+            shards.keep_whole(var)
+
+    with writable():
+        new_store = copy.copy(store)
+        owner._take_store(new_store, new_store.remake(variables, slots, shards, keep_whole))

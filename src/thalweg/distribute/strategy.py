@@ -15,8 +15,7 @@ from thalweg._core.grads_and_vars import check_variables, flatten
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import is_number
 from thalweg.autodiff import Gradient, GradientTape
-from thalweg.distribute.buckets import SIZE, Sending
-from thalweg.distribute.compression import DTYPES
+from thalweg.distribute.buckets import DTYPES, SIZE, Sending
 from thalweg.distribute.consistency_check import Agreement
 from thalweg.distribute.context import (
     enter_cross_replica,
@@ -24,12 +23,11 @@ from thalweg.distribute.context import (
     in_cross_replica_context,
     innermost_context,
 )
-from thalweg.distribute.extended import Extended
+from thalweg.distribute.extended import Extended, ReplicaContext
 from thalweg.distribute.handshake import PendingCollective, report_error
 from thalweg.distribute.nested_all_reduce import all_reduce
 from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.reducer import Reducer
-from thalweg.distribute.replica import ReplicaContext
 from thalweg.distribute.sharding.shards import Shards
 from thalweg.distribute.tree_reduction import over_batches
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -125,7 +123,7 @@ class Strategy:
     def alone(cls) -> Strategy:
         """Return a strategy with one replica, even if there are process groups."""
         strategy = cls.__new__(cls)
-        strategy._set_up(Ranks.none(), Sending())
+        strategy._set_up(Ranks(single=True), Sending())
         return strategy
 
     @property
@@ -234,12 +232,12 @@ class Strategy:
         params = flatten(variables)
         check_variables(params)
 
-        def of_one(number: int) -> list[Gradient]:
+        def of_one(index: int) -> list[Gradient]:
             """Return the gradients of one micro-batch, in the order of the variables."""
             tape = GradientTape()
             with tape:
                 tape.watch(params)
-                batch_loss = loss(number)
+                batch_loss = loss(index)
             return tape.gradient(batch_loss, params)
 
         self.sending.micro_batches = micro_batches
@@ -286,9 +284,9 @@ def _check_settings(
     shard_slots: bool,
 ) -> None:
     """Raise InvalidArgumentError if a setting of a `Strategy` or their combination is invalid."""
-    for name, number in (("timeout", timeout), ("bucket_size", bucket_size)):
-        if number is not None:
-            _check_above_0(name, number)
+    for name, setting in (("timeout", timeout), ("bucket_size", bucket_size)):
+        if setting is not None:
+            _check_above_0(name, setting)
     if timeout is not None and not SHORTEST <= timeout <= LONGEST:
         raise InvalidArgumentError(
             f"timeout must be from {SHORTEST:g} to {LONGEST:,} seconds, not"
@@ -315,12 +313,12 @@ def _check_settings(
         )
 
 
-def _check_above_0(name: str, number: object) -> None:
+def _check_above_0(name: str, setting: object) -> None:
     """Raise unless a number is above 0: InvalidTypeError or InvalidArgumentError."""
-    if not is_number(number) or isinstance(number, bool):
-        raise InvalidTypeError(f"{name} must be a number, not {show_value(number)}.")
-    if not number > 0:
-        raise InvalidArgumentError(f"{name} must be above 0, not {show_value(number)}.")
+    if not is_number(setting) or isinstance(setting, bool):
+        raise InvalidTypeError(f"{name} must be a number, not {show_value(setting)}.")
+    if not setting > 0:
+        raise InvalidArgumentError(f"{name} must be above 0, not {show_value(setting)}.")
 
 
 def enter_single_replica() -> AbstractContextManager[None]:

@@ -34,23 +34,23 @@ def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     return add_sums(over_batches(low, middle, gradients), over_batches(middle, high, gradients))
 
 
-def add_sums(left_sums: Sums, right_sums: Sums) -> Sums:
+def add_sums(first_sums: Sums, right_sums: Sums) -> Sums:
     """Return the sums of two lists, by position; sparse rows are concatenated, None counts as 0."""
     return [
-        _add_pair(left_sum, right_sum)
-        for left_sum, right_sum in zip(left_sums, right_sums, strict=True)
+        _add_pair(first_sum, right_sum)
+        for first_sum, right_sum in zip(first_sums, right_sums, strict=True)
     ]
 
 
-def _add_pair(left_sum: Gradient, right_sum: Gradient) -> Gradient:
-    if left_sum is None or right_sum is None:
-        grad_sum = right_sum if left_sum is None else left_sum
+def _add_pair(first_sum: Gradient, right_sum: Gradient) -> Gradient:
+    if first_sum is None or right_sum is None:
+        grad_sum = right_sum if first_sum is None else first_sum
         return grad_sum + 0.0 if isinstance(grad_sum, Tensor) else grad_sum  # -0.0 + 0.0 is 0.0
-    if isinstance(left_sum, IndexedSlices) and isinstance(right_sum, IndexedSlices):
-        values = torch.cat([left_sum.values, right_sum.values])
-        indices = torch.cat([left_sum.indices, right_sum.indices.to(left_sum.indices.dtype)])
-        return IndexedSlices(values, indices, left_sum.dense_shape)
-    return left_sum + right_sum  # pyright: ignore[reportOperatorIssue]
+    if isinstance(first_sum, IndexedSlices) and isinstance(right_sum, IndexedSlices):
+        values = torch.cat([first_sum.values, right_sum.values])
+        indices = torch.cat([first_sum.indices, right_sum.indices.to(first_sum.indices.dtype)])
+        return IndexedSlices(values, indices, first_sum.dense_shape)
+    return first_sum + right_sum  # pyright: ignore[reportOperatorIssue]
 
 
 def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
@@ -79,7 +79,7 @@ def tree_sum(vectors: Sequence[Tensor]) -> Tensor:
     """
     partial_sums = list(vectors)
     while len(partial_sums) > 1:
-        for left_sum, right_sum in zip(partial_sums[::2], partial_sums[1::2], strict=False):
-            left_sum.add_(right_sum)
+        for first_sum, right_sum in zip(partial_sums[::2], partial_sums[1::2], strict=False):
+            first_sum.add_(right_sum)
         partial_sums = partial_sums[::2]
     return partial_sums[0]

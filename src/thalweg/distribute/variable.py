@@ -71,9 +71,9 @@ def of_all(
     except Exception as error:
         trouble = error
     line = f"what is assigned to: '{variable.name}', {aggregation.name}"
-    fingerprint, number = StepFingerprint(lambda: [line]), aggregation.value
+    fingerprint, digest = StepFingerprint(lambda: [line]), aggregation.value
     strategy.assignments.check(
-        [variable], fingerprint, trouble, extra_digest=number, collective=PendingCollective.VALUES
+        [variable], fingerprint, trouble, extra_digest=digest, collective=PendingCollective.VALUES
     )
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         first = operand.detach().clone(memory_format=torch.contiguous_format)

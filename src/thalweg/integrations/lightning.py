@@ -32,7 +32,7 @@ class LogDiagnostics(Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the numbers of new tables."""
-        for number, optimizer in enumerate(trainer.optimizers):
-            numbers = self._tables.numbers_of(optimizer, f"{number}/" if number else "")
-            if numbers:
-                pl_module.log_dict(numbers, on_step=True, on_epoch=False, batch_size=1)
+        for index, optimizer in enumerate(trainer.optimizers):
+            scalars = self._tables.numbers_of(optimizer, f"{index}/" if index else "")
+            if scalars:
+                pl_module.log_dict(scalars, on_step=True, on_epoch=False, batch_size=1)

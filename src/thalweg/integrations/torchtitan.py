@@ -52,9 +52,9 @@ class MixedOptimizers(OptimizersContainer):
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         self.model_parts = model_parts
         self.optimizers = [
-            Mixed(_groups(part, config.param_groups), **config.options) for part in model_parts
+            Mixed(_groups(module, config.param_groups), **config.options) for module in model_parts
         ]
-        params = [param for part in model_parts for param in part.parameters()]
+        params = [param for module in model_parts for param in module.parameters()]
         Optimizer.__init__(self, [param for param in params if param.requires_grad], {})
 
 

@@ -181,6 +181,6 @@ class LogDiagnostics(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the numbers of a new table."""
         optimizer = kwargs.get("optimizer")
-        numbers = self._tables.numbers_of(getattr(optimizer, "optimizer", optimizer))
-        if numbers:
-            self._trainer.log(numbers)
+        scalars = self._tables.numbers_of(getattr(optimizer, "optimizer", optimizer))
+        if scalars:
+            self._trainer.log(scalars)

@@ -17,10 +17,10 @@ def require_version(package: str, minimum: str) -> None:
         ImportError: The package is older, or is not installed.
     """
     installed = version(package)
-    numbers, minima = (
-        [int(number) for number in re.findall(r"\d+", text)] for text in (installed, minimum)
+    installed_version, minimum_version = (
+        [int(digits) for digits in re.findall(r"\d+", text)] for text in (installed, minimum)
     )
-    if numbers[: len(minima)] < minima:
+    if installed_version[: len(minimum_version)] < minimum_version:
         raise ImportError(
             f"thalweg.integrations supports {package} {minimum} and later, and {installed} is"
             f" installed: pip install '{package}>={minimum}'.",

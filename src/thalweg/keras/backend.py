@@ -71,7 +71,11 @@ def set_value(x: object, value: object) -> None:
 
 
 def batch_set_value(tuples: Iterable[tuple[object, object]]) -> None:
-    """Assign values to variables; see `set_value`. Variables of a graph change all or none."""
+    """Assign values to variables; see `set_value`.
+
+    A shape that differs is found before anything is assigned. Variables of a graph change all or
+    none.
+    """
     requests = [(tensor_of(x), value) for x, value in tuples]
     pairs = [(x, to_tensor(value, x.dtype).detach()) for x, value in requests]
     for x, value in pairs:

@@ -4,25 +4,145 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from torch import distributed
+import torch
+from torch import Tensor, distributed
 
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
-from thalweg._graph import graph_variable_of, is_symbolic
+from thalweg._graph import GraphVariable, graph_variable_of, is_symbolic
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.openseq2seq.config_checks import check_gradients, check_optimizer, check_policy, of_key
 from thalweg.openseq2seq.config_keys import training_params
 from thalweg.openseq2seq.micro_batches import MicroBatches, MicroBatchStep
 from thalweg.openseq2seq.optimizers.lr_policies import inv_poly_decay
-from thalweg.openseq2seq.optimizers.optimizers import optimize_loss
-from thalweg.openseq2seq.regularized_loss import Regularizer, made_regularizer, with_penalties
+from thalweg.openseq2seq.optimizers.mp_wrapper import mp_regularizer_wrapper
+from thalweg.openseq2seq.optimizers.optimizers import get_regularization_loss, optimize_loss
 from thalweg.openseq2seq.training_length import TrainingLength, policy_params, training_length
-from thalweg.openseq2seq.variable_selection import Chooses, Variables, listed, regularized, trained
+from thalweg.variable import Variable, name_of, named_variables, to_tensor
+
+Regularizer = Callable[[Any], Any]
+
+
+def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regularizer | None:
+    """Return a config's penalty function of weights, or None without a regularizer.
+
+    Raises:
+        TypeError: The regularizer cannot be called with these parameters, or makes no function.
+    """
+    if regularizer is None:
+        return None
+    if not callable(regularizer):
+        raise InvalidTypeError(
+            f"regularizer must be a function that makes a regularizer, not"
+            f" {show_value(regularizer)}."
+        )
+    function = regularizer(**params)
+    if not callable(function):
+        raise InvalidTypeError(
+            "regularizer must make a function of weights;"
+            f" with {dict(params)} it made {function!r}."
+        )
+    return function
+
+
+def with_penalties(
+    loss: Any, regularizer: Regularizer | None, weights: Sequence[object], is_mixed: bool
+) -> Any:
+    """Return a loss in float32 plus the penalties of weights.
+
+    In mixed precision the penalties of float16 and bfloat16 weights are left to the optimizer. A
+    symbolic loss also gets the penalties of its graph's collection.
+
+    Args:
+        loss: A callable without arguments, or a symbolic tensor.
+        regularizer: Called with a weight; returns its penalty or None.
+        weights: The weights to penalize.
+        is_mixed: True in mixed precision.
+
+    Returns:
+        A callable without arguments, or a symbolic tensor, like `loss`.
+    """
+    penalize = regularizer
+    if penalize is not None and is_mixed:
+        penalize = mp_regularizer_wrapper(penalize)
+
+    def total() -> Any:
+        penalties = [penalize(weight) for weight in weights] if penalize else []
+        return sum((penalty.to(torch.float32) for penalty in penalties if penalty is not None), 0.0)
+
+    if is_symbolic(loss):
+        with loss.graph.as_default():
+            return loss.to(torch.float32) + (total() + get_regularization_loss())
+    return lambda: to_tensor(loss()).to(torch.float32) + total()
+
+
+# Variables, or pairs of a name and a variable.
+Variables = torch.nn.Module | Iterable[Any]
+Chooses = Callable[[str, Any], bool]
+
+
+def listed(variables: Variables) -> list[Any]:
+    """Return the variables, with gradient, of a module, of (name, variable) pairs or an iterable.
+
+    Variables of modules and pairs are given their names.
+
+    Raises:
+        TypeError: An item is not a variable.
+    """
+    if isinstance(variables, torch.nn.Module):
+        selected_variables: list[Any] = named_variables(variables)
+    else:
+        items: list[Any] = list(variables)
+        are_pairs = bool(items) and all(isinstance(item_or_pair, tuple) for item_or_pair in items)
+        selected_variables = named_variables(items) if are_pairs else items
+    for var in selected_variables:
+        if not isinstance(var, Tensor | GraphVariable):
+            raise InvalidTypeError(
+                "variables must be a module, its named parameters, or variables; among them is"
+                f" {show_value(var)}."
+            )
+    return [
+        var for var in selected_variables if isinstance(var, GraphVariable) or var.requires_grad
+    ]
+
+
+def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any]:
+    """Return variables selected by a function of (name, variable), by default of 2+ dimensions."""
+    if choose is None:
+        return [var for var in variables if len(var.shape) >= 2]
+    return [var for var in variables if choose(_name(var), var)]
+
+
+def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
+    """Return the variables whose name does not match the pattern at its beginning.
+
+    Raises:
+        ValueError: No variable is left.
+        TypeError: A pattern is given, and a variable has no name.
+    """
+    trained_variables = list(variables)
+    if frozen is not None:
+        for index, var in enumerate(variables):
+            if not (isinstance(var, Variable | GraphVariable) or hasattr(var, "_thalweg_name")):
+                raise InvalidTypeError(
+                    f"freeze_variables_regex goes by names, but variable {index}, of shape"
+                    f" {tuple(var.shape)}, has none. Give the model or its named parameters."
+                )
+        trained_variables = [var for var in variables if frozen.match(_name(var)) is None]
+    if not trained_variables:
+        reason = f": freeze_variables_regex {frozen.pattern!r} matches all" if frozen else ""
+        raise InvalidArgumentError(f"There are no variables to train{reason}.")
+    return trained_variables
+
+
+def _name(variable: Tensor) -> str:
+    return variable.name if isinstance(variable, GraphVariable) else name_of(variable)
+
 
 # Keys of a config whose values are consecutive arguments of `optimize_loss`.
 _STEP_PARAMS = (
@@ -115,12 +235,13 @@ class TrainingConfig:
         if params["iter_size"] > 1 and skip_update_ph is None and not in_graph:
             batches = MicroBatches(params["iter_size"], short_first=self.as_shipped)
             skip_update_ph = batches.skips
+        # `optimize_loss` changes the parameters of its caller `as_shipped`, hence the copy.
         step = optimize_loss(
             with_penalties(loss, self.regularizer, weights, is_mixed),
             params["optimizer"],
             copy.deepcopy(params["optimizer_params"]),
             self.learning_rate,
-            trained(everything, _pattern(params["freeze_variables_regex"])),
+            trained(everything, _compile_pattern(params["freeze_variables_regex"])),
             *map(params.__getitem__, _STEP_PARAMS),
             skip_update_ph=skip_update_ph,
             model=model,
@@ -195,7 +316,7 @@ def from_config(
     params = copy.deepcopy(training_params(base_params))
     if as_shipped and params["iter_size"] > 1 and not params["use_horovod"]:
         raise InvalidArgumentError("iter_size is only supported in Horovod mode.")
-    _pattern(params["freeze_variables_regex"])
+    _compile_pattern(params["freeze_variables_regex"])
     check_optimizer(params)
     check_gradients(params, as_shipped)
     length = training_length(
@@ -203,7 +324,7 @@ def from_config(
         num_epochs=params["num_epochs"],
         dataset_size=dataset_size,
         batch_size_per_gpu=params["batch_size_per_gpu"],
-        workers=_workers(params["use_horovod"]) if workers is None else workers,
+        workers=_count_workers(params["use_horovod"]) if workers is None else workers,
         iter_size=params["iter_size"],
     )
     policy = params["lr_policy"]
@@ -218,12 +339,12 @@ def from_config(
     )
 
 
-def _workers(use_horovod: bool) -> int:
+def _count_workers(use_horovod: bool) -> int:
     has_group = distributed.is_available() and distributed.is_initialized()
     return distributed.get_world_size() if use_horovod and has_group else 1
 
 
-def _pattern(regex: Any) -> re.Pattern[str] | None:
+def _compile_pattern(regex: Any) -> re.Pattern[str] | None:
     """Return the compiled regular expression, or None for None.
 
     Raises:

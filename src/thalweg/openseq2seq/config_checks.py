@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,18 +13,26 @@ import torch
 
 from thalweg._base.execution_context import eagerly
 from thalweg._base.scalars import as_scalar
+from thalweg._base.showing import show_value
 from thalweg._core.hyperparameters import is_function
 from thalweg._graph import is_symbolic
-from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError, ThalwegError
-from thalweg.openseq2seq.call_signature import check_call
+from thalweg.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+    ThalwegError,
+    did_you_mean,
+)
 from thalweg.openseq2seq.optimizers.automatic_loss_scaler import AutomaticLossScaler
-from thalweg.openseq2seq.optimizers.larc import larc_of
 from thalweg.openseq2seq.optimizers.learning_rate import called
 from thalweg.openseq2seq.optimizers.mp_wrapper import checked_scale, refuse_no_scale
 from thalweg.openseq2seq.optimizers.name_tables import checked_summaries, optimizer_class
-from thalweg.openseq2seq.optimizers.post_process import PostProcessing
+from thalweg.openseq2seq.optimizers.post_process import PostProcessing, larc_of
+from thalweg.v1.train.callable_rate import signature_of
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import to_tensor
+
+_KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @contextlib.contextmanager
@@ -51,25 +60,26 @@ def check_optimizer(params: Mapping[str, Any]) -> None:
     with of_key("optimizer"):
         make = optimizer_class(optimizer)
         if isinstance(optimizer, type) and not issubclass(optimizer, Optimizer):
-            title = f"{optimizer.__module__}.{optimizer.__qualname__}"
+            label = f"{optimizer.__module__}.{optimizer.__qualname__}"
             raise InvalidTypeError(
-                f"{title} is no optimizer of thalweg.v1. Give a class"
+                f"{label} is no optimizer of thalweg.v1. Give a class"
                 " out of thalweg.v1.train or thalweg.v1.contrib.opt, or a name."
             )
     has_name = isinstance(optimizer, str)
-    title = optimizer if has_name else getattr(make, "__name__", repr(make))
+    label = optimizer if has_name else getattr(make, "__name__", repr(make))
     with of_key("optimizer_params"):
         if optimizer == "AdamW" and "weight_decay" not in optimizer_params:
             raise NotFoundError("AdamW needs weight_decay.")
-        check_call(make, optimizer_params, "learning_rate", title)
+        check_call(make, optimizer_params, "learning_rate", label)
+        # Functions may have side effects, and symbols have no values yet.
         if has_name and not any(
             is_symbolic(x) or is_function(x) for x in optimizer_params.values()
         ):
             with eagerly():
-                _try(make(learning_rate=1.0, **copy.deepcopy(optimizer_params)))
+                _evaluate(make(learning_rate=1.0, **copy.deepcopy(optimizer_params)))
 
 
-def _try(optimizer: Optimizer) -> None:
+def _evaluate(optimizer: Optimizer) -> None:
     read = optimizer._read_values()
     for name in getattr(optimizer, "HYPERS", ()):
         with of_key(name):
@@ -92,21 +102,23 @@ def check_policy(
         TypeError: A parameter is unknown, missing or of another type.
         ValueError: A value means nothing to the policy.
     """
-    title = getattr(policy, "__name__", repr(policy))
+    label = getattr(policy, "__name__", repr(policy))
     with of_key("lr_policy_params"):
-        check_call(policy, params, "global_step", title)
+        check_call(policy, params, "global_step", label)
         is_builtin = str(getattr(policy, "__module__", "")).startswith("thalweg.")
         if not is_builtin or any(is_symbolic(x) or is_function(x) for x in params.values()):
             # Calling a user's function might have side effects.
             return
         with eagerly():
-            rates = [_rate(policy, params, step) for step in (0, last_step)]
+            rates = [_compute_rate(policy, params, step) for step in (0, last_step)]
         nones = [name for name, value in params.items() if value is None]
         if nones and any(rate.isnan() for rate in rates):
             raise InvalidTypeError(f"{nones[0]} is None, which gives no learning rate.")
 
 
-def _rate(policy: Callable[..., object], params: Mapping[str, object], step: int) -> torch.Tensor:
+def _compute_rate(
+    policy: Callable[..., object], params: Mapping[str, object], step: int
+) -> torch.Tensor:
     """Return the learning rate of a policy at a step as a tensor of shape ().
 
     Raises:
@@ -153,3 +165,66 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
     elif params["dtype"] == "mixed":
         with of_key("loss_scaling"):
             refuse_no_scale(checked_scale(scaling, as_shipped))
+
+
+def check_call(
+    function: Callable[..., object], arguments: Mapping[str, object], supplied: str, label: str
+) -> None:
+    """Raise unless a function accepts the given arguments; functions without a signature pass.
+
+    Args:
+        function: The function, which will be called with keyword arguments.
+        arguments: The arguments of the config.
+        supplied: The name of the argument that the library adds.
+        label: The name of the function in messages.
+
+    Raises:
+        TypeError: An argument is unknown or missing; the message names it.
+    """
+    strangers = [name for name in arguments if not isinstance(name, str)]
+    if strangers:
+        raise InvalidTypeError(f"keys must be strings, not {show_value(strangers[0])}.")
+    try:
+        signature = signature_of(function)
+    except (TypeError, ValueError):
+        return
+    if supplied in arguments:
+        raise InvalidTypeError(f"{supplied!r} is not to be given: {label} gets it in each step.")
+    try:
+        signature.bind(**{supplied: None}, **arguments)
+    except TypeError as error:
+        raise InvalidTypeError(
+            _explain_mismatch(signature, arguments, supplied, label, error)
+        ) from error
+
+
+def _explain_mismatch(
+    signature: inspect.Signature,
+    arguments: Mapping[str, object],
+    supplied: str,
+    label: str,
+    error: object,
+) -> str:
+    """Return why the arguments do not bind to the signature, naming them."""
+    parameters = signature.parameters
+    accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
+    if supplied not in accepted and not _takes_any_keyword(signature):
+        return f"{label} takes no {supplied!r}."
+    accepted = [name for name in accepted if name != supplied]
+    unknown = (
+        []
+        if _takes_any_keyword(signature)
+        else [name for name in arguments if name not in accepted]
+    )
+    required = [name for name in accepted if parameters[name].default is inspect.Parameter.empty]
+    problems = [
+        f"{label} takes no {name!r}. {did_you_mean(name, accepted)}".strip() for name in unknown
+    ]
+    problems += [f"{label} needs {name!r}." for name in required if name not in arguments]
+    problems = problems or [f"{label}: {error}."]
+    return f"{' '.join(problems)} It takes: {', '.join(accepted)}."
+
+
+def _takes_any_keyword(signature: inspect.Signature) -> bool:
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds

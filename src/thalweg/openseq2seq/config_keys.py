@@ -20,14 +20,16 @@ _OPTIONS: dict[str, tuple[Kind, Any]] = {
     "lr_policy_params": (dict, {}),
     "max_grad_norm": (float, None),
     "larc_params": (dict, None),
-    "loss_scaling": (object, 1.0),  # a float, an algorithm's name or None
+    # A float, an algorithm's name or None.
+    "loss_scaling": (object, 1.0),
     "loss_scaling_params": (dict, None),
     "summaries": (list, None),
     "iter_size": (int, 1),
     "dtype": ([torch.float16, torch.float32, "mixed"], torch.float32),
     "regularizer": (object, None),
     "regularizer_params": (dict, {}),
-    "freeze_variables_regex": (object, None),  # a regular expression or None
+    # A regular expression or None.
+    "freeze_variables_regex": (object, None),
     "use_horovod": (bool, False),
     "batch_size_per_gpu": (int, None),
     "num_epochs": (int, None),

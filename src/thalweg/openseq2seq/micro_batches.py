@@ -54,7 +54,8 @@ class MicroBatchStep(Configurable):
 
     def __init__(self, step: TrainingStep, batches: MicroBatches) -> None:
         self.step, self._batches = step, batches
-        step._counts = batches.counting  # with all that a run writes
+        # The batch is counted in the same commit as all other writes of a run.
+        step._counts = batches.counting
 
     @untraced
     def __call__(self) -> Tensor:
@@ -67,7 +68,8 @@ class MicroBatchStep(Configurable):
         return self.step.apply_gradients(gradients)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "step":  # an object that is being copied has none yet
+        # An object that is being copied has no `step` yet: avoid endless recursion.
+        if name == "step":
             raise AttributeError(name)
         return getattr(self.step, name)
 

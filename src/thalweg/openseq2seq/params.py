@@ -8,7 +8,8 @@ from typing import Any
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 
-Kind = type | list[Any]  # what a value is an instance of, or all values there are
+# The type of a value, or a list of all accepted values.
+Kind = type | list[Any]
 
 
 def check_params(
@@ -44,12 +45,12 @@ def check_params(
             )
     for name in unknown:
         hint = (hints or {}).get(name) or did_you_mean(show_value(name).strip("'"), kinds)
-        message_parts = (
+        sentences = (
             f"Unknown parameter: {name}.",
             hint,
             f"There are: {', '.join(sorted(kinds))}.",
         )
-        raise InvalidArgumentError(" ".join(filter(None, message_parts)))
+        raise InvalidArgumentError(" ".join(filter(None, sentences)))
     for name, value in config.items():
         kind = kinds[name]
         if isinstance(kind, list):

@@ -51,24 +51,24 @@ def training_length(
 
     Reference: OpenSeq2Seq, models.Model
     """
-    share = _positive("workers", workers), _positive("iter_size", iter_size)
+    divisors = _check_positive_int("workers", workers), _check_positive_int("iter_size", iter_size)
     if max_steps is not None and num_epochs is not None:
         raise InvalidArgumentError(
             "max_steps and num_epochs cannot both be given. Remove one of them from the config."
         )
     if max_steps is not None:
-        return TrainingLength(_positive("max_steps", max_steps), None)
+        return TrainingLength(_check_positive_int("max_steps", max_steps), None)
     if num_epochs is None:
         raise InvalidArgumentError("Either max_steps or num_epochs has to be given for training.")
-    steps = _positive("dataset_size", dataset_size)
-    for count in (_positive("batch_size_per_gpu", batch_size_per_gpu), *share):
+    steps = _check_positive_int("dataset_size", dataset_size)
+    for count in (_check_positive_int("batch_size_per_gpu", batch_size_per_gpu), *divisors):
         steps //= count
     if steps == 0:
         raise InvalidArgumentError(
             f"One update takes more examples than there are: dataset_size is {dataset_size},"
             f" batch_size_per_gpu {batch_size_per_gpu}, workers {workers}, iter_size {iter_size}."
         )
-    return TrainingLength(_positive("num_epochs", num_epochs) * steps, steps)
+    return TrainingLength(_check_positive_int("num_epochs", num_epochs) * steps, steps)
 
 
 def policy_params(
@@ -104,7 +104,7 @@ def policy_params(
 
     Reference: OpenSeq2Seq, models.Model
     """
-    parameters = _parameters(policy)
+    parameters = _read_signature(policy)
     new_params = dict(params)
     for name in ("begin_decay_at", "warmup_steps"):
         if name in parameters and isinstance(
@@ -136,7 +136,7 @@ def policy_params(
     return new_params
 
 
-def _parameters(policy: object) -> Mapping[str, inspect.Parameter]:
+def _read_signature(policy: object) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a policy's signature by name.
 
     Raises:
@@ -152,11 +152,11 @@ def _parameters(policy: object) -> Mapping[str, inspect.Parameter]:
         raise InvalidTypeError(f"lr_policy has no signature that can be read: {error}") from error
 
 
-def _positive(name: str, number: object) -> int:
-    if number is None:
+def _check_positive_int(name: str, count: object) -> int:
+    if count is None:
         raise InvalidArgumentError(f"{name} has to be given for a training in epochs.")
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise InvalidTypeError(f"{name} must be an int, not {show_value(number)}.")
-    if number <= 0:
-        raise InvalidArgumentError(f"{name} must be positive, not {number}.")
-    return number
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise InvalidTypeError(f"{name} must be an int, not {show_value(count)}.")
+    if count <= 0:
+        raise InvalidArgumentError(f"{name} must be positive, not {count}.")
+    return count

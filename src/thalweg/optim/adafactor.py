@@ -14,7 +14,7 @@ from thalweg._core.param_groups import Group
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
-from thalweg.rules.torch.adafactor import TORCH_ADAFACTOR, adafactor, kind_of
+from thalweg.rules.torch.adafactor import adafactor, kind_of
 
 
 class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
@@ -33,18 +33,12 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
     Source: Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235; torch.optim.Adafactor
     """
 
-    _torch = torch.optim.Adafactor
-    _sparse = "Adafactor does not support sparse gradients"
+    _rule = "TORCH_ADAFACTOR"
     _unread = ("eps",)
     _unsupported_options = {
         "state_storage": "has no slots that state_storage may encode: of matrices it keeps a number"
         " for each row and column, and what it keeps of others it measures"
     }
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        """Return the default rule, that of matrices."""
-        return TORCH_ADAFACTOR
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:

@@ -37,9 +37,9 @@ def kind_of(rule: object) -> Any:
             )
         return rule
     if rule not in KINDS:
-        hint = did_you_mean(rule, KINDS) or f"Known are {', '.join(KINDS)}."
+        suggestion = did_you_mean(rule, KINDS) or f"Known are {', '.join(KINDS)}."
         raise InvalidArgumentError(
-            f"rule is {show_value(rule)}, which is not a class of thalweg.optim. {hint}"
+            f"rule is {show_value(rule)}, which is not a class of thalweg.optim. {suggestion}"
         )
     return class_named(rule)
 

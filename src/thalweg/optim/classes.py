@@ -27,7 +27,6 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
     Source: Kingma & Ba 2015; torch.optim.Adam
     """
 
-    _torch = torch.optim.Adam
     _sparse = "Adam does not support sparse gradients, please consider SparseAdam instead"
 
     @staticmethod
@@ -44,10 +43,9 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
     Source: Loshchilov & Hutter 2019; torch.optim.AdamW
     """
 
-    _torch = torch.optim.AdamW
     _sparse = Adam._sparse
     fixed_options = {"decoupled_weight_decay": True}  # torch before 2.7 has no such key
-    _choose_rule = staticmethod(Adam._choose_rule)
+    _choose_rule = staticmethod(Adam._choose_rule)  # pyright: ignore[reportAssignmentType]
 
 
 class SGD(FusedTorchOptimizer, torch.optim.SGD):
@@ -63,7 +61,6 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
     Source: Sutskever et al. 2013; torch.optim.SGD
     """
 
-    _torch = torch.optim.SGD
     _counts = False
     _optional = _rowwise = ("momentum_buffer",)
 
@@ -77,17 +74,21 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise for memory that torch's step would corrupt; replace misplaced momentum by a copy.
+        """Raise if torch's step would write outside of a tensor; replace misplaced momentum.
+
+        A momentum that does not begin where its storage does is replaced in the state by a copy, as
+        torch would add a sparse gradient elsewhere.
 
         Raises:
-            InvalidArgumentError: A dense gradient has a sparse momentum, or as the base class.
-            LayoutError: As the base class.
+            InvalidArgumentError: A dense gradient has a sparse momentum, or an index is out of
+                range.
+            LayoutError: A tensor has no memory that holds its elements.
         """
         super()._check_memories()
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
-            titles = parameter_names(self.param_groups, params)
-            for param, title in zip(params, titles, strict=True):
+            names = parameter_names(self.param_groups, params)
+            for param, name in zip(params, names, strict=True):
                 entries = self.state.get(param) or {}
                 momentum = entries.get("momentum_buffer")
                 if group["momentum"] == 0 or not isinstance(momentum, Tensor):
@@ -95,7 +96,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 # Torch's step fails here after it has written to other parameters.
                 if momentum.is_sparse and not param.grad.is_sparse:
                     raise InvalidArgumentError(
-                        f"The gradient of '{title}' is dense, and its momentum sparse, to which"
+                        f"The gradient of '{name}' is dense, and its momentum sparse, to which"
                         " torch adds none. Have all of its gradients dense, or all sparse."
                     )
                 # Ours lies in a block, which is beside its place for what torch adds.
@@ -115,7 +116,6 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
     Source: Hinton's lecture 6, Graves 2013; torch.optim.RMSprop
     """
 
-    _torch = torch.optim.RMSprop
     _sparse = "RMSprop does not support sparse gradients"
 
     @staticmethod
@@ -140,12 +140,9 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
     Source: Duchi et al. 2011; torch.optim.Adagrad
     """
 
-    _torch = torch.optim.Adagrad
+    _rule = "TORCH_ADAGRAD"
+    _sparse = ""
     _unread = ("initial_accumulator_value",)
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_ADAGRAD
 
     @staticmethod
     def _takes_rows(group: Group) -> bool:
@@ -168,12 +165,7 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
     Source: Zeiler 2012; torch.optim.Adadelta
     """
 
-    _torch = torch.optim.Adadelta
-    _sparse = "Adadelta does not support sparse gradients"
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_ADADELTA
+    _rule = "TORCH_ADADELTA"
 
 
 class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
@@ -184,12 +176,7 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
     Source: Kingma & Ba 2015, algorithm 2; torch.optim.Adamax
     """
 
-    _torch = torch.optim.Adamax
-    _sparse = "Adamax does not support sparse gradients"
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_ADAMAX
+    _rule = "TORCH_ADAMAX"
 
 
 class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
@@ -203,13 +190,8 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
     Source: Dozat 2016; torch.optim.NAdam
     """
 
-    _torch = torch.optim.NAdam
+    _rule = "TORCH_NADAM"
     _single = ("step", "mu_product")
-    _sparse = "NAdam does not support sparse gradients"
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_NADAM
 
 
 class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
@@ -220,12 +202,7 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
     Source: Liu et al. 2020; torch.optim.RAdam
     """
 
-    _torch = torch.optim.RAdam
-    _sparse = "RAdam does not support sparse gradients"
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_RADAM
+    _rule = "TORCH_RADAM"
 
 
 class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
@@ -236,7 +213,8 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
     Source: Kingma & Ba 2015; torch.optim.SparseAdam
     """
 
-    _torch = torch.optim.SparseAdam
+    _rule = "TORCH_SPARSE_ADAM"
+    _sparse = ""
     _dense = "SparseAdam does not support dense gradients, please consider Adam instead"
     _has_python_scalars = True
     _single = ()
@@ -248,10 +226,6 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
         " ones",
         "gradients": "cannot have gradients='flat': its gradients are sparse, and those are dense",
     }
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_SPARSE_ADAM
 
 
 class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
@@ -267,14 +241,9 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
     Source: Polyak & Juditsky 1992; torch.optim.ASGD
     """
 
-    _torch = torch.optim.ASGD
-    _sparse = "ASGD does not support sparse gradients"
+    _rule = "TORCH_ASGD"
     _as_tensors = ("eta", "mu")
     _single = ("step", "eta", "mu")
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_ASGD
 
     def _initials_of_group(self, group: Group) -> dict[str, float]:
         """Return the starts of "eta" and "mu" for a group."""
@@ -293,12 +262,7 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
     Source: Riedmiller & Braun 1993; torch.optim.Rprop
     """
 
-    _torch = torch.optim.Rprop
-    _sparse = "Rprop does not support sparse gradients"
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        return rules.TORCH_RPROP
+    _rule = "TORCH_RPROP"
 
     def _initials_of_group(self, group: Group) -> dict[str, float]:
         """Return the start of "step_size" for a group."""

@@ -85,9 +85,9 @@ class Operands:
 
         They are compared only after a step that was not a rebind of the one before.
         """
-        steady = optimizer.step_cache.rebind_target
-        if steady is None or steady is not self._rebind_target:
-            self._rebind_target = steady
+        current_target = optimizer.step_cache.rebind_target
+        if current_target is None or current_target is not self._rebind_target:
+            self._rebind_target = current_target
             operand_pairs = zip(
                 _find_operands(optimizer), (self.parameters, self.slots), strict=True
             )
@@ -120,6 +120,7 @@ def can_be_taken(handle: str) -> bool:
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options
     operands.read(optimizer)
+    # Called while Dynamo traces: the result is a constant of the graph.
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
         not options.kinds.sums
@@ -190,7 +191,7 @@ def _step(
 
 
 @_step.register_fake
-def _(*given: object) -> None:
+def _(*args: object) -> None:
     return None
 
 

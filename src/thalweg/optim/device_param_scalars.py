@@ -43,9 +43,14 @@ class DeviceColumn:
 
     def moving(self, values: Tensor, apply_flag: Tensor | None) -> Call:
         """Return a call that writes one number per parameter if `apply_flag` is None or True."""
-        numbers = values.to(self.dtype)
-        numbers = numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
-        return partial(self.common.copy_, numbers)
+        return partial(self.common.copy_, self._choose_numbers(values, apply_flag))
+
+    def _choose_numbers(self, values: Tensor, apply_flag: Tensor | None) -> Tensor:
+        """Return the numbers after a step: new ones if the device applies it, else the present."""
+        next_values = values.to(self.dtype)
+        return (
+            next_values if apply_flag is None else torch.where(apply_flag, next_values, self.common)
+        )
 
 
 class ForeignDeviceColumn(DeviceColumn):
@@ -69,8 +74,6 @@ class ForeignDeviceColumn(DeviceColumn):
 
     def moving(self, values: Tensor, apply_flag: Tensor | None) -> Call:
         """Return a call that writes one number per parameter if `apply_flag` is None or True."""
-        numbers = values.to(self.dtype)
-        numbers = numbers if apply_flag is None else torch.where(apply_flag, numbers, self.common)
         copy: Any = torch._foreach_copy_  # pyright: ignore
-        numbers = numbers.expand(len(self._foreign_views))
-        return partial(copy, self._foreign_views, list(numbers.unbind()))
+        next_values = self._choose_numbers(values, apply_flag).expand(len(self._foreign_views))
+        return partial(copy, self._foreign_views, list(next_values.unbind()))

@@ -38,17 +38,17 @@ def drop_option_state(
     option_names &= {*ENTRY_KEYWORDS, SUM}
     dropped_names, lacking, stale = set[str](), set[str](), set[str]()
     if option_names - {SUM}:
-        kept_names = {*optimizer.step_options.begins}
+        retained_names = {*optimizer.step_options.begins}
         for group in optimizer.param_groups:
             rules = optimizer.rules_around(group)
-            kept_names |= {slot.name for rule in rules for slot in rule.slots}
-        lacking = option_names - kept_names - {SUM}
+            retained_names |= {slot.name for rule in rules for slot in rule.slots}
+        lacking = option_names - retained_names - {SUM}
         stale = option_names & {*optimizer.step_options.begins}
     groups = saved_state["param_groups"]
     if not optimizer.step_options.kinds.sums:
         lacking |= option_names & {SUM}
         groups = [{n: x for n, x in group.items() if n != COUNT} for group in groups]
-    states, narrow = dict(saved_state["state"]), set[str]()
+    states, reduced_names = dict(saved_state["state"]), set[str]()
     has_codes = any(CORRECTION in (_storage(group) or ()) for group in groups)
     for key, entries in param_states.items():
         removed_names = lacking.intersection(entries)
@@ -56,7 +56,7 @@ def drop_option_state(
             removed_names.discard(MASTER)  # of which corrections are made
         old = {name for name in stale.intersection(entries) if _is_narrow(entries[name])}
         dropped_names |= removed_names
-        narrow |= old
+        reduced_names |= old
         if CORRECTION in removed_names and has_codes:  # which is refused, or converted
             removed_names.remove(CORRECTION)
             if optimizer.step_options.kinds.masters:
@@ -67,7 +67,7 @@ def drop_option_state(
                 del states[key]
     messages = [_SUMS] if SUM in dropped_names else []
     messages += [_dropped_note(name) for name in ENTRY_KEYWORDS if name in dropped_names]
-    messages += [_narrow_note(name) for name in ENTRY_KEYWORDS if name in narrow]
+    messages += [_narrow_note(name) for name in ENTRY_KEYWORDS if name in reduced_names]
     return {**saved_state, "state": states, "param_groups": groups}, messages
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thalweg.distribute.sharding.matrix_group import MatrixProcessGroup
 
 
-def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
+def make_local_shards(params: Sequence[Tensor]) -> LocalShards | None:
     """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
     if not any_on_mesh(params):
         return None
@@ -32,16 +32,16 @@ def locals_of(params: Sequence[Tensor]) -> LocalShards | None:
     return LocalShards()
 
 
-def sharing_of(parts: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
-    """Return the object that shares a step over local parts between ranks.
+def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
+    """Return the object by which an adapter gathers norms and matrices of DTensors over ranks.
 
     Args:
-        parts: The local parts.
+        shards: The local parts.
         team: The ranks that take the step together; None if they send no messages in it.
     """
     from thalweg.distribute.sharding.dtensor_step import LocalStep
 
-    return LocalStep(parts, team)
+    return LocalStep(shards, team)
 
 
 @contextmanager
@@ -56,8 +56,8 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
     team = None
     if is_imported() and any_on_mesh(params_of(optimizer.param_groups)):
         with importing:
-            from thalweg.optim.rank_guard import team_of
-        team = team_of(optimizer)
+            from thalweg.optim.rank_guard import gather_ranks
+        team = gather_ranks(optimizer)
     if team is None:
         yield
         return
@@ -70,7 +70,7 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
         team.end()
 
 
-def placed(
+def place_pairs_on_mesh(
     pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Tensor]]:
     """Return (gradient, parameter) pairs with each DTensor gradient placed as its parameter.
@@ -89,12 +89,12 @@ def placed(
     return dtensor_step.place_on_mesh(pairs, team)
 
 
-def entry_of(name: str, tensor: Tensor) -> Entry:
+def make_entry(name: str, tensor: Tensor) -> Entry:
     """Return the `Entry` that sets a tensor from a loaded state; for a DTensor its local part."""
-    parts = locals_of([tensor])
-    if parts is None:
+    shards = make_local_shards([tensor])
+    if shards is None:
         return Entry(name, tensor)
-    return Part(name, parts.part(tensor), var=tensor, parts=parts)
+    return Part(name, shards.part(tensor), var=tensor, parts=shards)
 
 
 def has_positions(param: Any) -> bool:

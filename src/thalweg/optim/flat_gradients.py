@@ -68,6 +68,7 @@ class FlatGradients:
         if not all_have_memory(self._buffers):
             for param, view in zip(self.params, self.views, strict=True):
                 check_memory(view, f"The gradient of '{name_of(param)}'")
+        # A frozen parameter may have a gradient of an earlier step, which no step takes.
         frozen = [param for param in self._frozen_params if param.grad is not None]
         forgotten = [partial(setattr, param, "grad", None) for param in frozen]
         attach_calls = [] if self.lie() else self._attach_calls

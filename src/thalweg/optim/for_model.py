@@ -66,7 +66,7 @@ def mixed_for_model(
 
 
 def _check_names(
-    title: str,
+    label: str,
     options: Mapping[Any, Any],
     names: AbstractSet[str],
     more_names: AbstractSet[str] = frozenset(),
@@ -76,7 +76,7 @@ def _check_names(
     A name that is not text raises InvalidTypeError.
 
     Args:
-        title: The name of the argument or function that took the options, for the message.
+        label: The name of the argument or function that took the options, for the message.
         options: The options by name.
         names: The valid names.
         more_names: Other names that the message may suggest.
@@ -84,11 +84,11 @@ def _check_names(
     for name in options:
         if not isinstance(name, str):
             raise InvalidTypeError(
-                f"The names of the options in {title} must be text, not {show_value(name)}."
+                f"The names of the options in {label} must be text, not {show_value(name)}."
             )
         if name not in names:
-            hint = did_you_mean(name, names | more_names)
-            raise InvalidArgumentError(f"{title} takes no option {name!r}. {hint}".rstrip())
+            suggestion = did_you_mean(name, names | more_names)
+            raise InvalidArgumentError(f"{label} takes no option {name!r}. {suggestion}".rstrip())
 
 
 def _groups(
@@ -98,9 +98,10 @@ def _groups(
     rule_options: Group,
     adamw_options: Group,
 ) -> list[Group]:
-    """Return parameter groups: one per layout, one for AdamW, one for AdamW without weight decay.
+    """Return parameter groups: one per layout for `rule`, and up to two for AdamW.
 
-    The last one has the parameters of less than two dimensions.
+    One group of AdamW has the parameters of two dimensions or more that have no layout; the other
+    has vectors and scalars, with a weight decay of 0.
     """
     params = dict(module.named_parameters())
     groups: dict[tuple[str, bool], Group] = {}

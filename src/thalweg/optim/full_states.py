@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from thalweg._core.options.update_targets import MASTER
 from thalweg._core.param_groups import Group
 from thalweg._core.quantized_slots import CODECS, codec_of, decode_tensor, likeness_of
 from thalweg._core.state import flaw, mismatch
+from thalweg.distribute.sharding.shard_index import ShardedTensor, are_known, sharded_tensor
 from thalweg.formula import Slot
-from thalweg.optim.dtensor_params import locals_of
+from thalweg.optim.dtensor_params import make_local_shards
 from thalweg.optim.state_mismatch import members_here, sizes
-
-if TYPE_CHECKING:
-    from thalweg.distribute.sharding.shard_index import ShardedTensor
 
 
 def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
@@ -39,18 +37,18 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
         return saved_state
     states, problems = dict(saved_state["state"]), list[str]()
     for group, saved_group in zip(groups, saved_groups, strict=True):
-        for param, key, title in members_here(optimizer, group, saved_group):
+        for param, key, label in members_here(optimizer, group, saved_group):
             entries = cast("Mapping[str, Any]", states.get(key))
             if not is_on_mesh(param) or not isinstance(entries, Mapping):
                 continue
-            slots = _slots_of(optimizer, group, param)
+            slots = _select_slots(optimizer, group, param)
             full = {
                 slot_name: entry
                 for slot_name, entry in entries.items()
                 if slot_name in slots and _is_full(entry)
             }
-            if full and not _are_known(param):
-                problems.append(_describe_unknown(param, title))
+            if full and not are_known(param):
+                problems.append(_describe_unknown(param, label))
                 continue
             states[key] = {
                 **entries,
@@ -64,18 +62,11 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
     return {**saved_state, "state": states}
 
 
-def _are_known(param: Tensor) -> bool:
-    """Return True if placements determine the elements of the local part."""
-    from thalweg.distribute.sharding.shard_index import are_known
-
-    return are_known(param)
-
-
-def _describe_unknown(param: Any, title: object) -> str:
+def _describe_unknown(param: Any, label: object) -> str:
     """Return why a full state cannot be cut like a parameter."""
     placements = ", ".join(map(str, param.placements))
     return (
-        f"'{title}' is a DTensor of shape {tuple(param.shape)}, whose placements ({placements})"
+        f"'{label}' is a DTensor of shape {tuple(param.shape)}, whose placements ({placements})"
         " do not determine the elements of each rank, and its state is of full tensors: load a"
         " state of DTensors, such as by torch.distributed.checkpoint"
     )
@@ -88,7 +79,7 @@ def _is_full(entry: object) -> bool:
     return entry.dim() > 0 and flaw(entry) is None
 
 
-def _slots_of(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot]:
+def _select_slots(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot]:
     """Return the slots of a parameter by name, including its master."""
     has_rule = hasattr(optimizer, "rule")
     rule = optimizer.rule_of(group) if has_rule else optimizer.wrapped_rule(group, param)
@@ -106,25 +97,21 @@ def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
     if slot.is_shaped:
         return _cut_shaped(full, param, slot)
     if codec is not None:
-        return _part_of(full, param, likeness_of(codec, param))
+        return _cut_like(full, param, likeness_of(codec, param))
     if slot.storage and full.dtype == torch.uint8:
         # Meshes do not encode rows that are not whole blocks.
-        whole_codec, template = (
-            CODECS[slot.storage],
-            torch.empty(param.shape, dtype=torch.float32, device="cpu"),
-        )
-        if full.numel() != whole_codec.bytes_of(param.numel()):
+        full_codec = CODECS[slot.storage]
+        template = torch.empty(param.shape, dtype=torch.float32, device="cpu")
+        if full.numel() != full_codec.bytes_of(param.numel()):
             return full
-        full = decode_tensor(whole_codec, full.cpu().reshape(-1), template)
-    return _part_of(full, param, param)
+        full = decode_tensor(full_codec, full.cpu().reshape(-1), template)
+    return _cut_like(full, param, param)
 
 
-def _part_of(full: Tensor, param: Any, template: Tensor) -> Tensor:
+def _cut_like(full: Tensor, param: Any, template: Tensor) -> Tensor:
     """Return this rank's part of a tensor, placed as a parameter, with the shape of `template`."""
     if full.shape != template.shape:
         return full
-    from thalweg.distribute.sharding.shard_index import sharded_tensor
-
     tensor = sharded_tensor(param)._replace(shape=template.shape)
     return beside(_read_part(full, param, tensor), param, template)
 
@@ -134,14 +121,13 @@ def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     from thalweg._engines.matrix_shapes import shape_beside
-    from thalweg.distribute.sharding.shard_index import sharded_tensor
 
     if tuple(full.shape) != tuple(shape_beside(slot, param.shape)):
         return full
     tensor = sharded_tensor(param).slot(tuple(full.shape))
-    part = _read_part(full, param, tensor)
+    local_tensor = _read_part(full, param, tensor)
     options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
-    return DTensor.from_local(part, param.device_mesh, tensor.placements, **options)
+    return DTensor.from_local(local_tensor, param.device_mesh, tensor.placements, **options)
 
 
 def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
@@ -150,13 +136,13 @@ def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
     return shard.read(full.detach()).to(local(param).device, copy=True).contiguous()
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def gather_full(tensor: Tensor) -> Tensor:
     """Return the full tensor of a DTensor on the CPU of rank 0, and an empty tensor on other ranks.
 
     All ranks of the mesh call this. Any other tensor is returned unchanged.
     """
-    parts = locals_of([tensor])
-    if parts is None:
+    shards = make_local_shards([tensor])
+    if shards is None:
         return tensor
-    full = parts.whole(parts.part(tensor), tensor)
+    full = shards.whole(shards.part(tensor), tensor)
     return full.new_empty(0) if torch.distributed.get_rank() else full.cpu()

@@ -36,7 +36,7 @@ from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.spikes import HISTORY
 from thalweg._core.options.stochastic_rounding import Rounding
 from thalweg._core.options.weight_averaging import Average
-from thalweg._core.param_groups import Group, params_of
+from thalweg._core.param_groups import Group, group_indices_of, params_of
 from thalweg._core.reentrance import check_no_step, one_step_at_a_time
 from thalweg._core.sparse_gradients import is_sparse, summed
 from thalweg._core.step import try_rebind
@@ -114,7 +114,7 @@ class FusedOptimizer(GroupChecks):
         return optimizer
 
     def __init__(self, *args: object, **keywords: object) -> None:
-        arguments = {f"argument {place}": value for place, value in enumerate(args) if place}
+        arguments = {f"argument {index}": value for index, value in enumerate(args) if index}
         check_options_held({**arguments, **keywords})
         options = pop_options(keywords)
         if options is not NO_OPTIONS:
@@ -176,21 +176,23 @@ class FusedOptimizer(GroupChecks):
     def _complete(self) -> None:
         """Prepare the last group of `param_groups`, and validate it, before its first step."""
 
-    def _warn_of_zeros(self, params: Sequence[Tensor], places: Sequence[int]) -> None:
+    def _warn_of_zeros(self, params: Sequence[Tensor], group_indices: Sequence[int]) -> None:
         """Warn of new parameters that are 0, if the rule or an option has no effect on these."""
         kinds = map(self._kind_of, self.param_groups)
         zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
         if any(zero_notes):
             with importing:
                 from thalweg.optim.zero_params import warn_zero_params
-            warn_zero_params(self, zip(params, map(zero_notes.__getitem__, places), strict=True))
+            warn_zero_params(
+                self, zip(params, map(zero_notes.__getitem__, group_indices), strict=True)
+            )
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:
         """Remove groups that were added in the `with` block, with state, hooks and buffers, if it
         raises.
         """
-        cache, count, known_params = self.step_cache, len(self.param_groups), list(self.state)
+        cache, count, former_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
         try:
@@ -199,7 +201,7 @@ class FusedOptimizer(GroupChecks):
             groups = self.param_groups[count:]
             del self.param_groups[count:]
             for param in params_of(groups):
-                if not any(param is known_param for known_param in known_params):
+                if not any(param is former_param for former_param in former_params):
                     self.state.pop(param, None)
             for key in cache.heard.keys() - heard:
                 cache.heard.pop(key).remove()
@@ -230,7 +232,7 @@ class FusedOptimizer(GroupChecks):
         self.step_cache.operands.read_again(self)
         groups = self.param_groups if is_copy else self.param_groups[-1:]
         self.step_cache.added_params.add(params_of(groups))
-        self._listen()
+        self._register_hooks()
         if self.step_options.of(Flat).gradients == "flat":
             self._flatten()
         if (diagnostics := self.step_options.of(Diagnosed).diagnostics) is not None:
@@ -259,12 +261,12 @@ class FusedOptimizer(GroupChecks):
             for group in groups:
                 group[HISTORY] = judge.history
 
-    def _listen(self) -> None:
+    def _register_hooks(self) -> None:
         """Register hooks that update parameters in the backward pass, if `in_backward` is on."""
         if self.step_options.in_backward:
             with importing:
-                from thalweg.optim.step_in_backward import listen
-            listen(self)
+                from thalweg.optim.step_in_backward import register_hooks
+            register_hooks(self)
 
     def check_not_swapped(self, message: str) -> None:
         """Raise if the parameters are their averages at present.
@@ -328,7 +330,7 @@ class FusedOptimizer(GroupChecks):
         has_own_step = type(self).step is FusedOptimizer.step
         if is_dynamo_compiling() or (has_own_step and has_hooks(self)):
             return self._hooked_step(closure)
-        # Inlined from `_eager_step`: the call would take 5 % of a replayed step.
+        # As in `_plain_step`: the call would take 5 % of a replayed step.
         replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self, False, has_own_step):
             return None
@@ -342,10 +344,6 @@ class FusedOptimizer(GroupChecks):
         """Take a step, in a traced function as one operation of the graph; return the loss."""
         if is_dynamo_compiling() and closure is None and put_in_graph(self.step_cache.operands):
             return None
-        return self._eager_step(closure)
-
-    def _eager_step(self, closure: Callable[[], object] | None = None) -> object:
-        """Take a step, replayed if possible; return the loss of the closure, or None."""
         replay = self.step_cache.replay if closure is None else None
         if replay is not None and replay.take(self):
             return None
@@ -361,6 +359,7 @@ class FusedOptimizer(GroupChecks):
 
         Return the loss of the closure, or None.
         """
+        # Schedulers of torch warn of a schedule that moves before the first step unless it is set.
         self._opt_called = True
         self._check_alone()
         loss = None
@@ -370,6 +369,7 @@ class FusedOptimizer(GroupChecks):
         cache = self.step_cache
         if loss is not None:
             self._note_loss(loss)
+        # A backward pass that was interrupted may have left gradients whose transfer has begun.
         if cache.fetching:
             with importing:
                 from thalweg.optim.step_in_backward import apply_fetched
@@ -384,6 +384,7 @@ class FusedOptimizer(GroupChecks):
             may_replay = closure is not None or is_due or has_sets
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
                 return loss
+            # The replay has counted steps that the optimizer has not yet.
             cache.settle()
             with one_step_at_a_time(cache, type(self).__name__), guard_ranks(self):
                 self._step_carefully()
@@ -405,7 +406,8 @@ class FusedOptimizer(GroupChecks):
         """
         cache = self.step_cache
         self.check_not_swapped(_SWAPPED_STEP)
-        self._listen()
+        # A parameter may have been unfrozen since the last step.
+        self._register_hooks()
         cache.apply_flag = self._found_finite()
         if cache.apply_flag is None and self._skip_overflowed_step():
             return
@@ -424,7 +426,7 @@ class FusedOptimizer(GroupChecks):
             is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
             if not (is_replayed or self._try_rebind()):
                 self._check_options_held()
-                self._take_step(cache.parts)
+                self._take_step()
             if cache.has_applied_grads:
                 self._end_step()
 
@@ -490,7 +492,7 @@ class FusedOptimizer(GroupChecks):
         self.step_cache.rebind_target = None
 
     def _make_adapter(
-        self, part: ParamState, params: Sequence[Tensor], places: list[int]
+        self, param_state: ParamState, params: Sequence[Tensor], group_indices: list[int]
     ) -> ParamGroupAdapter:
         """Return the adapter of a step over all parameters."""
         raise NotImplementedError
@@ -508,6 +510,7 @@ class FusedOptimizer(GroupChecks):
         """
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:
+            # Cleared first, so that a plan that cannot be replayed is not tried in each step.
             adapters, cache.due_adapters = cache.due_adapters, ()
             with importing:
                 from thalweg.optim.replay import ReplayedStep
@@ -534,21 +537,21 @@ class FusedOptimizer(GroupChecks):
         cache = self.step_cache
         if cache.rebind_target is None:
             return False
-        part, places = cache.rebind_target
+        param_state, group_indices = cache.rebind_target
         groups = self.param_groups
         if len(groups) == 1:
             params: list[Tensor] = groups[0]["params"]
         else:
             params = params_of(groups)
-            if places != [place for place, group in enumerate(groups) for _ in group["params"]]:
+            if group_indices != group_indices_of(groups):
                 return False
-        if len(params) != len(places):
+        if len(params) != len(group_indices):
             return False
         gradients = [param.grad for param in params]
         has_absent = any(map(is_, gradients, itertools.repeat(None)))
-        if has_absent or not self._updates_all(part, gradients):
+        if has_absent or not self._updates_all(param_state, gradients):
             return False
-        adapter = self._make_adapter(part, params, places)
+        adapter = self._make_adapter(param_state, params, group_indices)
         report, unscaling = GradientReport(), self.unscaling()
         adapter.ending = self._end_calls(report)
         if not adapter.repeats:
@@ -560,7 +563,7 @@ class FusedOptimizer(GroupChecks):
         pairs = list(zip(gradients, params, strict=True))
         if self.step_options.clips and any(map(is_sparse, gradients)):
             pairs = adapter.seen(pairs)
-        outcome = try_rebind(adapter, part.plans, pairs, transforms)
+        outcome = try_rebind(adapter, param_state.plans, pairs, transforms)
         if outcome is None:
             return False
         if outcome.taken is not False:
@@ -575,21 +578,24 @@ class FusedOptimizer(GroupChecks):
         """Return the rules of all groups, with their options."""
         return {rule for group in self.param_groups for rule in self.rules_around(group)}
 
-    def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
         return True
 
-    def _keep_rebind_target(self, part: ParamState, places: Sequence[int]) -> None:
-        """Store `part` as the state that updated all groups, for `_try_rebind`.
+    def _keep_rebind_target(self, param_state: ParamState, group_indices: Sequence[int]) -> None:
+        """Store `param_state` as the state that updated all groups, for `_try_rebind`.
 
         Clear the stored one if the step did not update all parameters, or options exclude a rebind.
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
+        # Masters, sums and local shards are replaced between steps: their targets are found anew.
         cache.rebind_target = None
-        is_rebindable = not options.kinds.sums and not options.kinds.masters and part.locals is None
-        if len(places) == count and is_rebindable:
-            cache.rebind_target = (part, list(places))
+        is_rebindable = (
+            not options.kinds.sums and not options.kinds.masters and param_state.locals is None
+        )
+        if len(group_indices) == count and is_rebindable:
+            cache.rebind_target = (param_state, list(group_indices))
 
     def _check_alone(self) -> None:
         """Raise FailedPreconditionError in a strategy of several replicas."""
@@ -611,7 +617,7 @@ class FusedOptimizer(GroupChecks):
             self._check_alone()
             with cache.lock, one_step_at_a_time(cache, type(self).__name__):
                 self.check_not_swapped(_SWAPPED_STEP)
-                self._take_step(cache.single_param_states.setdefault(id(param), {}), param)
+                self._take_step(param)
         except BaseException as error:
             self._add_progress_note(error)
             raise
@@ -731,7 +737,9 @@ class FusedOptimizer(GroupChecks):
             elif cache.is_folded:
                 error.add_note(_FOLDED)
 
-    def _end_calls(self, grad_report: GradientReport) -> list[Call]:
+    def _end_calls(
+        self, grad_report: GradientReport, single_param: Tensor | None = None
+    ) -> list[Call]:
         """Return C functions that record a step as taken; they run with its writes.
 
         If a device decides on the step, they add its decision to a counter there. Accumulated sums
@@ -739,8 +747,13 @@ class FusedOptimizer(GroupChecks):
 
         Args:
             grad_report: Receives norm and clip factor of the gradients, and becomes the report.
+            single_param: The only parameter of an update in the backward pass, whose gradient is
+                freed; `step` records the step later.
         """
         cache = self.step_cache
+        if single_param is not None:
+            mark_applied = partial(vars(cache).__setitem__, "has_applied_grads", True)
+            return [mark_applied, partial(setattr, single_param, "grad", None)]
         updates: dict[str, Any] = {"report": grad_report, "has_applied_grads": False}
         updates["last_apply_flag"] = cache.apply_flag
         calls: list[Call] = []
@@ -767,13 +780,10 @@ class FusedOptimizer(GroupChecks):
         calls = clearing_sums(self.param_groups, self.state)
         return [*calls, partial(vars(self.step_cache).update, {"sums": None})]
 
-    def _end_calls_of(self, param: Tensor) -> list[Call]:
-        """Return calls that end the update of one parameter during the backward pass."""
-        mark_applied = partial(vars(self.step_cache).__setitem__, "has_applied_grads", True)
-        return [mark_applied, partial(setattr, param, "grad", None)]
-
-    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
-        """Take a step of all parameters, or of one of them; `parts` has the state of each rule."""
+    def _take_step(self, single_param: Tensor | None = None) -> None:
+        """Take a step of all parameters that have a gradient, or of a single one in the backward
+        pass.
+        """
         raise NotImplementedError
 
 

@@ -31,7 +31,7 @@ from thalweg._engines import current
 from thalweg.errors import InvalidTypeError, ThalwegError
 from thalweg.formula import Rule
 from thalweg.optim.group_options import PAIRS, STEP_FLAGS
-from thalweg.optim.load_state import as_torch, load
+from thalweg.optim.load_state import load, plan_torch_load
 from thalweg.optim.native_support import device_of, engines_support, find_shared_scalar
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import ParamState
@@ -87,6 +87,11 @@ class FusedTorchOptimizer(TorchGroups):
     _unread: ClassVar[tuple[str, ...]] = ()  # options that no step reads
 
     def __init_subclass__(cls) -> None:
+        if FusedTorchOptimizer in cls.__bases__:
+            cls._torch = cls.__bases__[-1]
+        # Classes of users keep the message of the class that they are derived from.
+        if "_rule" in vars(cls) and "_sparse" not in vars(cls):
+            cls._sparse = f"{cls.__name__} does not support sparse gradients"
         # What a constructor takes is read by people and by frameworks.
         signature = cls._signature()
         cls.constructor_signature = with_options(signature)
@@ -118,14 +123,14 @@ class FusedTorchOptimizer(TorchGroups):
             value = show_value(arguments[unfit[0]])
             raise InvalidTypeError(f"{unfit[0]} must be a pair of numbers, not {value}.") from error
         groups = [(self._kind_of(group).__name__, group) for group in self.param_groups]
-        self._check_effect({title: self._choose_rule(group) for title, group in groups})
+        self._check_effect({label: self._choose_rule(group) for label, group in groups})
         options = self.step_options
         if options.begins or options.kinds.sums or not options.keeps_as_torch:
             # Torch's constructor of Adagrad makes its own entries, and steps make those of options.
             # `torch.distributed.checkpoint` takes a step only if there is no state yet.
             self.state.clear()
 
-    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
+    def _take_step(self, single_param: Tensor | None = None) -> None:
         """Take a step of all parameters, or of one; leave it to torch if an option demands that."""
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
@@ -136,7 +141,13 @@ class FusedTorchOptimizer(TorchGroups):
         )
         if not members_by_rule:
             return None
-        steps = [self._sub_step(rule, members, parts) for rule, members in members_by_rule.items()]
+        cache = self.step_cache
+        param_states = cache.parts
+        if single_param is not None:
+            param_states = cache.single_param_states.setdefault(id(single_param), {})
+        steps = [
+            self._sub_step(rule, members, param_states) for rule, members in members_by_rule.items()
+        ]
         return self._take_sub_steps(steps, single_param)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
@@ -150,9 +161,7 @@ class FusedTorchOptimizer(TorchGroups):
             return self._step_of_torch()
         report, options = GradientReport(), self.step_options
         # The last sub-step commits the writes of all others.
-        steps[-1][0].ending = (
-            self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
-        )
+        steps[-1][0].ending = self._end_calls(report, single_param)
         make_transforms = partial(
             gradient_transforms, options, self.unscaling(), grad_report=report, is_torchs=True
         )
@@ -182,28 +191,32 @@ class FusedTorchOptimizer(TorchGroups):
             self.step_cache.changes.note_planned(gradients, trainable)
 
     def _sub_step(
-        self, rule: Rule, members: _RuleMembers, parts: dict[Rule, ParamState]
+        self, rule: Rule, members: _RuleMembers, param_states: dict[Rule, ParamState]
     ) -> _SubStep:
         """Return the adapter of a rule over its members, with their (gradient, parameter) pairs."""
-        part = self.part_of(rule, members.places[0], parts)
+        param_state = self.part_of(rule, members.places[0], param_states)
         params = [param for _, param in members.pairs]
-        return TorchStepAdapter(self, part, params, members.places), members.pairs
+        return TorchStepAdapter(self, param_state, params, members.places), members.pairs
 
-    def part_of(self, rule: Rule, place: int, parts: dict[Rule, ParamState]) -> ParamState:
-        """Return the state of a rule from `parts`; create it there if missing.
+    def part_of(
+        self, rule: Rule, group_index: int, param_states: dict[Rule, ParamState]
+    ) -> ParamState:
+        """Return the state of a rule from `param_states`; create it there if missing.
 
-        The class of the group at `place` defines its numbers. Rules that no group has any more are
-        dropped from `parts`.
+        The class of the group at `group_index` defines its numbers. Rules that no group has any
+        more are dropped from `param_states`.
         """
-        if rule not in parts:
+        if rule not in param_states:
             # Options may have chosen other rules since the last step.
-            for stale_rule in parts.keys() - self._rules():
-                del parts[stale_rule]
+            for stale_rule in param_states.keys() - self._rules():
+                del param_states[stale_rule]
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
-            kind = self._kind_of(self.param_groups[place])
-            numbers = self._numbers(rule, kind)
-            parts[rule] = ParamState(rule, numbers, kind._has_python_scalars, kinds, blocks)
-        return parts[rule]
+            kind = self._kind_of(self.param_groups[group_index])
+            scalar_specs = self._numbers(rule, kind)
+            param_states[rule] = ParamState(
+                rule, scalar_specs, kind._has_python_scalars, kinds, blocks
+            )
+        return param_states[rule]
 
     def _supports_step(self, steps: Sequence[_SubStep]) -> bool:
         """Return True if the engines support the whole step."""
@@ -237,7 +250,8 @@ class FusedTorchOptimizer(TorchGroups):
         bound: Iterable[_BoundPlan] = map(self._bind, steps, targets, transforms)
         try:
             with note_not_applied(adapters[-1].begun), writable():
-                if adapters[-1].gathered is not None and self._has_common_norm():
+                has_global_norm = self.step_options.base_transforms.has_global_norm
+                if adapters[-1].gathered is not None and has_global_norm:
                     bound = list(bound)
                     all_transforms = make_transforms(sum(len(pairs) for pairs, _ in targets))
                     with importing:
@@ -259,10 +273,6 @@ class FusedTorchOptimizer(TorchGroups):
                 return outcome
         finally:
             batch.release_gradients()
-
-    def _has_common_norm(self) -> bool:
-        """Return True if gradients of several rules are clipped, or judged, together."""
-        return self.step_options.base_transforms.has_global_norm
 
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
@@ -304,28 +314,28 @@ class FusedTorchOptimizer(TorchGroups):
         return plan_with_absent(self, kind)
 
     def _make_adapter(
-        self, part: ParamState, params: Sequence[Tensor], places: list[int]
+        self, param_state: ParamState, params: Sequence[Tensor], places: list[int]
     ) -> TorchStepAdapter:
-        return TorchStepAdapter(self, part, params, places)
+        return TorchStepAdapter(self, param_state, params, places)
 
-    def _updates_all(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if a part still updates all groups, given these gradients."""
-        if part.hold(self.param_groups):
+        if param_state.hold(self.param_groups):
             return True
         self._check_options_held()
         return (
-            self._may_repeat(part, gradients)
-            and self._rules() == {part.rule}
+            self._may_repeat(param_state, gradients)
+            and self._rules() == {param_state.rule}
             and not any(map(self.is_torchs_group, self.param_groups))
         )
 
-    def _may_repeat(self, part: ParamState, gradients: Sequence[object]) -> bool:
+    def _may_repeat(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
         """Return True if gradients may be bound to the last plan of a rule.
 
         All must be dense, or the options of groups unchanged, as these decide about sparse
         gradients. The plan checks everything else that `_supports_sub_step` does.
         """
-        return not any(map(is_sparse, gradients)) or part.hold(self.param_groups)
+        return not any(map(is_sparse, gradients)) or param_state.hold(self.param_groups)
 
     def is_torchs_group(self, group: Group) -> bool:
         """Return True if the options of a group require the step of torch."""
@@ -346,8 +356,8 @@ class FusedTorchOptimizer(TorchGroups):
         """
         adapter, pairs = step
         options = self.step_options
-        for (grad, param), place in zip(pairs, adapter.places, strict=True):
-            group, has_rows = self.param_groups[place], grad.layout != torch.strided
+        for (grad, param), group_index in zip(pairs, adapter.places, strict=True):
+            group, has_rows = self.param_groups[group_index], grad.layout != torch.strided
             kind = self._kind_of(group)
             if refusal := kind._sparse if has_rows else kind._dense:
                 raise RuntimeError(refusal)
@@ -357,15 +367,15 @@ class FusedTorchOptimizer(TorchGroups):
                 return False
             if options.keeps_as_torch and not self._has_slot_dtypes(group, param):
                 return False
-        wide = options.kinds.masters and self.step_cache.sums is not None
+        allows_wide_grads = options.kinds.masters and self.step_cache.sums is not None
         is_offloaded = options.kinds.device is not None
-        (_, first), place = pairs[0], adapter.places[0]
-        rule = options.rule(self.base_rule(self.param_groups[place], first))
+        (_, first), group_index = pairs[0], adapter.places[0]
+        rule = options.rule(self.base_rule(self.param_groups[group_index], first))
         names = {STEP, MASTER, *(slot.name for slot in rule.slots)}
         coded = {slot.name for slot in rule.element_slots if slot.storage}
         # Torch's step reads values, which tensors of the meta device do not have.
         anywhere = is_offloaded or first.is_meta or self._has_no_torch_step()
-        return engines_support(pairs, self.state, names, wide, anywhere, coded)
+        return engines_support(pairs, self.state, names, allows_wide_grads, anywhere, coded)
 
     def _has_no_torch_step(self) -> bool:
         """Return True if the engines take the step on every device, because torch has no step."""
@@ -381,11 +391,12 @@ class FusedTorchOptimizer(TorchGroups):
         return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
     def _shares_counts(self, steps: Sequence[_SubStep]) -> bool:
-        """Return True if two parameters share a state tensor of one number, which torch counts
-        twice.
+        """Return True if one state tensor, such as a step count, belongs to two parameters.
+
+        Torch's step increases such a tensor once for each parameter; the engines do not.
 
         Raises:
-            NotImplementedError: They do, and options exclude torch's step.
+            NotImplementedError: A tensor is shared, and options exclude torch's step.
         """
         scalars = {slot.name for adapter, _ in steps for slot in adapter.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
@@ -407,7 +418,7 @@ class FusedTorchOptimizer(TorchGroups):
         Parameters without a gradient use `absent[id(param)]`, if present.
         """
         members_by_rule: dict[Rule, _RuleMembers] = {}
-        for place, group in enumerate(self.param_groups):
+        for group_index, group in enumerate(self.param_groups):
             params = group["params"]
             candidates = zip(self._gradients(params), params, strict=True)
             pairs = [
@@ -420,7 +431,7 @@ class FusedTorchOptimizer(TorchGroups):
                     self.step_options.rule(rule), _RuleMembers([], [])
                 )
                 members.pairs.extend(rule_pairs)
-                members.places.extend([place] * len(rule_pairs))
+                members.places.extend([group_index] * len(rule_pairs))
         return members_by_rule
 
     def _by_rule(
@@ -437,10 +448,10 @@ class FusedTorchOptimizer(TorchGroups):
     def _members_of_param(self, param: Tensor) -> dict[Rule, _RuleMembers]:
         """Return the rule of one parameter, with the parameter as its only member."""
         with importing:
-            from thalweg.optim.step_in_backward import place_of
-        place = cast("int", place_of(self, param))
-        rule = self.step_options.rule(self.base_rule(self.param_groups[place], param))
-        return {rule: _RuleMembers([(cast("Tensor", param.grad), param)], [place])}
+            from thalweg.optim.step_in_backward import find_group_index
+        group_index = cast("int", find_group_index(self, param))
+        rule = self.step_options.rule(self.base_rule(self.param_groups[group_index], param))
+        return {rule: _RuleMembers([(cast("Tensor", param.grad), param)], [group_index])}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], *, convert: bool = False, allow_loss: bool = False
@@ -467,7 +478,7 @@ class FusedTorchOptimizer(TorchGroups):
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
             torch_class: Any = super(FusedTorchOptimizer, type(self))
             torch_load = without_dynamo(torch_class.load_state_dict)
-            load(self, state_dict, partial(as_torch, load=torch_load), convert, allow_loss)
+            load(self, state_dict, partial(plan_torch_load, load=torch_load), convert, allow_loss)
 
     def _step_of_torch(self) -> None:
         """Take the step by the code of torch: all of it, or on an error nothing.
@@ -502,17 +513,17 @@ class FusedTorchOptimizer(TorchGroups):
                 " strided or sparse, without capturable=True and differentiable=True; this one"
                 " is torch's."
             )
-        title = f"{type(self).__name__} with {self.step_options.named()}"
+        label = f"{type(self).__name__} with {self.step_options.named()}"
         params = params_of(self.param_groups)
         pairs = zip(self._gradients(params), params, strict=True)
         if rows := [param for grad, param in pairs if grad is not None and is_sparse(grad)]:
             name = parameter_names(self.param_groups, rows)[0]
             raise NotImplementedError(
-                f"The gradient of '{name}' is sparse, and {title} takes dense ones: leave out one"
+                f"The gradient of '{name}' is sparse, and {label} takes dense ones: leave out one"
                 " of them, or update it with an optimizer of its own."
             )
         raise NotImplementedError(
-            f"{title} takes steps on real, dense tensors without a dispatch of their own, without"
+            f"{label} takes steps on real, dense tensors without a dispatch of their own, without"
             " capturable=True where there are no kernels, and without differentiable=True; this one"
             " is torch's."
         )

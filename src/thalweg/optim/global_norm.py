@@ -36,13 +36,13 @@ def clip_factor(
         transforms: The transforms of all gradients; `watch` receives the statistics.
     """
     flush = adapters[0].selection.denormals == "flush"
-    parts: list[tuple[Reductions, int]] = []
+    reduction_parts: list[tuple[Reductions, int]] = []
     pairs: list[tuple[Any, Tensor]] = []
     for adapter, (rule_pairs, _), (plan, _) in zip(adapters, targets, bound, strict=True):
         if plan is not None:
             request = plan.request
             pairs += zip(request.gradients, request.variables, strict=True)
-            parts.append((plan.ready, len(request.variables)))
+            reduction_parts.append((plan.ready, len(request.variables)))
             continue
         rule_pairs = adapter.convert_pairs(rule_pairs)
         pairs += rule_pairs
@@ -50,8 +50,8 @@ def clip_factor(
             rule_pairs = adapter.sharing.local_parts(rule_pairs)
         adapter.check_pairs(rule_pairs, transforms.narrow)
         values, variables = [values_of(grad) for grad, _ in rule_pairs], [x for _, x in rule_pairs]
-        parts.append((Tensors(values, variables, flush), len(rule_pairs)))
-    reductions: Reductions = JoinedReductions(parts)
+        reduction_parts.append((Tensors(values, variables, flush), len(rule_pairs)))
+    reductions: Reductions = JoinedReductions(reduction_parts)
     sharings = (adapter.sharing for adapter in adapters)
     if (sharing := next(filter(None, sharings), None)) is not None:
         reductions = sharing.make_reductions(reductions, pairs, flush)

@@ -114,6 +114,7 @@ class Options:
             return None
         if "lr" not in self.entries or not self.hold_beside_rate(group):
             return None
+        # Schedules replace `lr` before each step, and leave all else as validated.
         options = copy(self)
         options._snapshot = list(group.values())
         options._hypers = {**self._hypers, "learning_rate": rate}

@@ -48,6 +48,7 @@ class JudgedSteps(StepSource):
         [] if parameters were added or have other shapes: then the step is only skipped.
         """
         live_params = params_of(self.optimizer.param_groups)
+        # Groups may have changed since the copy, which is of no use then.
         is_same = len(live_params) == len(params) and all(map(is_, live_params, dict(params)))
         if not (is_same and all(_fits(local(param).detach(), copy) for param, copy in params)):
             return []

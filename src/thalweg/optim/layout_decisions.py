@@ -21,6 +21,7 @@ from thalweg.optim.module_layouts import (
     unused_decision,
 )
 from thalweg.optim.selectors import ModuleParams
+from thalweg.optim.text_table import format_table
 from thalweg.optim.weight_use import UndecidedError, UnusedError, WeightUse
 
 Layouts = Mapping[str, MatrixLayout | str]
@@ -81,7 +82,7 @@ class MatrixLayouts(Sequence[ParamLayout]):
             rows.append(
                 (decision.name, shape, decision.kind, str(decision.layout or ""), decision.reason)
             )
-        return table(rows)
+        return format_table(rows)
 
     def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
         """Return a table with one row for the parameters of a group that have the same reason.
@@ -98,17 +99,7 @@ class MatrixLayouts(Sequence[ParamLayout]):
             for reason, members in names.items():
                 head = (str(group["rule"]), str(group.get("layout") or ""), reason)
                 rows.append((*head, str(len(members)), members[0]))
-        return table(rows)
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text as aligned lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines)
+        return format_table(rows)
 
 
 @exported_from("thalweg.optim")
@@ -163,7 +154,8 @@ class _Decisions(Iterable[ParamLayout]):
         self._named_layouts = _layouts_by_name(layouts, self._params)
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
-        self._ends = self._returned_ids() if ends is None else ends
+        returned_ids = {key for key, use in self._run.uses.items() if use.is_output}
+        self._ends = returned_ids if ends is None else ends
         if ends is None and self._run.error is not None:
             raise InvalidArgumentError(
                 f"Nothing says which parameters of {type(module).__name__} are those of its output"
@@ -193,10 +185,6 @@ class _Decisions(Iterable[ParamLayout]):
         error = self._run.error
         return f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
 
-    def _returned_ids(self) -> set[int]:
-        """Return `id`s of weights with outputs that the model returns and no function takes."""
-        return {key for key, use in self._run.uses.items() if use.is_output}
-
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
         """Return the layout of a parameter, or None for AdamW, and the reason.
 
@@ -205,23 +193,23 @@ class _Decisions(Iterable[ParamLayout]):
         """
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
-        owners = self._params.owners[id(param)]
-        title = " and ".join(sorted({type(owner).__name__ for owner in owners}))
+        layers = self._params.modules[id(param)]
+        class_names = " and ".join(sorted({type(owner).__name__ for owner in layers}))
         if param.dim() < 2:
-            return None, f"{title}: one dimension"
+            return None, f"{class_names}: one dimension"
         leaf = name.rsplit(".", maxsplit=1)[-1]
-        if (decision := class_decision(owners, leaf, param)) is not None:
-            return decision[0], f"{title}: {decision[1]}"
+        if (decision := class_decision(layers, leaf, param)) is not None:
+            return decision[0], f"{class_names}: {decision[1]}"
         if (base := adapter_layout(name, self._base_layout)) is not None:
-            return base, f"{title}: adapter of PEFT"
+            return base, f"{class_names}: adapter of PEFT"
         if is_router(self._module, name):
-            return None, f"{title}: router"
+            return None, f"{class_names}: router"
         if id(param) in self._ends:
-            return None, f"{title}: output layer"
+            return None, f"{class_names}: output layer"
         layout, reason = self._by_use(name, param, self._run.uses.get(id(param)))
         if layout is not None and all(1 in block.shape for block in layout.blocks(param.shape)):
             layout, reason = None, "a vector"
-        return layout, f"{title}: {reason}"
+        return layout, f"{class_names}: {reason}"
 
     def _by_use(
         self, name: str, param: Tensor, use: WeightUse | None
@@ -245,10 +233,10 @@ class _Decisions(Iterable[ParamLayout]):
         try:
             layout = use.layout()
         except UnusedError:
-            owners = self._params.owners[id(param)]
-            if reason := unused_decision(owners, name.rsplit(".", maxsplit=1)[-1]):
+            layers = self._params.modules[id(param)]
+            if reason := unused_decision(layers, name.rsplit(".", maxsplit=1)[-1]):
                 return None, reason
-            if not all(is_whole_by_source(self._module, name, owner) for owner in owners):
+            if not all(is_whole_by_source(self._module, name, owner) for owner in layers):
                 raise
             return MatrixLayout(), "the source of the forward pass divides no outputs"
         return layout, _describe_blocks(layout, len(layout.blocks(param.shape)))
@@ -263,7 +251,7 @@ class _Decisions(Iterable[ParamLayout]):
     def _undecided_error(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
         """Return the error about undecided parameters, (name, parameter, reason) each."""
         name, param, reason = undecided[0]
-        owner = self._params.owners[id(param)][0]
+        owner = self._params.modules[id(param)][0]
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
         pattern = re.sub(r"\.\d+\.", ".*.", name)
         is_stack = param.dim() == 3 and not isinstance(owner, nn.Conv1d)

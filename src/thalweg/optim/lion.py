@@ -11,12 +11,8 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg._core.param_groups import Group, Params
 from thalweg.errors import InvalidTypeError
-from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.state_mismatch import are_numbers
-from thalweg.rules import torch as rules
-
-_SPARSE = "Lion does not support sparse gradients"
 
 
 class PlainLion(torch.optim.Optimizer):
@@ -65,7 +61,7 @@ class PlainLion(torch.optim.Optimizer):
     def _update(self, param: Tensor, grad: Tensor, group: Group) -> None:
         """Update a parameter and its state in place."""
         if grad.is_sparse:
-            raise RuntimeError(_SPARSE)
+            raise RuntimeError("Lion does not support sparse gradients")
         entries, (beta1, beta2) = self.state[param], group["betas"]
         if "exp_avg" not in entries:
             entries["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
@@ -90,14 +86,8 @@ class Lion(FusedTorchOptimizer, PlainLion):
     Source: Chen et al. 2023, algorithm 2; lucidrains' lion-pytorch
     """
 
-    _torch = PlainLion
-    _sparse = _SPARSE
+    _rule = "TORCH_LION"
     _counts = False
-
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
-        """Return the rule of Lion."""
-        return rules.TORCH_LION
 
 
 PlainLion.__init__.__qualname__ = "Lion.__init__"  # by which Python's errors call it

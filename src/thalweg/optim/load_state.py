@@ -22,13 +22,14 @@ from thalweg._core.options.update_targets import ENCODED_SHAPE, MASTER, StateSto
 from thalweg._core.param_groups import Group, params_of, states_of
 from thalweg._core.state import Item, Loading, mismatch, restore
 from thalweg.errors import CheckpointWarning, InvalidTypeError, warn
+from thalweg.formula import Rule, Slot
 from thalweg.optim import state_mismatch
-from thalweg.optim.dtensor_params import entry_of
+from thalweg.optim.dtensor_params import make_entry
 from thalweg.optim.group_options import hypers_of
 from thalweg.optim.param_scalars import STEP, scalar_dtype
 from thalweg.optim.slot_memory import separate_slots
 from thalweg.optim.state_mismatch import StateEntrySpec, keys_in, parameter_states, sum_spec
-from thalweg.optim.step_options import ENTRY_KEYWORDS
+from thalweg.optim.step_options import ENTRY_KEYWORDS, StepOptions
 from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
@@ -49,8 +50,9 @@ def load(
     Args:
         optimizer: A `FusedOptimizer`.
         state_dict: The state dict from the user; not changed.
-        plan: `as_torch` or `in_place`. Called with the optimizer and the state; returns the writes
-            that load it, and names of optional slots that it lacks, for a warning.
+        plan: `plan_torch_load` or `plan_load_in_place`. Called with the optimizer and the state;
+            returns the writes that load it, and names of optional slots that it lacks, for a
+            warning.
         convert: True to convert slots in another storage and states of other packages; otherwise
             they raise.
         allow_loss: True to drop parts of other packages without a counterpart; otherwise they
@@ -64,7 +66,7 @@ def load(
         f"A state was loaded into {type(optimizer).__name__} inside of swapped(), which gives the"
         " parameters their former values when it ends. Load the state outside of the block."
     )
-    loaded_state = _after_hooks(optimizer, state_dict)
+    loaded_state = _run_pre_hooks(optimizer, state_dict)
     state_mismatch.check_form(loaded_state, type(optimizer).__name__)
     conversion = None
     if convert:
@@ -77,7 +79,9 @@ def load(
     loading, lacking = plan(optimizer, loaded_state)
     if conversion is not None:
         notes = [*conversion.notes(), *notes]
-        param_pairs = [(entry_of(name, param), tensor) for name, param, tensor in conversion.values]
+        param_pairs = [
+            (make_entry(name, param), tensor) for name, param, tensor in conversion.values
+        ]
         loading = replace(loading, pairs=[*loading.pairs, *param_pairs])
     warn_of(optimizer, lacking, notes)
     restore(loading, Loading(then=history_calls))
@@ -87,7 +91,7 @@ def load(
         hook(optimizer)
 
 
-def as_torch(
+def plan_torch_load(
     optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
     """Load a state by torch's loader into a copy of the optimizer; return the writes that move it
@@ -108,8 +112,8 @@ def as_torch(
         CheckpointMismatchError: No step could be taken with the state.
         ValueError: From torch: groups have other numbers of parameters.
     """
-    lacking = _lacking_options(optimizer, saved_state)
-    twin, kinds = _twin(optimizer), optimizer.step_options.kinds
+    lacking = _check_saved_entries(optimizer, saved_state)
+    twin, kinds = _make_twin(optimizer), optimizer.step_options.kinds
     try:
         with host_allocations():
             load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
@@ -118,17 +122,17 @@ def as_torch(
     # A subclass or an object in the state can raise anything.
     except Exception as error:
         reason = f"{type(error).__name__} while it was loaded: {error}"
-        raise mismatch([reason], _title(optimizer)) from error
+        raise mismatch([reason], _describe_optimizer(optimizer)) from error
     _fit_twin(twin, optimizer, saved_state)
     for _, entries in states_of(twin.state):
-        entries.update(dict(_resolved(entries)))
+        entries.update(dict(_resolve_views(entries)))
     optimizer.record_format(twin.param_groups, twin.state)
     separate_slots(twin, optimizer.step_options)
     twin.step_cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_move_calls(twin, optimizer)), lacking
 
 
-def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
+def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
     """Return the names of slots that options need and a state lacks, once per parameter.
 
     Raises:
@@ -137,13 +141,13 @@ def _lacking_options(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
     if state_mismatch.sizes(saved_groups) == state_mismatch.sizes(optimizer.param_groups):
-        for group, key, param, title in _members(optimizer, saved_groups, problems):
+        for group, key, param, label in _iterate_members(optimizer, saved_groups, problems):
             entries = saved_state["state"].get(key, {})
-            problems += optimizer._unfit_state(group, entries, param, title)
+            problems += optimizer._unfit_state(group, entries, param, label)
             if not problems and not state_mismatch.is_before_steps(entries):
                 lacking += [n for n in optimizer.step_options.keys(param) if entries.get(n) is None]
     if problems:
-        raise mismatch(problems, _title(optimizer))
+        raise mismatch(problems, _describe_optimizer(optimizer))
     return lacking
 
 
@@ -157,18 +161,20 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
         saved_state: The state dict, with dtypes before torch's loader cast them.
     """
     options = optimizer.step_options
-    if not options.is_lossless:
-        _restore_dtypes(twin, saved_state, options.kinds, options.keeps_as_torch)
-    _restore_numbers(twin, optimizer, saved_state)
-    for group in twin.param_groups:
-        for param in group["params"]:
-            entries = twin.state.get(param, {})
-            if not options.is_lossless:
-                options.kinds.widen_slots(entries, optimizer.base_rule(group, param).slots, param)
-            fit_slots(twin, options.kinds, group, param, entries)
+    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
+    members = [(group, param) for group in twin.param_groups for param in group["params"]]
+    for key, (group, param) in zip(keys, members, strict=True):
+        entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
+        rule = optimizer.base_rule(group, param)
+        if not options.is_lossless:
+            _restore_dtypes(entries, saved_entries, param, rule, options)
+        _restore_numbers(entries, saved_entries, optimizer.wrapped_rule(group, param).slots)
+        if not options.is_lossless:
+            options.kinds.widen_slots(entries, rule.slots, param)
+        fit_slots(twin, options.kinds, group, param, entries)
 
 
-def _after_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
+def _run_pre_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     """Call torch's pre-hooks of loading with a shallow copy of the state; return the state they
     leave.
 
@@ -259,19 +265,19 @@ def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str])
     """Warn of entries that a loaded state lacks (`lacking`), and with each of the sentences in
     `notes`.
     """
-    title = _title(optimizer)
-    messages = [state_mismatch.lacking_message(title, lacking)] if lacking else []
-    for note in (*messages, *(f"{title}: {note}" for note in notes)):
+    label = _describe_optimizer(optimizer)
+    messages = [state_mismatch.lacking_message(label, lacking)] if lacking else []
+    for note in (*messages, *(f"{label}: {note}" for note in notes)):
         warn(note, CheckpointWarning)
 
 
-def _title(optimizer: Any) -> str:
+def _describe_optimizer(optimizer: Any) -> str:
     """Return the name of an optimizer's class, with its options, for messages."""
     options = optimizer.step_options.named()
     return type(optimizer).__name__ + (f" with {options}" if options else "")
 
 
-def _twin(optimizer: Any) -> Any:
+def _make_twin(optimizer: Any) -> Any:
     """Return a copy of an optimizer with the same parameters, groups and state objects.
 
     The copy has no hooks, no options of this library, and a new step cache.
@@ -280,6 +286,7 @@ def _twin(optimizer: Any) -> Any:
     twin = cls.__new__(cls)
     cache, options = twin.step_cache, cls.step_options
     attributes = {**vars(optimizer), "step_cache": cache, "step_options": options}
+    # Hooks get the optimizer, not the twin, and are called by `load`.
     attributes |= {name: OrderedDict() for name in _HOOKS}
     cache.blocks = optimizer.step_cache.blocks
     vars(twin).update(attributes, defaults=dict(optimizer.defaults))
@@ -301,7 +308,7 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
     ]
 
 
-def _members(
+def _iterate_members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
     """Yield (group, saved key, parameter, title) for each parameter, matched by order.
@@ -313,51 +320,55 @@ def _members(
         saved_groups: The groups of the state.
         problems: Differences are appended.
     """
-    probe = _twin(optimizer)
+    probe = _make_twin(optimizer)
     groups = [
         {**saved_group, "params": group["params"]}
         for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True)
     ]
     optimizer._torch.__setstate__(probe, {"state": {}, "param_groups": groups})
-    for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
-        faults = optimizer._unfit_options(group, place)
+    for index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+        faults = optimizer._unfit_options(group, index)
         problems += faults
-        for param, key, title in state_mismatch.members_of(group, saved_group):
-            yield optimizer.param_groups[place] if faults else group, key, param, title
+        for param, key, label in state_mismatch.members_of(group, saved_group):
+            yield optimizer.param_groups[index] if faults else group, key, param, label
     # A group with problems may have no class.
     if not problems:
         problems += optimizer._unfit_groups(groups)
 
 
 def _restore_dtypes(
-    twin: Any, saved_state: Mapping[str, Any], kinds: Any, keeps_as_torch: bool
+    entries: dict[str, Any],
+    saved_entries: Mapping[str, Any],
+    param: Tensor,
+    rule: Rule,
+    options: StepOptions,
 ) -> None:
     """Replace tensors that torch's loader cast or moved by copies with the saved dtype.
 
     Args:
-        twin: The optimizer that has loaded the state; its state is changed.
-        saved_state: The state dict, as saved.
-        kinds: The `StateStorage` of the optimizer, which defines the device of each entry.
-        keeps_as_torch: True to restore sums of gradients only.
+        entries: The state of a parameter as torch's loader made it; changed.
+        saved_entries: The state as saved.
+        param: The parameter.
+        rule: The rule of the parameter, whose scalar slots may also stay wider.
+        options: The options, which define the device of each entry. Without options that change
+            dtypes, sums of gradients alone are replaced.
     """
-    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
-    members = [(group, param) for group in twin.param_groups for param in group["params"]]
-    for key, (group, param) in dict(zip(keys, members, strict=True)).items():
-        numbers = {slot.name for slot in twin.base_rule(group, param).scalar_slots}
-        for name, value in saved_state["state"].get(key, {}).items():
-            loaded = twin.state[param].get(name)
-            are_tensors = isinstance(loaded, Tensor) and isinstance(value, Tensor)
-            if (keeps_as_torch and name != SUM) or not are_tensors:
-                continue
-            home = kinds.home_of(name, param)
-            needs_move = kinds.device is not None and loaded.device != home
-            # `_without_slots` replaced a slot on another device by an empty tensor.
-            must_replace = needs_move or loaded.shape != value.shape
-            if must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
-                dtype = value.dtype if _is_kept(value) else loaded.dtype
-                if name in numbers:
-                    dtype = torch.promote_types(dtype, loaded.dtype)
-                twin.state[param][name] = value.detach().to(home, dtype, copy=True)
+    kinds, scalar_names = options.kinds, {slot.name for slot in rule.scalar_slots}
+    for name, value in saved_entries.items():
+        loaded = entries.get(name)
+        if not (isinstance(loaded, Tensor) and isinstance(value, Tensor)):
+            continue
+        if options.keeps_as_torch and name != SUM:
+            continue
+        target_device = kinds.home_of(name, param)
+        needs_move = kinds.device is not None and loaded.device != target_device
+        # `_without_slots` replaced a slot on another device by an empty tensor.
+        must_replace = needs_move or loaded.shape != value.shape
+        if must_replace or (_is_kept(value) and loaded.dtype != value.dtype):
+            dtype = value.dtype if _is_kept(value) else loaded.dtype
+            if name in scalar_names:
+                dtype = torch.promote_types(dtype, loaded.dtype)
+            entries[name] = value.detach().to(target_device, dtype, copy=True)
 
 
 def _is_kept(tensor: Tensor) -> bool:
@@ -365,30 +376,28 @@ def _is_kept(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.dtype == torch.uint8
 
 
-def _restore_numbers(twin: Any, optimizer: Any, saved_state: Mapping[str, Any]) -> None:
+def _restore_numbers(
+    entries: dict[str, Any], saved_entries: Mapping[str, Any], slots: Iterable[Slot]
+) -> None:
     """Replace numbers and slots with a fixed dtype, which torch's loader cast, by copies as saved.
 
     The loader casts floating-point entries except `step` to the dtype of the parameter. Casts of
     numbers to a wider dtype stay.
 
     Args:
-        twin: The optimizer that has loaded the state; its state is changed.
-        optimizer: The optimizer with all options.
-        saved_state: The state dict, as saved.
+        entries: The state of a parameter as torch's loader made it; changed.
+        saved_entries: The state as saved.
+        slots: The slots of the rule with all options.
     """
-    keys = [key for group in saved_state["param_groups"] for key in group["params"]]
-    members = [(group, param) for group in twin.param_groups for param in group["params"]]
-    for key, (group, param) in zip(keys, members, strict=True):
-        entries, saved_entries = twin.state.get(param, {}), saved_state["state"].get(key, {})
-        for slot in optimizer.wrapped_rule(group, param).slots:
-            if not slot.scalar and slot.dtype is None:
-                continue
-            value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
-            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
-                continue
-            is_wider = torch.promote_types(value.dtype, loaded.dtype) == loaded.dtype
-            if slot.dtype is not None or not is_wider:
-                entries[slot.name] = value.detach().to(loaded.device, copy=True)
+    for slot in slots:
+        if not slot.scalar and slot.dtype is None:
+            continue
+        value, loaded = saved_entries.get(slot.name), entries.get(slot.name)
+        if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
+            continue
+        is_wider = torch.promote_types(value.dtype, loaded.dtype) == loaded.dtype
+        if slot.dtype is not None or not is_wider:
+            entries[slot.name] = value.detach().to(loaded.device, copy=True)
 
 
 def fit_slots(
@@ -424,7 +433,7 @@ def _as_number(tensor: Tensor) -> Tensor:
     return tensor.long()
 
 
-def _resolved(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+def _resolve_views(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, plain tensor) for entries that are negated, conjugated or part of a graph."""
     tensors = [(name, x) for name, x in entries.items() if isinstance(x, Tensor)]
     for name, tensor in tensors:
@@ -444,7 +453,7 @@ def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
     return {**saved_state, "state": {**saved_state["state"], **states}}
 
 
-def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
+def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     """Return the writes that copy a state into the existing tensors of a `RuleOptimizer`.
 
     Returns:
@@ -458,18 +467,19 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     sizes, saved_sizes = state_mismatch.sizes(groups), state_mismatch.sizes(saved_groups)
     if sizes != saved_sizes:
         raise mismatch([f"groups have {saved_sizes} parameters, those here {sizes}"], class_name)
-    problems: list[str] = []
+    problems, calls = list[str](), list[Call]()
     pairs: list[tuple[Item, Any]] = []
-    calls: list[Call] = []
     names, optional = optimizer._state_names(), optimizer.step_options.begins
     saved_states: dict[Tensor, Any] = {}
-    for place, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
+    for index, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         if optimizer.step_options.kinds.sums:
             saved_group.setdefault(COUNT, 0)
-        problems += optimizer._unfit_options(saved_group, place)
-        for param, key, title in state_mismatch.matched(group, saved_group, problems):
+        problems += optimizer._unfit_options(saved_group, index)
+        for param, key, label in state_mismatch.matched(group, saved_group, problems):
             entries, saved_entries = optimizer.state[param], saved_state["state"].get(key, {})
-            calls += setting(entries, saved_entries, title, problems, pairs, param, names, optional)
+            calls += plan_entries(
+                entries, saved_entries, label, problems, pairs, param, names, optional
+            )
             saved_states[param] = saved_entries
         retained = {key: group[key] for key in ("params", "param_names") if key in group}
         calls.append(partial(group.update, {**saved_group, **retained}))
@@ -484,7 +494,7 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     # Parameters that are no longer in a group have no state.
     ungrouped = [param for param, _ in states if param not in saved_states]
     calls += [partial(optimizer.state.pop, param) for param in ungrouped]
-    missing = _lacking(states, saved_states, optional)
+    missing = _find_missing_entries(states, saved_states, optional)
     calls += [partial(entries.pop, name) for name, entries in missing]
     removed_ids = {id(entries[name]) for name, entries in missing}
     calls += optimizer.step_cache.operands.reading(optimizer, removed_ids)
@@ -493,7 +503,7 @@ def in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     return Loading(pairs, calls, class_name), [] if is_new else [name for name, _ in missing]
 
 
-def _lacking(
+def _find_missing_entries(
     states: Iterable[tuple[Tensor, dict[str, object]]],
     saved_states: Mapping[Tensor, Mapping[str, object]],
     optional: Collection[str],
@@ -515,10 +525,10 @@ def _lacking(
     ]
 
 
-def setting(
+def plan_entries(
     entries: dict[str, Any],
     saved_entries: Mapping[str, Any],
-    title: Any,
+    label: Any,
     problems: list[str],
     pairs: list[tuple[Item, Any]],
     param: Tensor,
@@ -533,7 +543,7 @@ def setting(
     Args:
         entries: The state of the parameter, which the calls change.
         saved_entries: The state to load.
-        title: The name of the parameter, for messages.
+        label: The name of the parameter, for messages.
         problems: Differences are appended; if there are any, [] is returned.
         pairs: (existing tensor, saved tensor) of entries that are written in place are appended.
         names: Optional. The keys of the optimizer's own entries. All others in `entries` are the
@@ -542,7 +552,7 @@ def setting(
     """
     specs = _entry_specs(entries, saved_entries, param, names, optional)
     allowed = () if names is None else entries
-    mismatches = state_mismatch.state_mismatches(saved_entries, specs, title, allowed)
+    mismatches = state_mismatch.state_mismatches(saved_entries, specs, label, allowed)
     problems += mismatches
     if mismatches:
         return []
@@ -558,7 +568,7 @@ def setting(
         elif value is not None and name not in entries:
             calls.append(partial(entries.__setitem__, name, value.detach().clone()))
         elif value is not None:
-            pairs.append((entry_of(f"{title}/{name}", entries[name]), value))
+            pairs.append((make_entry(f"{label}/{name}", entries[name]), value))
     return calls
 
 
@@ -570,12 +580,12 @@ def _entry_specs(
     optional: Collection[str],
 ) -> dict[str, StateEntrySpec]:
     """Return {key: shape, dtypes and presence that a saved entry must have}; arguments as of
-    `setting`.
+    `plan_entries`.
     """
     has_master = not isinstance(saved_entries, Mapping) or MASTER in saved_entries
     widens = MASTER in entries and not has_master
     specs = {
-        name: StateEntrySpec(value, _dtypes(value, widens), is_optional=name in optional)
+        name: StateEntrySpec(value, _list_dtypes(value, widens), is_optional=name in optional)
         for name, value in entries.items()
         if name not in (SUM, ENCODED_SHAPE) and (names is None or name in names)
     }
@@ -584,7 +594,7 @@ def _entry_specs(
     return {**specs, SUM: sum_spec(param)}
 
 
-def _dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
+def _list_dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
     """Return the dtypes of a saved tensor that may be loaded into `tensor`: its own, then narrower
     ones.
 

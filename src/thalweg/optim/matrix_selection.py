@@ -57,9 +57,9 @@ def hidden_matrices(
         _select_params(leave, params, "leave"),
     )
     inputs = _params_of_getter(module, "get_input_embeddings") or set()
-    ends = _of_output(module, params, output) | inputs
+    ends = _find_output_ids(module, params, output) | inputs
     for name, param in params.named_params:
-        kinds = params.owners[id(param)]
+        kinds = params.modules[id(param)]
         if id(param) in excluded_ids:
             continue
         if id(param) in allowed:
@@ -85,7 +85,7 @@ def _undecided_error(
     """Return the error for parameters that may not be matrices of layers."""
     name, param = unclassified[0]
     owner = " and ".join(
-        sorted({type(module).__name__ for module in module_params.owners[id(param)]})
+        sorted({type(module).__name__ for module in module_params.modules[id(param)]})
     )
     suffix = f" and {len(unclassified) - 1} more" if len(unclassified) > 1 else ""
     message = (
@@ -117,16 +117,8 @@ def _select_params(
     Raises:
         InvalidArgumentError: A pattern selects no parameter.
     """
-    selected_ids: set[int] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        ids = {
-            id(param)
-            for _, param in module_params.named_params
-            if module_params.called(pattern, param)
-        }
-        module_params.check_selects(ids, pattern, argument)
-        selected_ids |= ids
-    return selected_ids
+    selectors = [patterns] if isinstance(patterns, str) else patterns
+    return module_params.select_ids(selectors, argument, module_params.called)
 
 
 def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
@@ -152,7 +144,7 @@ def output_ids(
     return _params_of_getter(module, "get_output_embeddings")
 
 
-def _of_output(
+def _find_output_ids(
     module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int]:
     """Return the `id` of the output layer's parameters."""

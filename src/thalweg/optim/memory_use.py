@@ -22,6 +22,7 @@ from thalweg.optim.param_scalars import CPU
 from thalweg.optim.param_state import ParamState
 from thalweg.optim.rule_optimizer import RuleOptimizer
 from thalweg.optim.step_options import OPTIONS, StepOptions
+from thalweg.optim.text_table import format_table
 from thalweg.variable import REDUCED, dtype_name
 
 # Options that are reported, but not applied.
@@ -89,15 +90,8 @@ class MemoryUse:
             )
         for device in dict.fromkeys(row.device for row in self.rows):
             cells.append(("total", "", device, *self._format_bytes(self.on(device))))
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [f"{self.title}: {self.parameters:,} parameters{' here' * self.is_part}"]
-        for texts in cells:
-            aligned = [
-                text.rjust(width) if place > 2 else text.ljust(width)
-                for place, (text, width) in enumerate(zip(texts, widths, strict=True))
-            ]
-            lines.append("  ".join(aligned).rstrip())
-        return "\n".join(lines)
+        head = f"{self.title}: {self.parameters:,} parameters{' here' * self.is_part}"
+        return f"{head}\n{format_table(cells, right_aligned=(3, 4))}"
 
     def _format_bytes(self, nbytes: int) -> tuple[str, str]:
         """Return the bytes and the bytes per parameter as text."""
@@ -154,6 +148,7 @@ def memory(
         optimizer, step_options = _copy_on_meta(params, twins), params.step_options
         return _use_of(optimizer, step_options, twins.originals, twins)
     kind = _optimizer_class(params, rule)
+    # Hooks, files and device copies of these would outlive the call.
     class_options = {name: option for name, option in options.items() if name not in _EXCLUDED}
     weights: Sequence[Tensor] = ()
     if isinstance(params, nn.Module):
@@ -202,7 +197,7 @@ class _Twins:
             params = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
             return {**group, "params": [self.of(param) for param in params]}
         if isinstance(argument, tuple):
-            return tuple(self.of(part) for part in cast("tuple[Any, ...]", argument))
+            return tuple(self.of(param_state) for param_state in cast("tuple[Any, ...]", argument))
         return argument
 
     def pairs(self, params: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -235,22 +230,22 @@ def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
 
 def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
     """Return the state of trainable parameters after their first step, without running the step."""
-    state_parts: list[tuple[ParamState, list[Tensor]]] = []
+    states_and_params: list[tuple[ParamState, list[Tensor]]] = []
     if isinstance(optimizer, RuleOptimizer):
-        part, params, _ = cast("Any", optimizer).whole_state()
-        state_parts.append((part, params))
+        param_state, params, _ = cast("Any", optimizer).whole_state()
+        states_and_params.append((param_state, params))
     else:
         trainable = [param for param in params_of(optimizer.param_groups) if param.requires_grad]
         gradients = {id(param): param for param in trainable}
         for rule, members in optimizer._members_by_rule(gradients).items():
             params = [param for _, param in members.pairs]
-            state_parts.append((optimizer.part_of(rule, members.places[0], {}), params))
+            states_and_params.append((optimizer.part_of(rule, members.places[0], {}), params))
     state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
-    for part, params in state_parts:
-        part.targets(state, params, False)
-        part.make(state, params, {}, (None, CPU))
+    for param_state, params in states_and_params:
+        param_state.targets(state, params, False)
+        param_state.make(state, params, {}, (None, CPU))
         for param in params:
-            state[param].update(part.made_of(param))
+            state[param].update(param_state.made_of(param))
     return state
 
 
@@ -272,16 +267,16 @@ def _use_of(
     state, has_sums = _make_state(optimizer), options.kinds.sums
     for param, twin in twins.pairs(weights):
         device, dtype, size = param.device.type, param.dtype, local(param).numel()
-        is_wide = options.of(Accumulation).wide_sums or options.kinds.masters
-        sum_dtype = torch.float32 if has_sums and is_wide and dtype in REDUCED else dtype
+        sums_in_float32 = options.of(Accumulation).wide_sums or options.kinds.masters
+        sum_dtype = torch.float32 if has_sums and sums_in_float32 and dtype in REDUCED else dtype
         counts["gradients", dtype, device] += size * dtype.itemsize * param.requires_grad
         if has_sums and param.requires_grad:
             entries[SUM, sum_dtype, device] += size * sum_dtype.itemsize
         is_offloaded = options.of(Offload).state_device is not None and device != "cpu"
         for name, entry in state.get(twin, {}).items():
             if isinstance(entry, Tensor):
-                place = device if entry.is_meta and not is_offloaded else "cpu"
-                entries[name, entry.dtype, place] += local(entry).nbytes
+                entry_device = device if entry.is_meta and not is_offloaded else "cpu"
+                entries[name, entry.dtype, entry_device] += local(entry).nbytes
         if (
             is_offloaded and param.requires_grad
         ):  # a step copies gradients to the CPU, and weights back

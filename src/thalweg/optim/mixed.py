@@ -75,7 +75,6 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         [('AdamW', 4), ('Lion', 1)]
     """
 
-    _torch = MixedArguments
     _named: Mapping[str, Rule] = {}  # rules of the user's own
     # Decisions of `for_model` about parameters, which `print` shows.
     layouts: MatrixLayouts | None = None
@@ -98,13 +97,14 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         former_rules = self._named
         try:
             if isinstance(candidate, dict):  # else torch refuses it
-                place = len(self.param_groups)
+                index = len(self.param_groups)
                 if isinstance(rule := param_group.get("rule"), Rule):
-                    self._named = _with_rule(former_rules, rule, place)
+                    self._named = _with_rule(former_rules, rule, index)
                     param_group = {**param_group, "rule": rule.name}
-                param_group = _complete_group(param_group, place, self._named)
+                param_group = _complete_group(param_group, index, self._named)
             super().add_param_group(param_group)
         except BaseException:
+            # The rule of a group that was not added must not stay known by its name.
             self._named = former_rules
             raise
 
@@ -137,11 +137,11 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_named": self._named, "layouts": self.layouts}
 
-    def _unfit_options(self, group: Group, place: int) -> list[str]:
-        rule, current_rule = group.get("rule"), self.param_groups[place]["rule"]
+    def _unfit_options(self, group: Group, index: int) -> list[str]:
+        rule, current_rule = group.get("rule"), self.param_groups[index]["rule"]
         if rule != current_rule:
-            return [f"the rule of group {place} is {shown(rule)}, here {current_rule!r}"]
-        return super()._unfit_options(group, place)
+            return [f"the rule of group {index} is {shown(rule)}, here {current_rule!r}"]
+        return super()._unfit_options(group, index)
 
     def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return {option: reason} for options that a group may not have."""
@@ -164,7 +164,7 @@ def _kind_named(group: Group, rules_by_name: Mapping[str, Rule]) -> Any:
     return kind_of(rules_by_name.get(rule, rule))
 
 
-def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Mapping[str, Rule]:
+def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, index: int) -> Mapping[str, Rule]:
     """Return the user's rules by name with one more.
 
     Raises:
@@ -177,18 +177,18 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, place: int) -> Map
         conflict = "another rule of this optimizer has that name"
     if conflict:
         raise InvalidArgumentError(
-            f"The rule of group {place} is named {rule.name!r}, and {conflict}, by which groups and"
-            " states tell rules apart: name it otherwise."
+            f"The rule of group {index} is named {rule.name!r}, and {conflict}, by which"
+            " groups and states tell rules apart: name it otherwise."
         )
     return {**rules_by_name, rule.name: rule}
 
 
-def _complete_group(group: Group, place: int, own_rules: Mapping[str, Rule]) -> Group:
+def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) -> Group:
     """Return a new group with all options of its rule, and its name as "rule".
 
     Args:
-        place: The index that it will have.
-        own_rules: The user's rules by name.
+        index: The index that it will have.
+        user_rules: The user's rules by name.
 
     Raises:
         NotFoundError: The group has no rule.
@@ -196,25 +196,27 @@ def _complete_group(group: Group, place: int, own_rules: Mapping[str, Rule]) -> 
     """
     if "rule" not in group:
         raise NotFoundError(
-            f"Group {place} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
+            f"Group {index} has no 'rule': the name of a class of thalweg.optim, such as 'AdamW'."
         )
     rule = group["rule"]
-    kind = kind_of(own_rules.get(rule, rule) if isinstance(rule, str) else rule)
-    title = kind.__name__
+    kind = kind_of(user_rules.get(rule, rule) if isinstance(rule, str) else rule)
+    class_name = kind.__name__
     unknown = sorted(_foreign_options(kind).intersection(group))
     if unknown:
-        raise InvalidArgumentError(f"{unknown[0]!r} of group {place} is no option of {title}.")
+        raise InvalidArgumentError(f"{unknown[0]!r} of group {index} is no option of {class_name}.")
     accepted = {*kind.constructor_signature.parameters, *kind.fixed_options} - {"self"}
     for name in group:
         if name in accepted or name in _FREE_KEYS:
             continue
         if title_of(name) in accepted or did_you_mean(name, accepted):
             hint = did_you_mean(name, accepted) or f"Did you mean {title_of(name)!r}?"
-            raise InvalidArgumentError(f"{name!r} of group {place} is no option of {title}. {hint}")
+            raise InvalidArgumentError(
+                f"{name!r} of group {index} is no option of {class_name}. {hint}"
+            )
     for name, value in kind.fixed_options.items():
         if group.get(name, value) != value:
             raise InvalidArgumentError(
-                f"{name!r} of group {place} is {shown(group[name])}: {title} has"
+                f"{name!r} of group {index} is {shown(group[name])}: {class_name} has"
                 f" {show_value(value)}."
             )
     # Options are compared with those of the constructor; the stand-in need not fit them.

@@ -117,6 +117,8 @@ class StandIns:
         if id(module) in self._copies:
             return self._copies[id(module)]
         cls = type(module)
+        # `fully_shard` replaces the class by a subclass, whose forward pass would gather
+        # parameters.
         if cls.__name__.startswith("FSDP"):
             cls = next((base for base in cls.__mro__ if not base.__name__.startswith("FSDP")), cls)
         new = object.__new__(cls)

@@ -19,16 +19,16 @@ _ROUTER = re.compile(r"router|gating", re.IGNORECASE)
 _NOT_MULTIPLIED = re.compile(r"bias|emb|pos|token|mask|scale", re.IGNORECASE)
 
 
-def class_decision(owners: Iterable[nn.Module], leaf: str, param: Tensor) -> Decision | None:
+def class_decision(layers: Iterable[nn.Module], leaf: str, param: Tensor) -> Decision | None:
     """Return the layout, or None for AdamW, and the reason, if the class of an owner decides.
 
     Return the pair, or None if no class decides.
 
     Args:
-        owners: The modules that own the parameter.
+        layers: The modules that own the parameter.
         leaf: The name of the parameter in them.
     """
-    for owner in owners:
+    for owner in layers:
         if isinstance(owner, EMBEDDINGS):
             return None, "rows are looked up"
         if isinstance(owner, _NORMS):
@@ -105,15 +105,15 @@ def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
     )  # fmt: skip
 
 
-def unused_decision(owners: Iterable[nn.Module], leaf: str) -> str:
+def unused_decision(layers: Iterable[nn.Module], leaf: str) -> str:
     """Return why AdamW updates a parameter that no product uses, by its name; "" if nothing
     decides.
 
     Args:
-        owners: The modules that own the parameter.
+        layers: The modules that own the parameter.
         leaf: The name of the parameter in them.
     """
     is_layer = any(
-        isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) for owner in owners
+        isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) for owner in layers
     )
     return "" if is_layer or not _NOT_MULTIPLIED.search(leaf) else "nothing multiplies with it"

@@ -20,9 +20,9 @@ _SUPPORTED_DTYPES = (*STORED, torch.complex64, torch.complex128)
 
 def engines_support(
     pairs: Sequence[tuple[Tensor, Tensor]],
-    state: Mapping[Tensor, object],
+    state: Mapping[Tensor, Any],
     names: Container[str],
-    wide: bool = False,
+    allows_float32_sums: bool = False,
     anywhere: bool = False,
     coded: Container[str] = (),
 ) -> bool:
@@ -32,42 +32,32 @@ def engines_support(
         pairs: Gradients and parameters; False if a parameter occurs twice.
         state: The states of the parameters.
         names: The keys that a step reads from a state; all other entries belong to the user.
-        wide: True if gradients of 16-bit parameters may be float32: sums of them, for masters.
+        allows_float32_sums: True if gradients of 16-bit parameters may be float32: sums of them,
+            for masters.
         anywhere: True if tensors may be on a device without an engine.
         coded: The names of slots that may be bytes of a codec.
     """
-    param_ids = {id(param) for _, param in pairs}
-    return len(param_ids) == len(pairs) and all(
-        _is_supported_pair(*pair, state, names, wide, anywhere, coded) for pair in pairs
-    )
-
-
-def _is_supported_pair(
-    grad: Tensor,
-    param: Tensor,
-    state: Mapping[Tensor, Any],
-    names: Container[str],
-    wide: bool,
-    anywhere: bool,
-    coded: Container[str],
-) -> bool:
-    """Return True if the engines support a gradient, its parameter and the parameter's state."""
-    entries = state.get(param, {}).items()
-    slots = [
-        value
-        for name, value in entries
-        if name in names
-        and isinstance(value, Tensor)
-        and not (value.dtype == torch.uint8 and name in coded)
-    ]
-    is_sum = wide and param.dtype in REDUCED and grad.dtype == torch.float32
-    return (
-        all(_is_supported_tensor(local(tensor), anywhere) for tensor in (param, *slots))
-        and (grad.dtype == param.dtype or is_sum)
-        and is_on_mesh(grad) == is_on_mesh(param)
-        and not (is_on_mesh(param) and param.is_complex())
-        and (_is_supported_tensor(local(grad), anywhere) or _is_supported_sparse(grad, anywhere))
-    )
+    for grad, param in pairs:
+        slots = [
+            entry
+            for name, entry in state.get(param, {}).items()
+            if name in names
+            and isinstance(entry, Tensor)
+            and not (entry.dtype == torch.uint8 and name in coded)
+        ]
+        # Sums of gradients of 16-bit parameters are float32 with masters.
+        is_sum = allows_float32_sums and param.dtype in REDUCED and grad.dtype == torch.float32
+        if not (
+            all(_is_supported_tensor(local(tensor), anywhere) for tensor in (param, *slots))
+            and (grad.dtype == param.dtype or is_sum)
+            and is_on_mesh(grad) == is_on_mesh(param)
+            and not (is_on_mesh(param) and param.is_complex())
+            and (
+                _is_supported_tensor(local(grad), anywhere) or _is_supported_sparse(grad, anywhere)
+            )
+        ):
+            return False
+    return len({id(param) for _, param in pairs}) == len(pairs)
 
 
 def find_shared_scalar(

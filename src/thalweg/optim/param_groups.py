@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -84,23 +85,23 @@ def groups(
     if scales and lr is None and not (of_rules and of_rules.all_have("lr")):
         raise InvalidArgumentError("lr_scale needs lr, which it is multiplied with.")
     widths = None if width_scale is None else _base_widths(module, width_scale, of_rules, lr)
-    if decay is None and _as_list(no_decay) and not of_rules:
+    if decay is None and _list_selectors(no_decay) and not of_rules:
         raise InvalidArgumentError("no_decay needs decay, which all other parameters get.")
     frozen_ids = _select_ids(params, frozen, "frozen")
     no_decay_ids = _select_ids(params, no_decay, "no_decay")
     scaled_ids = [(_select_ids(params, [x], "lr_scale"), factor) for x, factor in scales.items()]
     named_params = [pair for pair in params.named_params if id(pair[1]) not in frozen_ids]
-    places = [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
+    choices = [0] * len(named_params) if of_rules is None else of_rules.choose(params, frozen_ids)
     groups_by_key: dict[tuple[Any, ...], Group] = {}
-    for (name, param), place in zip(named_params, places, strict=True):
-        options: Group = {} if of_rules is None else dict(of_rules.options[place])
-        if of_rules is None or of_rules.takes(place, "weight_decay"):
+    for (name, param), choice in zip(named_params, choices, strict=True):
+        options: Group = {} if of_rules is None else dict(of_rules.options[choice])
+        if of_rules is None or of_rules.takes(choice, "weight_decay"):
             _set_decay(options, decay, id(param) in no_decay_ids)
         factors = tuple(factor for members, factor in scaled_ids if id(param) in members)
         scale = _set_rate(options, lr, factors)
         if widths is not None:
             scale = scale, widths.scale(name, options, scale_decay)
-        key = (place, options.get("weight_decay"), scale)
+        key = (choice, options.get("weight_decay"), scale)
         group = groups_by_key.setdefault(key, {"params": [], **options})
         group["params"].append((name, param))
     param_groups = list(groups_by_key.values())
@@ -134,16 +135,8 @@ def _base_widths(
 
 def _select_ids(module_params: ModuleParams, selectors: object, argument: str) -> set[int]:
     """Return the `id` of each parameter that a selector selects; raise if one selects nothing."""
-    selected_ids: set[int] = set()
-    for selector in _as_list(selectors):
-        ids = {
-            id(p)
-            for _, p in module_params.named_params
-            if module_params.selects(selector, p, argument)
-        }
-        module_params.check_selects(ids, selector, argument)
-        selected_ids |= ids
-    return selected_ids
+    matches = partial(module_params.selects, argument=argument)
+    return module_params.select_ids(_list_selectors(selectors), argument, matches)
 
 
 def _set_decay(group: Group, decay: float | None, has_no_decay: bool) -> None:
@@ -165,7 +158,7 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> obj
     return factors if isinstance(rate, Tensor) else group.get("lr")
 
 
-def _as_list(selectors: object) -> list[object]:
+def _list_selectors(selectors: object) -> list[object]:
     """Return selectors as a list; a single one may be bare."""
     is_single = isinstance(selectors, str | type | int)
     return [selectors] if is_single else list(cast("Iterable[Any]", selectors))

@@ -55,7 +55,36 @@ def _unchanged(value: object) -> object:
     return value
 
 
-class Column:
+class _StoredNumbers:
+    """Base of columns whose numbers are elements of tensors on the host.
+
+    Args:
+        name: The key in the state of a parameter.
+        views: The tensors in the state.
+        storages: The memory of the tensors.
+    """
+
+    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
+
+    def __init__(
+        self, name: str, views: Sequence[Tensor], storages: list[torch.UntypedStorage]
+    ) -> None:
+        self.name = name
+        self._state_tensors = views
+        self._pointers = list(map(Tensor.data_ptr, views))
+        # Held, so that no other storage gets the address of a freed one.
+        self._storages = storages
+        self._sizes = list(map(torch.UntypedStorage.nbytes, storages))
+
+    def stands(self) -> bool:
+        """Return True if the state tensors still have the addresses, and their memory the size, of
+        construction.
+        """
+        has_sizes = list(map(torch.UntypedStorage.nbytes, self._storages)) == self._sizes
+        return has_sizes and list(map(Tensor.data_ptr, self._state_tensors)) == self._pointers
+
+
+class Column(_StoredNumbers):
     """Per-parameter numbers of one state key, stored as elements of one tensor.
 
     Args:
@@ -68,23 +97,18 @@ class Column:
         reads: How often the numbers were read again after writes by other code.
     """
 
-    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
-
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
-        self.name = name
+        super().__init__(name, views, [block.untyped_storage()])
         self.reads = 0
         self.dtype = block.dtype
         self.views = views
         self.block = block
-        self._pointers = list(map(Tensor.data_ptr, views))
-        self._memory = [block.untyped_storage()]
         self._is_on_host = block.is_cpu
         first, size = block.data_ptr(), block.element_size()
-        self._sizes = [self._memory[0].nbytes()]
-        places = [(pointer - first) // size for pointer in self._pointers]
+        positions = [(pointer - first) // size for pointer in self._pointers]
         self.places = None
-        if places != list(range(len(block))):
-            self.places = torch.tensor(places, dtype=torch.int64, device=block.device)
+        if positions != list(range(len(block))):
+            self.places = torch.tensor(positions, dtype=torch.int64, device=block.device)
         kind = _SCALARS.get(block.dtype, float)
         self._scalar = _unchanged if name == STEP else kind
         self._version = -1
@@ -97,12 +121,6 @@ class Column:
         """Address of the number of each parameter."""
         return self._pointers
 
-    def stands(self) -> bool:
-        """Return True if the state tensors still have the addresses, and the block the size, of
-        construction.
-        """
-        return _have_storage(self) and list(map(Tensor.data_ptr, self.views)) == self._pointers
-
     def read(self) -> None:
         """Update `values`, `common` and `reads` if other code wrote to the numbers.
 
@@ -113,11 +131,11 @@ class Column:
         if self.is_known and not self._is_on_host:
             return
         elements = self.block if self.places is None else self.block[self.places]
-        numbers = elements.tolist()
-        if not self.is_known or numbers != self.values:
+        scalars = elements.tolist()
+        if not self.is_known or scalars != self.values:
             self.reads += 1
             # A step's number is Python's, as torch has it; others keep the type of their state.
-            self._set_values(list(map(self._scalar, numbers)))
+            self._set_values(list(map(self._scalar, scalars)))
             self._version = self.block._version
 
     def _set_values(self, values: list[Any]) -> None:
@@ -175,7 +193,7 @@ class Column:
             self._version += 1  # last: what is interrupted before is read again
 
 
-class ForeignColumn:
+class ForeignColumn(_StoredNumbers):
     """Per-parameter numbers in state tensors of other code, read again in every step.
 
     Args:
@@ -187,36 +205,24 @@ class ForeignColumn:
             else None.
     """
 
-    is_on_device: ClassVar[Literal[False]] = False  # see `device_param_scalars`
-
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
-        self.name = name
+        super().__init__(name, views, list(map(Tensor.untyped_storage, views)))
         self.dtype = reduce(torch.promote_types, [view.dtype for view in views])
         self.views = [view.detach().reshape(()) for view in views]
-        self._pointers = list(map(Tensor.data_ptr, views))
-        self._memory = list(map(Tensor.untyped_storage, views))
-        self._sizes = list(map(torch.UntypedStorage.nbytes, self._memory))
-        self._foreign_views = views
         dtypes = [view.dtype for view in views]
         self.kinds = dtypes if name != STEP and len({*dtypes}) > 1 else None
         plainly = [_unchanged] * len(views)
         self._scalars = plainly if name == STEP else [_SCALARS.get(d, float) for d in dtypes]
         self.read()
 
-    def stands(self) -> bool:
-        return (
-            _have_storage(self)
-            and list(map(Tensor.data_ptr, self._foreign_views)) == self._pointers
-        )
-
     def read(self) -> None:
         devices = {view.device for view in self.views}
         if len(devices) > 1 or any(view.dtype != self.dtype for view in self.views):
-            numbers = list(map(Tensor.item, self.views))
+            scalars = list(map(Tensor.item, self.views))
         else:
-            numbers = torch.stack(self.views).tolist()
-        self.values = [kind(x) for kind, x in zip(self._scalars, numbers, strict=True)]
-        self.common = self.values[0] if len({*numbers}) == 1 and self.kinds is None else None
+            scalars = torch.stack(self.views).tolist()
+        self.values = [kind(x) for kind, x in zip(self._scalars, scalars, strict=True)]
+        self.common = self.values[0] if len({*scalars}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
         """Return C functions, for the commit of a step, that write new numbers into the state
@@ -229,16 +235,16 @@ class ForeignColumn:
         Args:
             values: One number per parameter, or a single number for all.
         """
-        numbers = [*values] * len(self.views) if len(values) == 1 else values
+        scalars = [*values] * len(self.views) if len(values) == 1 else values
         if self.name == STEP:  # as torch counts, which others may do meanwhile
-            increments = map(operator.sub, numbers, self.values)
+            increments = map(operator.sub, scalars, self.values)
             # Torch adds no float to an integer.
             kinds = [float if view.is_floating_point() else int for view in self.views]
             updates = zip(self._pointers, self.views, kinds, increments, strict=True)
             # One that several parameters have is counted once.
             calls = {address: partial(view.add_, kind(x)) for address, view, kind, x in updates}
             return [*calls.values()]
-        pairs = zip(self.views, numbers, strict=True)
+        pairs = zip(self.views, scalars, strict=True)
         return [partial(view.fill_, _stored(value, view.dtype)) for view, value in pairs]
 
     def wrote(self, values: Sequence[object]) -> None:
@@ -262,31 +268,26 @@ class PlainColumn:
         self.name = name
         self.dtype = torch.int64
         self._owners = owners
-        self._set_values(
-            [number.item() if isinstance(number, Tensor) else number for number in values]
-        )
+        self._set_values(values)
 
     def stands(self) -> bool:
         """Return True: Python numbers have no address that could change."""
         return True
 
     def read(self) -> None:
-        numbers = [entries.get(self.name, 0) for entries in self._owners]
-        self._set_values(
-            [number.item() if isinstance(number, Tensor) else number for number in numbers]
-        )
+        self._set_values([entries.get(self.name, 0) for entries in self._owners])
 
-    def _set_values(self, values: Sequence[Any]) -> None:
-        self.values = values = [*values]
+    def _set_values(self, scalars: Sequence[Any]) -> None:
+        self.values = values = [x.item() if isinstance(x, Tensor) else x for x in scalars]
         self.common = values[0] if values.count(values[0]) == len(values) else None
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
-        numbers = [*values] * len(self._owners) if len(values) == 1 else values
+        scalars = [*values] * len(self._owners) if len(values) == 1 else values
         return [
             partial(tensor.fill_, value)
             if isinstance(tensor := entries.get(self.name), Tensor)
             else partial(entries.__setitem__, self.name, value)
-            for entries, value in zip(self._owners, numbers, strict=True)
+            for entries, value in zip(self._owners, scalars, strict=True)
         ]
 
     def wrote(self, values: Sequence[object]) -> None:
@@ -305,28 +306,28 @@ class Blocks:
         self._blocks[id(block)] = ref(block)
         return [block[index] for index in range(len(block))]
 
-    def have(self, number: Tensor) -> bool:
+    def have(self, scalar: Tensor) -> bool:
         """Return True if a tensor of one number is an element of a registered block."""
-        return self._block_of(number) is not None
+        return self._block_of(scalar) is not None
 
-    def of(self, numbers: Sequence[object], device: torch.device) -> Tensor | None:
+    def of(self, scalars: Sequence[object], device: torch.device) -> Tensor | None:
         """Return the block on a device of which all numbers are elements; None if there is none."""
-        blocks = [self._block_of(x) if isinstance(x, Tensor) else None for x in numbers]
+        blocks = [self._block_of(x) if isinstance(x, Tensor) else None for x in scalars]
         first = blocks[0] if blocks else None
         is_shared = first is not None and first.device == device and all(b is first for b in blocks)
         return first if is_shared else None
 
-    def _block_of(self, number: Tensor) -> Tensor | None:
+    def _block_of(self, scalar: Tensor) -> Tensor | None:
         """Return the registered block that contains a number, or None."""
-        block: Tensor | None = number._base
+        block: Tensor | None = scalar._base
         weak = self._blocks.get(id(block))
         # Its storage is another one after `number.data = other` or `number.set_(other)`.
-        if block is None or weak is None or weak() is not block or number.dim():
+        if block is None or weak is None or weak() is not block or scalar.dim():
             return None
         if _is_shared(block):  # and what other processes write has no version here
             return None
-        shares_storage = number.untyped_storage()._cdata == block.untyped_storage()._cdata
-        return block if shares_storage and number.dtype == block.dtype else None
+        shares_storage = scalar.untyped_storage()._cdata == block.untyped_storage()._cdata
+        return block if shares_storage and scalar.dtype == block.dtype else None
 
     def gather(
         self, state: Mapping[Any, Any], names: Iterable[str], are_in_blocks: bool = False
@@ -362,11 +363,6 @@ class Blocks:
 def scalar_dtype() -> torch.dtype:
     """Return torch's dtype for numbers of a state: float64 if that is the default, else float32."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-
-
-def _have_storage(column: Column | ForeignColumn) -> bool:
-    """Return True if the storages of the numbers have kept their size."""
-    return list(map(torch.UntypedStorage.nbytes, column._memory)) == column._sizes
 
 
 def _is_plain(tensor: Tensor) -> bool:

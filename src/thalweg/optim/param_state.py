@@ -30,7 +30,7 @@ from thalweg._engines import resumed
 from thalweg._engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.formula import Rule, Slot
-from thalweg.optim.dtensor_params import locals_of
+from thalweg.optim.dtensor_params import make_local_shards
 from thalweg.optim.group_options import Options
 from thalweg.optim.param_scalars import (
     CPU,
@@ -65,11 +65,11 @@ class ScalarSpec(NamedTuple):
     rounds_as_tensor: bool = False
 
 
-def check_number(scalar: object, title: str) -> None:
+def check_number(scalar: object, label: str) -> None:
     """Raise if a tensor cannot be a per-parameter number; accept all other objects.
 
     Args:
-        title: The name of the number, for messages.
+        label: The name of the number, for messages.
 
     Raises:
         InvalidArgumentError: The tensor does not have exactly one element.
@@ -78,11 +78,11 @@ def check_number(scalar: object, title: str) -> None:
     """
     if not isinstance(scalar, Tensor):
         return
-    check_memory(scalar, title)
+    check_memory(scalar, label)
     if scalar.numel() != 1:
-        raise InvalidArgumentError(f"{title} has shape {tuple(scalar.shape)}, and is no number.")
+        raise InvalidArgumentError(f"{label} has shape {tuple(scalar.shape)}, and is no number.")
     if scalar.dtype == torch.bool:
-        raise InvalidTypeError(f"{title} is a bool, no number.")
+        raise InvalidTypeError(f"{label} is a bool, no number.")
 
 
 class ParamState:
@@ -93,7 +93,7 @@ class ParamState:
 
     Args:
         rule: The rule.
-        numbers: Specifications of per-parameter numbers, by name; also an attribute.
+        scalar_specs: Specifications of per-parameter numbers, by name; the attribute `numbers`.
         has_python_scalars: True if these are Python numbers.
         kinds: The storage of parameters and their state.
         blocks: The blocks of numbers that the optimizer made.
@@ -101,8 +101,8 @@ class ParamState:
     Attributes:
         plans: The core's plans.
         columns: The per-parameter numbers, a column for each key.
-        homes: The device that alone has the numbers, or None; and their device if the host has
-            them.
+        scalar_devices: The device that alone has the numbers, or None; and their device if the host
+            has them.
         first: The name of the rule's first slot.
         lacked: For each slot that the step creates, a flag per parameter that lacked it.
         locals: The local parts of parameters and slots, if there are DTensors among them.
@@ -111,7 +111,7 @@ class ParamState:
     def __init__(
         self,
         rule: Rule,
-        numbers: Mapping[str, ScalarSpec],
+        scalar_specs: Mapping[str, ScalarSpec],
         has_python_scalars: bool = False,
         kinds: StateStorage = PLAIN,
         blocks: Blocks | None = None,
@@ -126,7 +126,7 @@ class ParamState:
         self.homes: tuple[torch.device | None, torch.device] = (None, CPU)
         self.lacked: dict[str, list[bool]] = {}
         self.locals: Any = None
-        self.numbers = numbers
+        self.numbers = scalar_specs
         self._has_python_scalars = has_python_scalars
         self.options_by_place: dict[int, Options] = {}
         self._blocks = Blocks() if blocks is None else blocks
@@ -138,10 +138,10 @@ class ParamState:
         self._settled_values: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
-        """Return True if the last step left exactly these parameters and this state of the
-        optimizer.
+        """Return True if parameters and state are unchanged since `settle` recorded them.
 
-        All objects are compared by identity, except sums of gradients.
+        The parameters, the dictionaries and the entries in them are compared by identity; sums of
+        gradients are not compared.
         """
         last_values = self._settled_values
         return (
@@ -159,9 +159,11 @@ class ParamState:
         """Return True if the states have these objects as values, in this order, beside sums of
         gradients.
         """
-        owners = self._owners_without_sums()
-        values = chain.from_iterable(map(dict.values, owners))
-        return sum(map(len, owners)) == len(last_values) and all(map(is_, values, last_values))
+        state_entries = self._owners_without_sums()
+        values = chain.from_iterable(map(dict.values, state_entries))
+        return sum(map(len, state_entries)) == len(last_values) and all(
+            map(is_, values, last_values)
+        )
 
     def _owners_without_sums(self) -> Sequence[Entries]:
         """Return the states of the parameters without sums of gradients; copies if there are such
@@ -176,7 +178,7 @@ class ParamState:
         state: Mapping[Tensor, Entries],
         params: Sequence[Tensor],
         starts: Mapping[int, Entries],
-        homes: tuple[torch.device | None, torch.device],
+        scalar_devices: tuple[torch.device | None, torch.device],
     ) -> None:
         """Create the missing slots and numbers of parameters, and set `params` and `columns`.
 
@@ -187,14 +189,15 @@ class ParamState:
             params: The parameters of a step.
             starts: {id(parameter): {name: initial value}} of slots and numbers that do not start as
                 the rule defines.
-            homes: (device that alone has the numbers, or None; device of numbers that the host
-                has).
+            scalar_devices: (device that alone has the numbers, or None; device of numbers that the
+                host has).
         """
+        # Until `settle`, the state must not look like that of a finished step: this one may fail.
         self._settled_values = None
-        self.homes = homes
+        self.homes = scalar_devices
         remembers = bool(self.numbers or self.rule.slots)
         if self.locals is None:
-            self.locals = locals_of(params)
+            self.locals = make_local_shards(params)
         self.params = list(params)
         self.owners = [
             state[param] if remembers or self._kinds.has_master(param) else {} for param in params
@@ -253,9 +256,9 @@ class ParamState:
             return
         real_params = [param for param in lacking if slot.scalar or not param.is_complex()]
         dtypes = [self._kinds.of(slot, param) for param in real_params]
-        device = self._kinds.device
         templates = list(map(local, real_params))
-        new_tensors = iter(laid_out(templates, dtypes, start, slot.scalar, device))
+        devices = [self._kinds.device or template.device for template in templates]
+        new_tensors = iter(laid_out(templates, dtypes, start, slot.scalar, devices))
         for param in lacking:
             param_start = starts.get(id(param), {}).get(name, start)
             if param.is_complex() and not slot.scalar:
@@ -303,34 +306,34 @@ class ParamState:
             kind: The specification of the number.
             starts: {id(parameter): {name: initial number}}, if not that of `kind`.
         """
-        numbers = self._numbers_of(name, kind, starts)
+        scalars = self._numbers_of(name, kind, starts)
         if self._has_python_scalars:
-            for param, number in zip(self.params, numbers, strict=True):
-                self._fresh[id(param)][name] = number
-            return PlainColumn(name, self.owners, numbers)
-        scalar_device, home = self.homes
-        tensors = [tensor for tensor in numbers if isinstance(tensor, Tensor)]
+            for param, scalar in zip(self.params, scalars, strict=True):
+                self._fresh[id(param)][name] = scalar
+            return PlainColumn(name, self.owners, scalars)
+        scalar_device, host_device = self.homes
+        tensors = [tensor for tensor in scalars if isinstance(tensor, Tensor)]
         if kind.dtype == torch.float64 and any(x.dtype != kind.dtype for x in tensors):
             # Earlier releases kept such numbers in float32.
-            wide = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in numbers]
+            widened = [x.to(kind.dtype) if isinstance(x, Tensor) else x for x in scalars]
             if scalar_device is not None:
-                return self._device_column(name, wide, kind.dtype, scalar_device)
-            return Column(name, *self._make_block(name, wide, kind.dtype))
+                return self._device_column(name, widened, kind.dtype, scalar_device)
+            return Column(name, *self._make_block(name, widened, kind.dtype))
         # Such as those of a state of which torch made each its parameter's dtype.
         kinds = {tensor.dtype for tensor in tensors}
-        if tensors and len(tensors) < len(numbers):
+        if tensors and len(tensors) < len(scalars):
             kinds.add(kind.dtype or scalar_dtype())
         are_mixed = len(kinds) > 1
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
-        device = scalar_device or home
+        device = scalar_device or host_device
         if foreign and all(x.device == scalar_device or scalar_device is None for x in foreign):
-            return self._foreign_column(name, numbers, kind.dtype, device)
+            return self._foreign_column(name, scalars, kind.dtype, device)
         if scalar_device is not None:
-            return self._device_column(name, numbers, kind.dtype, scalar_device)
-        block = self._blocks.of(numbers, home)
+            return self._device_column(name, scalars, kind.dtype, scalar_device)
+        block = self._blocks.of(scalars, host_device)
         if block is None:
-            numbers, block = self._make_block(name, numbers, kind.dtype)
-        return Column(name, numbers, block)
+            scalars, block = self._make_block(name, scalars, kind.dtype)
+        return Column(name, scalars, block)
 
     def _numbers_of(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> list[Any]:
         """Return the number called `name` of each parameter: that in its state, or the initial one.
@@ -344,34 +347,34 @@ class ParamState:
                 False.
             InvalidArgumentError, InvalidTypeError, LayoutError: A tensor is no number.
         """
-        numbers: list[Any] = []
+        scalars: list[Any] = []
         for param, entries in zip(self.params, self.owners, strict=True):
             if name not in entries and entries.keys() - {SUM} and not kind.may_lack:
                 raise NotFoundError(f"'{name}' of '{name_of(param)}' is missing in the state.")
             start = starts.get(id(param), {}).get(name, kind.start)
-            numbers.append(entries.get(name, start))
-        for param, number in zip(self.params, numbers, strict=True):
-            check_number(number, f"'{name}' of '{name_of(param)}'")
-        return numbers
+            scalars.append(entries.get(name, start))
+        for param, scalar in zip(self.params, scalars, strict=True):
+            check_number(scalar, f"'{name}' of '{name_of(param)}'")
+        return scalars
 
     def _foreign_column(
-        self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
+        self, name: str, scalars: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
-        """Return a column over one tensor of shape () per parameter, those of `numbers` or new
+        """Return a column over one tensor of shape () per parameter, those of `scalars` or new
         ones.
 
         New tensors are added to the new entries of `made_of`.
 
         Args:
-            numbers: A tensor of the state or an initial number for each parameter.
+            scalars: A tensor of the state or an initial number for each parameter.
             dtype, device: Dtype (None for torch's of numbers) and device of new tensors.
         """
         views: list[Tensor] = []
-        for param, number in zip(self.params, numbers, strict=True):
-            if not isinstance(number, Tensor):
-                number = torch.tensor(number, dtype=dtype or scalar_dtype(), device=device)
-                self._fresh[id(param)][name] = number
-            views.append(number)
+        for param, scalar in zip(self.params, scalars, strict=True):
+            if not isinstance(scalar, Tensor):
+                scalar = torch.tensor(scalar, dtype=dtype or scalar_dtype(), device=device)
+                self._fresh[id(param)][name] = scalar
+            views.append(scalar)
         if self.homes[0] is None:
             return ForeignColumn(name, views)
         with importing:
@@ -379,22 +382,22 @@ class ParamState:
         return ForeignDeviceColumn(name, views)
 
     def _device_column(
-        self, name: str, numbers: Sequence[object], dtype: torch.dtype | None, device: torch.device
+        self, name: str, scalars: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> DeviceColumn:
-        """Return a column of copies of `numbers` in one new tensor on a device.
+        """Return a column of copies of `scalars` in one new tensor on a device.
 
         Views of its elements are added to the new entries of `made_of`.
 
         Args:
-            numbers: A tensor of the state or an initial number for each parameter.
-            dtype: The dtype without tensors in `numbers`; None for torch's dtype of numbers.
+            scalars: A tensor of the state or an initial number for each parameter.
+            dtype: The dtype without tensors in `scalars`; None for torch's dtype of numbers.
         """
-        dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
+        dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
         if dtypes:
             dtype = reduce(torch.promote_types, dtypes)
-            block = torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers])
+            block = torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in scalars])
         else:
-            block = torch.tensor(numbers, dtype=dtype or scalar_dtype(), device=device)
+            block = torch.tensor(scalars, dtype=dtype or scalar_dtype(), device=device)
         views = list(self._blocks.views(block))
         for param, view in zip(self.params, views, strict=True):
             self._fresh[id(param)][name] = view
@@ -403,19 +406,19 @@ class ParamState:
         return DeviceColumn(name, views, block)
 
     def _make_block(
-        self, name: str, numbers: Sequence[object], dtype: torch.dtype | None
+        self, name: str, scalars: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
         """Copy numbers into one new tensor; return a view of each element, and the tensor.
 
         The views are added to the new entries of `made_of`.
 
         Args:
-            numbers: A tensor of the state or an initial number for each parameter.
-            dtype: The dtype without tensors in `numbers`; None for torch's dtype of numbers.
+            scalars: A tensor of the state or an initial number for each parameter.
+            dtype: The dtype without tensors in `scalars`; None for torch's dtype of numbers.
         """
-        dtypes = [number.dtype for number in numbers if isinstance(number, Tensor)]
+        dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
-        values = [number.item() if isinstance(number, Tensor) else number for number in numbers]
+        values = [scalar.item() if isinstance(scalar, Tensor) else scalar for scalar in scalars]
         block = torch.tensor(values, dtype=dtype, device=self.homes[1])
         views = self._blocks.views(block)
         for param, view in zip(self.params, views, strict=True):
@@ -455,35 +458,39 @@ class ParamState:
         """Return True if all groups still have the options that `options` read last; False for new
         groups.
         """
-        known_options = self.options_by_place
-        return len(groups) == len(known_options) and all(
-            place in known_options and known_options[place].hold(group)
-            for place, group in enumerate(groups)
+        cached_options = self.options_by_place
+        return len(groups) == len(cached_options) and all(
+            group_index in cached_options and cached_options[group_index].hold(group)
+            for group_index, group in enumerate(groups)
         )
 
-    def options(self, place: int, optimizer: Any) -> Options:
-        """Return the options of the group at index `place`, cached until the group changes.
+    def options(self, group_index: int, optimizer: Any) -> Options:
+        """Return the options of the group at index `group_index`, cached until the group changes.
 
         Raises:
             InvalidArgumentError, NotFoundError: A changed option is invalid, or one is missing.
             LayoutError: An option is a tensor without memory.
         """
-        options, group = self.options_by_place.get(place), optimizer.param_groups[place]
+        options, group = self.options_by_place.get(group_index), optimizer.param_groups[group_index]
         if options is None or not options.hold(group):
-            options = self.options_by_place[place] = self._read_options(options, place, optimizer)
+            options = self.options_by_place[group_index] = self._read_options(
+                options, group_index, optimizer
+            )
         options.check_memory()
         return options
 
-    def _read_options(self, known_options: Options | None, place: int, optimizer: Any) -> Options:
-        """Return new, validated options of the group at index `place`.
+    def _read_options(
+        self, cached_options: Options | None, group_index: int, optimizer: Any
+    ) -> Options:
+        """Return new, validated options of the group at index `group_index`.
 
-        If only `lr` differs from `known_options`, the result is a copy with the new rate.
+        If only `lr` differs from `cached_options`, the result is a copy with the new rate.
         """
-        group = optimizer.param_groups[place]
-        if known_options is not None and (options := known_options.with_rate(group)) is not None:
+        group = optimizer.param_groups[group_index]
+        if cached_options is not None and (options := cached_options.with_rate(group)) is not None:
             return options
-        if known_options is None or not known_options.hold_beside_rate(group):
-            optimizer._check_options(group, place)
+        if cached_options is None or not cached_options.hold_beside_rate(group):
+            optimizer._check_options(group, group_index)
         return Options(group, self.rule, optimizer._kind_of(group).fixed_options)
 
     def slots_of(self, param: Tensor) -> list[Tensor]:

@@ -13,7 +13,7 @@ from thalweg._engines.codecs.split8 import CORRECTION
 from thalweg.errors import InvalidTypeError
 from thalweg.optim import state_mismatch
 from thalweg.optim.fused_optimizer import FusedOptimizer
-from thalweg.optim.quantized_state import SHAPE, STORAGE, Storage, decoded
+from thalweg.optim.quantized_state import SHAPE, STORAGE, Storage, decode_slot
 from thalweg.optim.rounding_state import NAMES as ROUNDING
 from thalweg.variable import REDUCED
 
@@ -68,7 +68,7 @@ def _widen_entries(
             continue
         is_tensor = isinstance(value, Tensor)
         if name in storage:
-            value = decoded(value, param, storage[name])
+            value = decode_slot(value, param, storage[name])
         elif name in slots and is_tensor and value.dtype in REDUCED:
             value = value.float()
         widened[name] = value

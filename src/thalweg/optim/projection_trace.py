@@ -78,6 +78,7 @@ class ProjectionTrace(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
             name = getattr(getattr(func, "__self__", None), "__name__", "")
+            # Models that create tensors on the device of a weight get tensors with values.
             if name in ("device", "is_meta"):
                 return torch.device("cpu") if name == "device" else False
         args, options = _on_cpu(args, self._use_of), _on_cpu(dict(kwargs or {}), self._use_of)
@@ -275,8 +276,7 @@ class ProjectionTrace(TorchFunctionMode):
         elif name.startswith("conv") and args[0] is labelled[0] and args[1].shape[1] == 1:
             self._pass_channels(args[0], output)
         elif name.strip("_") in CONTRACTIONS:
-            for tensor in labelled:
-                self._consume(tensor)
+            self._consume(*labelled)
         else:
             self._follow_elementwise(name, args, labelled, results)
 
@@ -332,8 +332,7 @@ class ProjectionTrace(TorchFunctionMode):
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)
         if not fits:
-            for tensor in labelled:
-                self._consume(tensor)
+            self._consume(*labelled)
             return
         labels = self._labels[id(first)][1]
         is_sum = name.strip("_").strip("ri") in ("add", "sub")
@@ -344,8 +343,7 @@ class ProjectionTrace(TorchFunctionMode):
         if not (is_sum and self._join_sum(first, other_tensors)) and not self._have_same_outputs(
             first, other_tensors
         ):
-            for tensor in labelled:
-                self._consume(tensor)
+            self._consume(*labelled)
             uses = [{id(use) for use, _ in self._outputs_in(source)} for source in labelled]
             if any(use_ids != uses[0] for use_ids in uses):
                 # What gates the outputs of another weight ends here.
@@ -358,11 +356,10 @@ class ProjectionTrace(TorchFunctionMode):
 
     def _have_same_outputs(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
         """Return True if all tensors have the same outputs, in any order."""
-        label_sets = (
-            [distinct_labels(self._labels[id(tensor)][1]) for tensor in (first, *other_tensors)]
-            if other_tensors
-            else []
-        )
+        if not other_tensors:
+            return True
+        tensors = (first, *other_tensors)
+        label_sets = [distinct_labels(self._labels[id(tensor)][1]) for tensor in tensors]
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
@@ -400,14 +397,14 @@ class ProjectionTrace(TorchFunctionMode):
         labels = self._labels_of(target)
         if labels is None or any(stride == 0 for stride in labels.stride()):
             base = target if target._base is None else target._base
-            known_labels = self._label_arg(target)
+            former_labels = self._label_arg(target)
             base_labels = torch.empty_strided(
                 base.shape, base.stride(), dtype=torch.int64, device="cpu"
             )
             base_labels.fill_(NO_LABEL)
             self._set_labels(base, base_labels)
             labels = base_labels.as_strided(target.shape, target.stride(), target.storage_offset())
-            labels.copy_(known_labels)
+            labels.copy_(former_labels)
             self._set_labels(target, labels)
         values = self._label_arg(source) if isinstance(source, Tensor) else NO_LABEL
         labels[... if name == "copy_" else args[1]] = values
@@ -446,10 +443,11 @@ class ProjectionTrace(TorchFunctionMode):
             uses.append((use, output_labels[owners == owner] - use.first_label))
         return uses
 
-    def _consume(self, tensor: Tensor) -> None:
-        """Record that a function uses all outputs in a tensor together."""
-        if (labels := self._labels_of(tensor)) is not None:
-            self._record(labels, WeightUse.consume)
+    def _consume(self, *tensors: Tensor) -> None:
+        """Record for each tensor that a function uses all outputs in it together."""
+        for tensor in tensors:
+            if (labels := self._labels_of(tensor)) is not None:
+                self._record(labels, WeightUse.consume)
 
     def _record(self, labels: Tensor, method: Callable[[WeightUse, Any], None]) -> None:
         """Call `method(record, output indices)` for each weight with these labels."""

@@ -32,7 +32,7 @@ from thalweg._engines.codecs.split8 import CORRECTION, SPLIT8
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.optim import state_mismatch
-from thalweg.optim.dtensor_params import cuts_blocks, has_positions, locals_of, positions_of
+from thalweg.optim.dtensor_params import cuts_blocks, has_positions, make_local_shards, positions_of
 from thalweg.optim.state_mismatch import members_here
 from thalweg.variable import TRAINED, dtype_name
 
@@ -55,28 +55,28 @@ def check_params(optimizer: Any, group: Group) -> None:
 
     Raises:
         InvalidTypeError: A parameter is complex or of float64.
-        NotImplementedError: One is a DTensor whose local elements have no known positions; or on a
-            GPU, with local elements that are not adjacent in the full tensor.
-        InvalidArgumentError: One is a DTensor whose placements cut blocks of a codec.
+        NotImplementedError: Placements do not determine the positions of a DTensor's local
+            elements; or those elements are on a GPU, and not adjacent in the full tensor.
+        InvalidArgumentError: The placements of a DTensor cut blocks of a codec.
     """
     storage = storage_of(optimizer.rule_of(group))
     if not storage:
         return
     params = group["params"]
-    titles = parameter_names(optimizer.param_groups, params)
+    labels = parameter_names(optimizer.param_groups, params)
     slots_text = " and ".join(f"'{name}' in {codec}" for name, codec in storage.items())
-    for param, title in zip(params, titles, strict=True):
+    for param, label in zip(params, labels, strict=True):
         if param.dtype not in _SUPPORTED_DTYPES:
             accepted = ", ".join(map(dtype_name, _SUPPORTED_DTYPES))
             raise InvalidTypeError(
-                f"'{title}' is {dtype_name(param.dtype)}, and its state would keep {slots_text},"
+                f"'{label}' is {dtype_name(param.dtype)}, and its state would keep {slots_text},"
                 f" which is for parameters of {accepted}."
             )
         if is_on_mesh(param):
-            _check_dtensor(param, title, storage, slots_text)
+            _check_dtensor(param, label, storage, slots_text)
 
 
-def _check_dtensor(param: Any, title: str, storage: Storage, slots_text: str) -> None:
+def _check_dtensor(param: Any, label: str, storage: Storage, slots_text: str) -> None:
     """Raise if ranks cannot encode their parts of the slots of a DTensor.
 
     Raises:
@@ -87,7 +87,7 @@ def _check_dtensor(param: Any, title: str, storage: Storage, slots_text: str) ->
     if not codecs:
         return
     placements = ", ".join(map(str, param.placements))
-    name = f"'{title}' is a DTensor of shape {tuple(param.shape)} with placements ({placements})"
+    name = f"'{label}' is a DTensor of shape {tuple(param.shape)} with placements ({placements})"
     if not has_positions(param):
         raise NotImplementedError(
             f"{name}; state_storage is defined for contiguous ones whose placements are Shard or"
@@ -139,7 +139,7 @@ def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
         storage = saved_group.get(STORAGE, {})
         for param, key in zip(group["params"], saved_group["params"], strict=True):
-            slots = _records_in(states.get(key, {}), storage)
+            slots = _select_records(states.get(key, {}), storage)
             if slots and not is_on_mesh(param):
                 rows = {n: with_rows(CODECS[storage[n]], x, param) for n, x in slots.items()}
                 states[key] = {**states[key], **rows}
@@ -147,10 +147,10 @@ def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 def has_codes(entries: Mapping[str, object], storage: Storage) -> bool:
     """Return True if the state of a parameter has encoded slots."""
-    return bool(_records_in(entries, storage))
+    return bool(_select_records(entries, storage))
 
 
-def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
+def _select_records(entries: Mapping[str, object], storage: Storage) -> dict[str, Tensor]:
     """Return the encoded slots in the state of a parameter, by name."""
     slots = {name: entries.get(name) for name in storage}
     return {n: x for n, x in slots.items() if isinstance(x, Tensor) and x.dtype == torch.uint8}
@@ -159,7 +159,7 @@ def _records_in(entries: Mapping[str, object], storage: Storage) -> dict[str, Te
 def _normalize_slots(
     entries: Mapping[str, Any],
     param: Tensor,
-    title: object,
+    label: object,
     storage: Storage,
     problems: list[str],
     unrecorded: list[object],
@@ -177,24 +177,24 @@ def _normalize_slots(
     shape = entries.get(SHAPE)
     if shape is None:
         if has_codes(entries, storage):
-            unrecorded.append(title)
+            unrecorded.append(label)
     elif not isinstance(shape, Tensor) or shape.dtype != torch.int64 or shape.dim() != 1:
-        problems.append(f"'{title}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
+        problems.append(f"'{label}/{SHAPE}' is {state_mismatch.told(shape)}, not a row of int64")
     elif problem := flaw(shape):
-        problems.append(f"'{title}/{SHAPE}' is {problem}")
+        problems.append(f"'{label}/{SHAPE}' is {problem}")
     elif (saved_shape := tuple(shape.tolist())) != tuple(param.shape):
         problems.append(
-            f"the encoded slots of '{title}' are of shape {saved_shape}, here {tuple(param.shape)}"
+            f"the encoded slots of '{label}' are of shape {saved_shape}, here {tuple(param.shape)}"
         )
-    slots = _records_in(entries, storage)
-    kept = {name: as_kept(CODECS[storage[name]], x, param) for name, x in slots.items()}
-    return {k: x for k, x in {**entries, **kept}.items() if k != SHAPE}
+    slots = _select_records(entries, storage)
+    stored_slots = {name: as_kept(CODECS[storage[name]], x, param) for name, x in slots.items()}
+    return {k: x for k, x in {**entries, **stored_slots}.items() if k != SHAPE}
 
 
-def _unrecorded_message(titles: Sequence[object]) -> str:
+def _unrecorded_message(labels: Sequence[object]) -> str:
     """Return the warning about encoded slots of an older state without shapes."""
-    names = ", ".join(f"'{title}'" for title in titles[:3])
-    names += f" and {len(titles) - 3} more" if len(titles) > 3 else ""
+    names = ", ".join(f"'{label}'" for label in labels[:3])
+    names += f" and {len(labels) - 3} more" if len(labels) > 3 else ""
     return (
         f"the state that was loaded does not have the shapes of the parameters whose slots are in"
         f" 8 bits ({names}), as those of older versions: only the number of elements was checked."
@@ -222,30 +222,30 @@ def fit_storage(
             storage that their group names.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    saved_storages = [_codecs_of(group, place) for place, group in enumerate(saved_groups)]
+    saved_storages = [_read_codecs(group, index) for index, group in enumerate(saved_groups)]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
     saved_state = {**saved_state, "param_groups": stripped_groups}
     if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):  # which others refuse
         return saved_state
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
-    for place, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
-        members, saved_storage = members_here(optimizer, group, saved_group), saved_storages[place]
-        for param, key, title in members:
+    for index, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
+        members, saved_storage = members_here(optimizer, group, saved_group), saved_storages[index]
+        for param, key, label in members:
             if isinstance(entries := states.get(key), Mapping):
-                arguments = param, title, saved_storage, problems, unrecorded
+                arguments = param, label, saved_storage, problems, unrecorded
                 states[key] = _normalize_slots(cast("Mapping[str, Any]", entries), *arguments)
         rule, kinds = optimizer.rule_of(group), optimizer.step_options.kinds
         storage = storage_of(rule)
         if storage == saved_storage:
             continue
-        for param, key, title in members:
+        for param, key, label in members:
             entries = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
             if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
-                problems.append(_describe_codecs(place, saved_storage, storage))
+                problems.append(_describe_codecs(index, saved_storage, storage))
                 break
-            slots = _convert_slots(rule, entries, param, saved_storage, title, problems, kinds)
+            slots = _convert_slots(rule, entries, param, saved_storage, label, problems, kinds)
             upper = values.get(param, param)
             slots |= _convert_split_weight(entries, param, upper, saved_storage, storage, kinds)
             states[key] = {k: x for k, x in entries.items() if k not in _RESTS} | slots
@@ -256,23 +256,23 @@ def fit_storage(
     return {**saved_state, "state": states}
 
 
-def _codecs_of(group: Mapping[str, Any], place: int) -> Storage:
+def _read_codecs(group: Mapping[str, Any], index: int) -> Storage:
     """Return {slot: codec} that a saved group names; raise CheckpointMismatchError if invalid."""
     storage = group.get(STORAGE)
     if storage is None:
         return {}
-    title, codecs_text = f"'{STORAGE}' of group {place}", f"known: {', '.join(CODECS)}"
+    label, codecs_text = f"'{STORAGE}' of group {index}", f"known: {', '.join(CODECS)}"
     if not isinstance(storage, Mapping):
-        problem = f"{title} is {state_mismatch.told(storage)}, which names no codecs"
+        problem = f"{label} is {state_mismatch.told(storage)}, which names no codecs"
         raise mismatch([f"{problem}; {codecs_text}"])
     for name, codec in cast("Mapping[Any, Any]", storage).items():
         if not isinstance(codec, str) or codec not in CODECS:
-            problem = f"{title} names {show_value(codec)} for '{name}', which is not a codec"
+            problem = f"{label} names {show_value(codec)} for '{name}', which is not a codec"
             raise mismatch([f"{problem}; {codecs_text}"])
     return dict(cast("Storage", storage))
 
 
-def _describe_codecs(place: int, saved_storage: Storage, storage: Storage) -> str:
+def _describe_codecs(index: int, saved_storage: Storage, storage: Storage) -> str:
     """Return the message about codecs that differ between a saved group and its rule."""
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
@@ -290,7 +290,7 @@ def _describe_codecs(place: int, saved_storage: Storage, storage: Storage) -> st
             f"the state has corrections of weights, '{CORRECTION}', here there are none;"
             " convert=True makes masters of them where there are some, or leaves them behind"
         )
-    return f"'{STORAGE}' of group {place}: {'; '.join(problems)}"
+    return f"'{STORAGE}' of group {index}: {'; '.join(problems)}"
 
 
 def _convert_slots(
@@ -298,7 +298,7 @@ def _convert_slots(
     entries: Mapping[str, object],
     param: Tensor,
     saved_storage: Storage,
-    title: object,
+    label: object,
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
@@ -320,9 +320,9 @@ def _convert_slots(
             slots |= {slot.name: value.to(kinds.of(slot, param))} if is_wider else {}
             continue
         if problem := _why_unfit(value, param, saved_storage.get(slot.name)):
-            problems.append(f"'{title}/{slot.name}' {problem}")
+            problems.append(f"'{label}/{slot.name}' {problem}")
             continue
-        numbers = decoded(value, param, saved_storage.get(slot.name))
+        numbers = decode_slot(value, param, saved_storage.get(slot.name))
         codec = codec_of(slot, param)
         if codec is not None:
             slots[slot.name] = records_beside(codec, encode_tensor(codec, local(numbers)), param)
@@ -358,7 +358,7 @@ def _convert_split_weight(
         if isinstance(master, Tensor) and master.shape == param.shape:
             is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
             records = lower_of(
-                _shard_of(master, param), _shard_of(upper, param) if is_upper else None
+                _take_shard(master, param), _take_shard(upper, param) if is_upper else None
             )
         return {CORRECTION: records_beside(SPLIT8, records, param)}
     value = rests.get(CORRECTION)
@@ -366,7 +366,7 @@ def _convert_split_weight(
         return {}
     if _why_unfit(value, param, saved_storage[CORRECTION]):
         return rests
-    return {MASTER: decoded(value, upper, saved_storage[CORRECTION])}
+    return {MASTER: decode_slot(value, upper, saved_storage[CORRECTION])}
 
 
 def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
@@ -383,9 +383,9 @@ def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
     return "" if is_on_mesh(slot_tensor) else flaw(slot_tensor) or ""
 
 
-def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
+def decode_slot(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
     """Return the numbers of a valid slot, as a DTensor for a DTensor."""
-    shard = _shard_of(slot_tensor, param)
+    shard = _take_shard(slot_tensor, param)
     if codec is None or slot_tensor.dtype != torch.uint8:
         numbers = shard.detach().float()
     else:
@@ -393,7 +393,7 @@ def decoded(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor:
     return beside(numbers, param)
 
 
-def _shard_of(tensor: Tensor, param: Tensor) -> Tensor:
+def _take_shard(tensor: Tensor, param: Tensor) -> Tensor:
     """Return this rank's part of a tensor that is sharded like a parameter, or all of it."""
-    parts = locals_of([param])
+    parts = make_local_shards([param])
     return tensor if parts is None else parts.cut(tensor, param)

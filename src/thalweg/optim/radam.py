@@ -1,13 +1,10 @@
 """`torch.optim.radam`, with `RAdam` of this package; all else comes from torch."""
 
-from typing import TYPE_CHECKING
-
 from torch.optim.radam import radam
 
 from thalweg.optim.classes import RAdam
-from thalweg.optim.torch_module_aliases import module_alias
+from thalweg.optim.torch_module_aliases import alias_torch_module
 
 __all__ = ["RAdam", "radam"]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = module_alias(__name__, __all__)
+alias_torch_module(__name__, __all__)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from thalweg.formula import Rule
 
 
-def team_of(optimizer: Any) -> MatrixProcessGroup | None:
+def gather_ranks(optimizer: Any) -> MatrixProcessGroup | None:
     """Return the ranks that exchange messages in a step over DTensors; None if the step needs none.
 
     Messages are needed to clip, to measure, to redistribute gradients, and for rules of matrices.
@@ -67,24 +67,26 @@ def _describe_step(optimizer: Any) -> list[str]:
     found_inf = vars(optimizer).get("found_inf")
     lines = [
         f"the class of the optimizer: {type(optimizer).__name__}",
-        f"what the scaler found: {_words(found_inf)}",
+        f"what the scaler found: {_describe_value(found_inf)}",
     ]
     options = sorted(optimizer.step_options.on.items())
-    lines += [f"{name}: {_words(value)}" for name, value in options]
-    for place, group in enumerate(optimizer.param_groups):
+    lines += [f"{name}: {_describe_value(value)}" for name, value in options]
+    for group_index, group in enumerate(optimizer.param_groups):
         if not any_on_mesh(group["params"]):
             continue
         names = [*optimizer._wanted_options(group), "rule"]
-        lines += [f"{n} of group {place}: {_words(group[n])}" for n in names if n in group]
+        lines += [
+            f"{n} of group {group_index}: {_describe_value(group[n])}" for n in names if n in group
+        ]
     params: list[Tensor] = list(filter(is_on_mesh, params_of(optimizer.param_groups)))
-    titles = parameter_names(optimizer.param_groups, params)
-    lines += describe_dtensors(params, titles, [param.grad for param in params])
+    labels = parameter_names(optimizer.param_groups, params)
+    lines += describe_dtensors(params, labels, [param.grad for param in params])
     states = [optimizer.state.get(param, {}) for param in params]
-    pairs = zip(titles, map(_words_of_state, states), strict=True)
-    return lines + [f"the state of '{title}': {words}" for title, words in pairs]
+    pairs = zip(labels, map(_describe_entries, states), strict=True)
+    return lines + [f"the state of '{title}': {texts}" for title, texts in pairs]
 
 
-def _words(value: object) -> str:
+def _describe_value(value: object) -> str:
     """Return a value as text that ranks compare: numbers and texts, else the type.
 
     Tensors on a device, or of several elements, are not read.
@@ -95,14 +97,14 @@ def _words(value: object) -> str:
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, tuple | list):
-        return f"({', '.join(map(_words, value))})"  # pyright: ignore[reportUnknownArgumentType]
+        return f"({', '.join(map(_describe_value, value))})"  # pyright: ignore[reportUnknownArgumentType]
     return type(value).__name__
 
 
 _TENSOR = "a tensor"
 
 
-def _words_of_state(entries: dict[str, Any]) -> str:
+def _describe_entries(entries: dict[str, Any]) -> str:
     """Return the names of a parameter's state entries, with the values of host numbers."""
-    words = {name: _words(entries[name]) for name in sorted(entries, key=str)}
-    return " ".join(n if word == _TENSOR else f"{n}={word}" for n, word in words.items()) or "none"
+    texts = {name: _describe_value(entries[name]) for name in sorted(entries, key=str)}
+    return " ".join(n if word == _TENSOR else f"{n}={word}" for n, word in texts.items()) or "none"

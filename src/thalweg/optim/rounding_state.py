@@ -11,7 +11,7 @@ from thalweg._core.state import mismatch
 NAMES = tuple(field.name for field in Rounding.keywords())
 
 
-def rounding_entries(optimizer: Any) -> dict[str, Any]:
+def make_rounding_entries(optimizer: Any) -> dict[str, Any]:
     """Return the entries of groups with the rounding option of an optimizer and its seed."""
     rounding = optimizer.step_options.of(Rounding)
     return {} if rounding.round is None else {name: getattr(rounding, name) for name in NAMES}
@@ -31,9 +31,9 @@ def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> 
     """
     settings = {name: getattr(optimizer.step_options.of(Rounding), name) for name in NAMES}
     problems = [
-        f"'{name}' of group {place} is {show_value(group[name])}, here {settings[name]!r};"
+        f"'{name}' of group {group_index} is {show_value(group[name])}, here {settings[name]!r};"
         " convert=True goes on with what is here"
-        for place, group in enumerate(saved_state["param_groups"])
+        for group_index, group in enumerate(saved_state["param_groups"])
         for name in optimizer.step_options.others(group)
         if name in settings
     ]

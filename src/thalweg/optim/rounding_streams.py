@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg._core.dtensor import is_on_mesh
-from thalweg._core.param_groups import Group, parameter_names
+from thalweg._core.param_groups import Group, parameter_names, params_of
 from thalweg._engines.random_bits import Place
 from thalweg.errors import InvalidTypeError
 from thalweg.formula import Rule
@@ -26,9 +26,8 @@ def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Plac
         InvalidTypeError, NotImplementedError: As `check_params`.
     """
     check_params(optimizer, rule, params)
-    all_params = (param for group in optimizer.param_groups for param in group["params"])
-    numbers = {id(param): number for number, param in enumerate(all_params)}
-    return [(numbers[id(param)], positions_of(param)) for param in params]
+    param_indices = {id(param): k for k, param in enumerate(params_of(optimizer.param_groups))}
+    return [(param_indices[id(param)], positions_of(param)) for param in params]
 
 
 def check_group(optimizer: Any, group: Group) -> None:
@@ -49,17 +48,22 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
             not contiguous; or on a GPU, with elements that are not adjacent in the full tensor.
     """
     for param in params:
+        requirement = ""
         if is_on_mesh(param) and not has_positions(param):
-            raise NotImplementedError(
-                f"'{_title(optimizer, param)}' is a DTensor with the placements"
-                f" {_placements(param)}; round='stochastic' is defined for contiguous ones whose"
-                " placements are Shard or Replicate."
+            requirement = (
+                "round='stochastic' is defined for contiguous ones whose placements are Shard or"
+                " Replicate"
             )
-        if param.device.type == "cuda" and not isinstance(positions_of(param), int):
+        elif param.device.type == "cuda" and not isinstance(positions_of(param), int):
+            requirement = (
+                "on a GPU round='stochastic' is defined for those that are cut along dimension 0,"
+                " or not at all"
+            )
+        if requirement:
+            placements = ", ".join(map(str, cast("Any", param).placements))
             raise NotImplementedError(
-                f"'{_title(optimizer, param)}' is a DTensor with the placements"
-                f" {_placements(param)}; on a GPU round='stochastic' is defined for those that are"
-                " cut along dimension 0, or not at all."
+                f"'{_name_of(optimizer, param)}' is a DTensor with the placements ({placements});"
+                f" {requirement}."
             )
         if param.dtype == torch.float64:
             _check_wide(optimizer, rule, param)
@@ -72,18 +76,13 @@ def _check_wide(optimizer: Any, rule: Rule, param: Tensor) -> None:
         dtype = kinds.of(slot, param)
         if dtype in REDUCED:
             raise InvalidTypeError(
-                f"'{_title(optimizer, param)}' is float64, and slot '{slot.name}' of it"
+                f"'{_name_of(optimizer, param)}' is float64, and slot '{slot.name}' of it"
                 f" {dtype_name(dtype)}: round='stochastic' rounds numbers of float32. Give another"
                 " state_dtype, or parameters of float32, float16 or bfloat16."
             )
 
 
-def _title(optimizer: Any, param: Tensor) -> str:
+def _name_of(optimizer: Any, param: Tensor) -> str:
     """Return the name of a parameter for messages."""
-    (title,) = parameter_names(optimizer.param_groups, [param])
-    return title
-
-
-def _placements(param: Any) -> str:
-    """Return the placements of a DTensor as text."""
-    return f"({', '.join(map(str, param.placements))})"
+    (name,) = parameter_names(optimizer.param_groups, [param])
+    return name

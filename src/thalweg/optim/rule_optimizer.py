@@ -16,7 +16,7 @@ from thalweg._core.commit import raise_first
 from thalweg._core.options.accumulation import SUM
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.options.update_targets import MASTER
-from thalweg._core.param_groups import Group, Params, params_of
+from thalweg._core.param_groups import Group, Params, group_indices_of, params_of
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.state import shown as told
 from thalweg._core.step import finish, run_step, try_rebind
@@ -34,7 +34,7 @@ from thalweg.optim.group_options import (
     number,
     title_of,
 )
-from thalweg.optim.load_state import in_place, load
+from thalweg.optim.load_state import load, plan_load_in_place
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import Entries, ParamState, ScalarSpec, check_number
 from thalweg.optim.signatures import publish, with_options
@@ -128,8 +128,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         )
         for name in arguments:
             if name not in hyper_values:
-                hint = did_you_mean(title_of(name), map(title_of, hyper_values))
-                raise TypeError(f"{self._title} takes no {title_of(name)!r}. {hint}".rstrip())
+                suggestion = did_you_mean(title_of(name), map(title_of, hyper_values))
+                raise TypeError(f"{self._label} takes no {title_of(name)!r}. {suggestion}".rstrip())
         hyper_values |= arguments
         check_rule(rule, {**hyper_values, **self._extra})
         if capturable and options.get("state_device"):
@@ -139,16 +139,16 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         self._initial = dict(initial or {})
         self._capturable = capturable
         super().__init__(params, {**as_options(hyper_values), "rule": rule.name}, **options)
-        self._check_effect({self._title: rule})
+        self._check_effect({self._label: rule})
 
     @property
-    def _title(self) -> str:
+    def _label(self) -> str:
         """Name of the rule for users."""
         return self.rule.name if type(self) is RuleOptimizer else type(self).__name__
 
     def _complete(self) -> None:
         """Validate the last group, and create its state."""
-        self.step_options.check_rule(self.rule, self._title)
+        self.step_options.check_rule(self.rule, self._label)
         hypers_of(self.param_groups[-1], self.rule)
         if self.rule.passes:
             self._check_matrices(self.rule, f"rule {self.rule.name!r}", -1)
@@ -160,28 +160,27 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self.step_options.rule(self.rule)
 
     def _make(self) -> None:
-        """Create the state that parameters lack, and add it to the optimizer's state."""
+        """Create missing slots and numbers of all parameters, and add them to `self.state`."""
         with self.step_cache.lock, writable():
-            part, params, places = self.whole_state()
-            part.targets(self.state, params, False)
-            part.make(
+            param_state, params, group_indices = self.whole_state()
+            param_state.targets(self.state, params, False)
+            param_state.make(
                 self.state,
                 params,
-                self._initial_entries(params, places),
+                self._initial_entries(params, group_indices),
                 self.scalar_devices(params),
             )
-            run(part.publishing())
-            part.settle(self.state)
+            run(param_state.publishing())
+            param_state.settle(self.state)
 
     def whole_state(self) -> tuple[ParamState, list[Tensor], list[int]]:
         """Return the state of all parameters, the parameters, and the indices of their groups."""
-        parts, rule = self.step_cache.parts, self.step_options.rule(self.rule)
-        if rule not in parts:
+        param_states, rule = self.step_cache.parts, self.step_options.rule(self.rule)
+        if rule not in param_states:
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
-            parts[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
-        params = params_of(self.param_groups)
-        places = [place for place, group in enumerate(self.param_groups) for _ in group["params"]]
-        return parts[rule], params, places
+            param_states[rule] = ParamState(rule, self._numbers(), kinds=kinds, blocks=blocks)
+        groups = self.param_groups
+        return param_states[rule], params_of(groups), group_indices_of(groups)
 
     def _numbers(self) -> dict[str, ScalarSpec]:
         """Return specifications of the rule's per-parameter numbers, by state key."""
@@ -195,9 +194,15 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for slot in rule.numbers
         }
 
-    def _initial_entries(self, params: Sequence[Tensor], places: list[int]) -> dict[int, Entries]:
-        """Return the initial state of parameters by `id`; counts are those of older parameters."""
-        self._warn_of_zeros(params, places)
+    def _initial_entries(
+        self, params: Sequence[Tensor], group_indices: list[int]
+    ) -> dict[int, Entries]:
+        """Return {id(parameter): {state key: initial number}}.
+
+        Numbers of which a parameter already has one in its state, such as the step count, start at
+        that number for all parameters.
+        """
+        self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
         going: dict[str, object] = {}
         for name in self._numbers():
@@ -211,42 +216,36 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             for hyper_values in factors
         ]
         return {
-            id(param): {**self._initial, **products[place], **going}
-            for param, place in zip(params, places, strict=True)
+            id(param): {**self._initial, **products[group_index], **going}
+            for param, group_index in zip(params, group_indices, strict=True)
         }
 
-    def _take_step(self, parts: dict[Rule, ParamState], single_param: Tensor | None = None) -> None:
+    def _take_step(self, single_param: Tensor | None = None) -> None:
         """Take a step over all parameters with a gradient, or over a single one in the backward
         pass.
-
-        Args:
-            parts: Not used.
-            single_param: The parameter, or None for all.
         """
-        part, params, places = self.whole_state()
+        param_state, params, group_indices = self.whole_state()
         grads = self._gradients(params) if single_param is None else [single_param.grad]
         updated = params if single_param is None else [single_param]
         pairs = [pair for pair in zip(grads, updated, strict=True) if pair[0] is not None]
         if not pairs:
             return
-        if single_param is None:
-            members = [index for index, grad in enumerate(grads) if grad is not None]
-            adapter, plans = TensorFlowStepAdapter(self, part, params, places, members), part.plans
-        else:
-            members = [next(k for k, param in enumerate(params) if param is single_param)]
-            adapter = TensorFlowStepAdapter(self, part, params, places, members)
+        updated_ids = {id(param) for _, param in pairs}
+        members = [index for index, param in enumerate(params) if id(param) in updated_ids]
+        adapter, plans = (
+            TensorFlowStepAdapter(self, param_state, params, group_indices, members),
+            param_state.plans,
+        )
+        if single_param is not None:
             if not adapter.repeats:  # what a step makes is published by its last update alone
                 self._make()
-                adapter = TensorFlowStepAdapter(self, part, params, places, members)
-            plans = part.plans.alone(single_param)
+                adapter = TensorFlowStepAdapter(self, param_state, params, group_indices, members)
+            plans = plans.alone(single_param)
         report = GradientReport()
         arguments = self.unscaling(), len(pairs), report, self.has_torch_numbers
         transforms = gradient_transforms(self.step_options, *arguments)
         ends_step = single_param is None
-        ending = (
-            self._end_calls(report) if single_param is None else self._end_calls_of(single_param)
-        )
-        adapter.ending = ending
+        adapter.ending = self._end_calls(report, single_param)
         with no_grad():
             pairs, copies = adapter.aim(pairs)
         outcome = try_rebind(adapter, plans, pairs, transforms, copies, is_final=ends_step)
@@ -258,14 +257,16 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             adapter.settle()
         raise_first(outcome.errors)
         if ends_step and outcome.taken is not False:
-            self._keep_rebind_target(part, places if len(members) == len(params) else [])
+            self._keep_rebind_target(
+                param_state, group_indices if len(members) == len(params) else []
+            )
             if was_rebound:
                 self.step_cache.note_repeated(adapter)
 
     def _make_adapter(
-        self, part: ParamState, params: Sequence[Tensor], places: list[int]
+        self, param_state: ParamState, params: Sequence[Tensor], group_indices: list[int]
     ) -> TensorFlowStepAdapter:
-        return TensorFlowStepAdapter(self, part, params, places, range(len(params)))
+        return TensorFlowStepAdapter(self, param_state, params, group_indices, range(len(params)))
 
     def _counts_on_device(self) -> bool:
         if self.step_options.kinds.device:
@@ -287,11 +288,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         names = {SUM, *self._numbers(), *(slot.name for slot in slots)}
         return names | {MASTER} if self.step_options.kinds.masters else names
 
-    def _unfit_options(self, group: Group, place: int) -> list[str]:
+    def _unfit_options(self, group: Group, group_index: int) -> list[str]:
         rule = group.get("rule")
         if not isinstance(rule, str) or rule != self.rule.name:
             return [f"its rule is {told(rule)}, here {self.rule.name!r}"]
-        return super()._unfit_options(group, place)
+        return super()._unfit_options(group, group_index)
 
     def rules_around(self, group: Group) -> set[Rule]:
         return {self.step_options.rule(self.rule)}
@@ -322,8 +323,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
                 reasons[name] = f"but the constructor of {kind} decides it for all groups"
         for name in self._hypers & group.keys() - set(option_names):
             pairs = (key for key in PAIRS if name in members_of(key, self._hypers))
-            title = next(pairs, title_of(name))
-            reasons[name] = f"which groups of {kind} call {title!r}"
+            label = next(pairs, title_of(name))
+            reasons[name] = f"which groups of {kind} call {label!r}"
         for name in _TORCH_OPTIONS:
             if name not in (*option_names, *reasons) and group.get(name):
                 reasons[name] = f"which is no option of {kind}"
@@ -336,8 +337,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _end_step(self) -> None:
         """Count a step after its gradients were applied in the backward pass."""
-        part, params, places = self.whole_state()
-        adapter = TensorFlowStepAdapter(self, part, params, places, [])
+        param_state, params, group_indices = self.whole_state()
+        adapter = TensorFlowStepAdapter(self, param_state, params, group_indices, [])
         adapter.read_hypers(params)
         adapter.ending = self._end_calls(GradientReport())
         errors = finish(adapter)
@@ -365,7 +366,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         """
         with self.step_cache.lock:
             check_no_step(self.step_cache, type(self).__name__, "load_state_dict")
-            load(self, state_dict, in_place, convert, allow_loss)
+            load(self, state_dict, plan_load_in_place, convert, allow_loss)
 
     def __getstate__(self) -> dict[str, Any]:
         attributes = {name: getattr(self, name) for name in ("rule", "_initial", "_capturable")}

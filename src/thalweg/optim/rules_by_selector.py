@@ -14,6 +14,7 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.optim.class_lookup import kind_of
 from thalweg.optim.selectors import EMBEDDINGS, ModuleParams
+from thalweg.optim.text_table import format_table
 
 _LAST_TURN = 10**6  # comes last
 
@@ -39,29 +40,29 @@ class RulesBySelector:
                 f" {show_value(rules)}."
             )
         self._selectors = list(rules)
-        self._titles = [_title(selector) for selector in self._selectors]
+        self._labels = [_format_selector(selector) for selector in self._selectors]
         self.options: list[Group] = []
         self._kinds: list[Any] = []
-        for title, rule in zip(self._titles, rules.values(), strict=True):
+        for label, rule in zip(self._labels, rules.values(), strict=True):
             is_dict = isinstance(rule, Mapping)
             options: Group = dict(cast("Mapping[str, Any]", rule)) if is_dict else {}
             if isinstance(rule, Mapping) and "rule" not in options:
-                raise InvalidArgumentError(f"The options of {title} have no 'rule' among them.")
-            own_rule = options.pop("rule") if isinstance(rule, Mapping) else rule
-            kind = kind_of(own_rule)
+                raise InvalidArgumentError(f"The options of {label} have no 'rule' among them.")
+            given_rule = options.pop("rule") if isinstance(rule, Mapping) else rule
+            kind = kind_of(given_rule)
             option_names = {*kind.constructor_signature.parameters, *kind.fixed_options} - {"self"}
             for name in options:
                 if name not in option_names:
-                    problem = f"{name!r} of {title} is no option of {kind.__name__}."
-                    hint = did_you_mean(name, option_names)
-                    raise InvalidArgumentError(f"{problem} {hint}".rstrip())
+                    problem = f"{name!r} of {label} is no option of {kind.__name__}."
+                    suggestion = did_you_mean(name, option_names)
+                    raise InvalidArgumentError(f"{problem} {suggestion}".rstrip())
             self._kinds.append(kind)
-            rule = own_rule if isinstance(own_rule, Rule) else kind.__name__
+            rule = given_rule if isinstance(given_rule, Rule) else kind.__name__
             self.options.append({"rule": rule, **options})
 
-    def takes(self, place: int, name: str) -> bool:
+    def takes(self, index: int, name: str) -> bool:
         """Return True if the rule of the selector at an index has an option of this name."""
-        return name in self._kinds[place].constructor_signature.parameters
+        return name in self._kinds[index].constructor_signature.parameters
 
     def all_have(self, name: str) -> bool:
         """Return True if each selector sets an option itself."""
@@ -83,20 +84,20 @@ class RulesBySelector:
         used_indices: set[int] = set()
         for name, param in module_params.named_params:
             by_turn: dict[int, list[int]] = {}
-            for place, selector in enumerate(self._selectors):
-                if _selects(selector, param, module_params):
+            for index, selector in enumerate(self._selectors):
+                if _matches_selector(selector, param, module_params):
                     by_turn.setdefault(
-                        _priority(selector, module_params.names[id(param)]), []
-                    ).append(place)
-                    used_indices.add(place)
+                        _rank_selector(selector, module_params.names[id(param)]), []
+                    ).append(index)
+                    used_indices.add(index)
             if id(param) not in excluded_ids:
-                place = self._first(by_turn, name, param)
-                if self._kinds[place]._of_matrices:
-                    self._check_matrix(place, name, param, module_params)
-                indices.append(place)
-        for place, selector in enumerate(self._selectors):
+                index = self._first(by_turn, name, param)
+                if self._kinds[index]._of_matrices:
+                    self._check_matrix(index, name, param, module_params)
+                indices.append(index)
+        for index, selector in enumerate(self._selectors):
             module_params.check_selects(
-                [place] if place in used_indices else [], selector, "rules:"
+                [index] if index in used_indices else [], selector, "rules:"
             )
         self._check_rest(indices, module_params, excluded_ids)
         return indices
@@ -110,8 +111,8 @@ class RulesBySelector:
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
         members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]
-        for (name, param), place in zip(members, indices, strict=True):
-            largest = self._selectors[place]
+        for (name, param), index in zip(members, indices, strict=True):
+            largest = self._selectors[index]
             if isinstance(largest, int) and param.dim() < largest:
                 raise InvalidArgumentError(
                     f"Nothing is left for `...`: {largest} selects parameters of up to {largest}"
@@ -133,49 +134,49 @@ class RulesBySelector:
             )
         first = by_turn[min(by_turn)]
         if len(first) > 1:
-            titles = " and that of ".join(self._titles[place] for place in first[:2])
+            labels = " and that of ".join(self._labels[index] for index in first[:2])
             raise InvalidArgumentError(
-                f"Two rules are for {name!r} of shape {tuple(param.shape)}, that of {titles}: add"
+                f"Two rules are for {name!r} of shape {tuple(param.shape)}, that of {labels}: add"
                 f" {name!r} as a selector, or have one of them not select it."
             )
         return first[0]
 
     def _check_matrix(
-        self, place: int, name: str, param: Tensor, module_params: ModuleParams
+        self, index: int, name: str, param: Tensor, module_params: ModuleParams
     ) -> None:
         """Raise InvalidArgumentError unless a rule of matrices can update a parameter.
 
         Embeddings must be selected by name, and parameters of three dimensions need a layout.
 
         Args:
-            place: The index of the selector.
+            index: The index of the selector.
         """
-        title, rule = self._titles[place], self._kinds[place].__name__
+        label, rule = self._labels[index], self._kinds[index].__name__
         if param.dim() < 2:
             raise InvalidArgumentError(
-                f"{name!r} has shape {tuple(param.shape)}, and {rule}, the rule of {title}, is for"
+                f"{name!r} has shape {tuple(param.shape)}, and {rule}, the rule of {label}, is for"
                 f" matrices: add a selector for it, such as {{{name!r}: 'AdamW'}}."
             )
-        if param.dim() == 3 and self._needs_layout(place):
+        if param.dim() == 3 and self._needs_layout(index):
             with importing:
                 from thalweg._engines.matrix_shapes import stack_message
             raise InvalidArgumentError(
-                stack_message(repr(name), param.shape, f"{rule}, the rule of {title},")
+                stack_message(repr(name), param.shape, f"{rule}, the rule of {label},")
             )
-        selector = self._selectors[place]
+        selector = self._selectors[index]
         names_param = selector in module_params.names[id(param)] or isinstance(selector, tuple)
         if not names_param and any(
-            isinstance(x, EMBEDDINGS) for x in module_params.owners[id(param)]
+            isinstance(x, EMBEDDINGS) for x in module_params.modules[id(param)]
         ):
             raise InvalidArgumentError(
                 f"{name!r} is an embedding, or tied to one, whose rows are looked up, and {rule},"
-                f" the rule of {title}, is for matrices that multiply: add a selector for it, such"
+                f" the rule of {label}, is for matrices that multiply: add a selector for it, such"
                 f" as {{{name!r}: 'AdamW'}}, or name it to have it so."
             )
 
-    def _needs_layout(self, place: int) -> bool:
+    def _needs_layout(self, index: int) -> bool:
         """Return True if a selector's rule of matrices has no layout for stacks of matrices."""
-        kind, options = self._kinds[place], self.options[place]
+        kind, options = self._kinds[index], self.options[index]
         if rule := getattr(kind, "_prepared_rule", None):
             return rule.needs_layout
         has_layout = options.get("heads") is not None or options.get("layout") is not None
@@ -183,12 +184,12 @@ class RulesBySelector:
 
     def _check_tuples(self, names: Sequence[str]) -> None:
         """Raise InvalidArgumentError for a name in a tuple that no parameter has."""
-        for selector, title in zip(self._selectors, self._titles, strict=True):
+        for selector, label in zip(self._selectors, self._labels, strict=True):
             for name in cast("tuple[str, ...]", selector) if isinstance(selector, tuple) else ():
                 if name not in names:
-                    hint = did_you_mean(name, names)
+                    suggestion = did_you_mean(name, names)
                     raise InvalidArgumentError(
-                        f"{name!r} of {title} is the name of no parameter. {hint}".rstrip()
+                        f"{name!r} of {label} is the name of no parameter. {suggestion}".rstrip()
                     )
 
     def titled(self, groups: list[Group]) -> ParamGroups:
@@ -201,16 +202,10 @@ class ParamGroups(list[Group]):
 
     def __str__(self) -> str:
         head = ("rule", "options", "parameters", "elements", "such as")
-        rows = [head, *map(_row, self)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        lines: list[str] = []
-        for row in rows:
-            cells = zip(row, widths, ("<", "<", ">", ">", "<"), strict=True)
-            lines.append("  ".join(f"{cell:{side}{width}}" for cell, width, side in cells).rstrip())
-        return "\n".join(lines)
+        return format_table([head, *map(_format_row, self)], right_aligned=(2, 3))
 
 
-def _row(group: Group) -> tuple[str, ...]:
+def _format_row(group: Group) -> tuple[str, ...]:
     """Return the cells of a group in the table."""
     named_params = [x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]]
     options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
@@ -226,7 +221,7 @@ def _row(group: Group) -> tuple[str, ...]:
     )
 
 
-def _title(selector: object) -> str:
+def _format_selector(selector: object) -> str:
     """Return the name of a selector in messages."""
     if isinstance(selector, tuple):
         names = cast("tuple[str, ...]", selector)
@@ -236,7 +231,7 @@ def _title(selector: object) -> str:
     return "`...`" if selector is ... else repr(selector)
 
 
-def _selects(selector: object, param: Tensor, module_params: ModuleParams) -> bool:
+def _matches_selector(selector: object, param: Tensor, module_params: ModuleParams) -> bool:
     """Return True if a selector of rules selects a parameter."""
     if selector is ...:
         return True
@@ -245,7 +240,7 @@ def _selects(selector: object, param: Tensor, module_params: ModuleParams) -> bo
     return module_params.selects(selector, param, "rules")
 
 
-def _priority(selector: Any, names: Sequence[str]) -> int:
+def _rank_selector(selector: Any, names: Sequence[str]) -> int:
     """Return the priority of a selector for a parameter with these names; the lowest selects."""
     if isinstance(selector, str):
         return -4 if selector in names else -3

@@ -42,10 +42,10 @@ def _check_count(name: str, count: object, minimum: int = 0) -> None:
         )
 
 
-def _check_share(name: str, share: object) -> None:
-    """Raise InvalidArgumentError unless `share` is in [0, 1]."""
-    if not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise InvalidArgumentError(f"{name} must be in [0, 1], not {show_value(share)}.")
+def _check_share(name: str, fraction: object) -> None:
+    """Raise InvalidArgumentError unless `fraction` is in [0, 1]."""
+    if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        raise InvalidArgumentError(f"{name} must be in [0, 1], not {show_value(fraction)}.")
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ class WarmupStableDecay:
 def _decay_factor(shape: str, progress: float, floor: float) -> float:
     """Return the factor at a share of the decay from 1 to `floor`."""
     if shape == "linear":
-        share = 1.0 - progress
+        fraction = 1.0 - progress
     elif shape == "cosine":
-        share = 0.5 * (1.0 + math.cos(math.pi * progress))
+        fraction = 0.5 * (1.0 + math.cos(math.pi * progress))
     else:
-        share = 1.0 - math.sqrt(progress)
-    return max(0.0, share * (1.0 - floor) + floor)
+        fraction = 1.0 - math.sqrt(progress)
+    return max(0.0, fraction * (1.0 - floor) + floor)
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def _factors_of(
                 f"The factor of {_show_selector(selector)} must be a function of the number of"
                 f" steps, not {show_value(factor)}."
             )
-    others = [selector for selector in factors if selector is ...]
+    rest_selectors = [selector for selector in factors if selector is ...]
     owners = [
-        [selector for selector in factors if _selects(selector, index, group)] or others
+        [selector for selector in factors if _selects(selector, index, group)] or rest_selectors
         for index, group in enumerate(groups)
     ]
     for selector in factors:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
@@ -23,7 +24,7 @@ class ModuleParams:
     Attributes:
         named_params: Those parameters with their names; one that is tied has its first.
         names: All names of each parameter, by its `id`.
-        owners: The modules that own it, likewise.
+       modules: The modules that own it, likewise.
     """
 
     def __init__(self, module: Module) -> None:
@@ -31,10 +32,10 @@ class ModuleParams:
         self.names: dict[int, list[str]] = {}
         for name, param in module.named_parameters(remove_duplicate=False):
             self.names.setdefault(id(param), []).append(name)
-        self.owners: dict[int, list[Module]] = {}
+        self.modules: dict[int, list[Module]] = {}
         for owner in module.modules():
             for param in owner.parameters(recurse=False):
-                self.owners.setdefault(id(param), []).append(owner)
+                self.modules.setdefault(id(param), []).append(owner)
         self.all_names = [name for names in self.names.values() for name in names]
         self._name_set = set(self.all_names)
 
@@ -61,13 +62,33 @@ class ModuleParams:
         if isinstance(selector, str):
             return self.called(selector, param)
         if isinstance(selector, type) and issubclass(selector, Module):
-            return any(isinstance(owner, selector) for owner in self.owners[id(param)])
+            return any(isinstance(owner, selector) for owner in self.modules[id(param)])
         if isinstance(selector, int) and not isinstance(selector, bool):
             return param.dim() <= selector
         raise InvalidTypeError(
             f"{argument} must hold names, classes of modules or numbers of dimensions, not"
             f" {show_value(selector)}."
         )
+
+    def select_ids(
+        self, selectors: Iterable[Any], argument: str, matches: Callable[[Any, Tensor], bool]
+    ) -> set[int]:
+        """Return the `id` of each parameter that one of the selectors matches.
+
+        Args:
+            selectors: The selectors, each an argument of `matches` with a parameter.
+            argument: The name of the argument that has them, for messages.
+            matches: Returns True if a selector matches a parameter.
+
+        Raises:
+            InvalidArgumentError: A selector matches no parameter.
+        """
+        selected_ids: set[int] = set()
+        for selector in selectors:
+            ids = {id(param) for _, param in self.named_params if matches(selector, param)}
+            self.check_selects(ids, selector, argument)
+            selected_ids |= ids
+        return selected_ids
 
     def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
         """Raise if `selected` is empty.
@@ -77,7 +98,9 @@ class ModuleParams:
         """
         if selected:
             return
-        parts = {part for name in self.all_names for part in name.split(".")}
-        hint = did_you_mean(selector, parts) if isinstance(selector, str) else ""
-        title = "`...`" if selector is ... else repr(selector)
-        raise InvalidArgumentError(f"{argument} {title} selects no parameter. {hint}".rstrip())
+        segments = {segment for name in self.all_names for segment in name.split(".")}
+        suggestion = did_you_mean(selector, segments) if isinstance(selector, str) else ""
+        label = "`...`" if selector is ... else repr(selector)
+        raise InvalidArgumentError(
+            f"{argument} {label} selects no parameter. {suggestion}".rstrip()
+        )

@@ -31,13 +31,15 @@ def option_parameters() -> tuple[Parameter, ...]:
     """Return the keywords of options, with their types."""
     mode = Parameter.KEYWORD_ONLY
     return tuple(
-        Parameter(field.name, mode, default=field.default, annotation=_type_of(field.type, kind))
+        Parameter(
+            field.name, mode, default=field.default, annotation=_resolve_type(field.type, kind)
+        )
         for kind in OPTIONS
         for field in kind.keywords()
     )
 
 
-def _type_of(annotation: Any, kind: type) -> Any:
+def _resolve_type(annotation: Any, kind: type) -> Any:
     """Return the type of an option's field, evaluated if it is a string."""
     if isinstance(annotation, str):
         # The names of the module that defines the class, whose `__module__` is the public one.
@@ -47,26 +49,26 @@ def _type_of(annotation: Any, kind: type) -> Any:
 
 
 @cache
-def _option_notes() -> Notes:
+def _collect_option_notes() -> Notes:
     """Return {option: description} from the docstrings of option classes."""
     notes: Notes = {}
     for kind in OPTIONS:
-        notes |= notes_in(kind.__doc__, "Attributes:")
+        notes |= parse_notes(kind.__doc__, "Attributes:")
     return notes
 
 
 @cache
-def _argument_notes() -> Notes:
+def _parse_argument_notes() -> Notes:
     """Return {argument: description} of arguments common to most classes."""
-    return notes_in(NOTES, "Args:")
+    return parse_notes(NOTES, "Args:")
 
 
-def notes_in(doc: str | None, title: str) -> Notes:
+def parse_notes(doc: str | None, label: str) -> Notes:
     """Return {name: description} of a section of a docstring, with line breaks."""
     notes: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
     names: list[str] = []
-    for line in lines[lines.index(title) + 1 :] if title in lines else []:
+    for line in lines[lines.index(label) + 1 :] if label in lines else []:
         if line and not line.startswith(" "):
             break
         if entry := _ENTRY.match(line):
@@ -115,13 +117,17 @@ def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
     A description is taken from the docstring of the class, else of an option, else of common
     arguments.
     """
-    sources: list[Notes] = [notes_in(cls.__doc__, "Args:"), _option_notes(), _argument_notes()]
+    sources: list[Notes] = [
+        parse_notes(cls.__doc__, "Args:"),
+        _collect_option_notes(),
+        _parse_argument_notes(),
+    ]
     lines = [f"Make one; see `{cls.__name__}`.", "", "Args:"]
     for name, parameter in [*parameters.items()][1:]:
         note = next((notes[name] for notes in sources if name in notes), None)
         if note is not None:
-            title = f"**{name}" if parameter.kind is parameter.VAR_KEYWORD else name
-            lines.append(f"    {title}: {note}")
+            label = f"**{name}" if parameter.kind is parameter.VAR_KEYWORD else name
+            lines.append(f"    {label}: {note}")
     return "\n".join(lines)
 
 

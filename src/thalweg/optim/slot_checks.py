@@ -22,16 +22,16 @@ def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tenso
         indexed_params: Parameters with the indices of their groups.
     """
     slots = [slot for slot in rule.slots if not slot.scalar]
-    for param, place in indexed_params:
+    for param, group_index in indexed_params:
         entries = optimizer.state.get(param) or {}
         for slot in slots:
             if slot.name in entries and (problem := _why_unfit(entries[slot.name], slot, param)):
-                kind = optimizer._kind_of(optimizer.param_groups[place])
+                kind = optimizer._kind_of(optimizer.param_groups[group_index])
                 lacking = (*getattr(kind, "_optional", ()), *optimizer.step_options.begins)
                 if entries[slot.name] is None and slot.name in lacking:
                     continue
-                (title,) = parameter_names(optimizer.param_groups, [param])
-                raise InvalidTypeError(f"Slot '{slot.name}' of '{title}' is {problem}.")
+                (label,) = parameter_names(optimizer.param_groups, [param])
+                raise InvalidTypeError(f"Slot '{slot.name}' of '{label}' is {problem}.")
 
 
 def _why_unfit(slot_tensor: object, slot: Slot, param: Tensor) -> str:

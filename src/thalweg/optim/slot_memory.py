@@ -45,6 +45,7 @@ def _copy_overlapping(sorted_spans: list[Span]) -> None:
     """Replace slots in runs of overlapping memory by copies, in their states."""
     run: list[Span] = []
     reach = 0
+    # The empty span at the end closes the last run.
     for span in (*sorted_spans, ("", 0, 0, None, "")):
         if run and span[0] == run[0][0] and span[1] < reach:
             run.append(span)

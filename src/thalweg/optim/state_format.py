@@ -17,7 +17,7 @@ from thalweg._core.options.spikes import HISTORY
 from thalweg._core.options.update_targets import ENCODED_SHAPE
 from thalweg._core.param_groups import Group, states_of
 from thalweg._core.state import mismatch
-from thalweg.optim.rounding_state import rounding_entries
+from thalweg.optim.rounding_state import make_rounding_entries
 from thalweg.optim.state_mismatch import parameter_states
 
 
@@ -29,7 +29,7 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
         groups: Groups with all options of their rules, changed in place.
         state: The states of parameters, changed in place.
     """
-    has_sums, entries = optimizer.step_options.kinds.sums, rounding_entries(optimizer)
+    has_sums, entries = optimizer.step_options.kinds.sums, make_rounding_entries(optimizer)
     if optimizer.step_options.judge is not None:
         # `describe_state` fills in the history, which changes with each step.
         entries[HISTORY] = [0, [], []]

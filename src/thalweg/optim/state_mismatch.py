@@ -50,14 +50,14 @@ class StateEntrySpec(NamedTuple):
         """Return how a value differs from the requirements, or None if it meets them."""
         if candidate is None and self.is_optional and not self.is_count:
             return None
-        title, count = f"'{self.name}'", cast("Any", candidate)
-        problem = _describe_difference(candidate, self, title)
+        label, count = f"'{self.name}'", cast("Any", candidate)
+        problem = _describe_difference(candidate, self, label)
         if problem is None and self.is_count and not 0 <= (count := float(count)) < _MOST_STEPS:
-            problem = f"{title} is {count}, and steps count from 0"
+            problem = f"{label} is {count}, and steps count from 0"
         return problem
 
 
-def check_form(saved_state: Mapping[str, object], title: str) -> None:
+def check_form(saved_state: Mapping[str, object], label: str) -> None:
     """Raise unless a dict has the form of a torch-style state.
 
     Raises:
@@ -70,26 +70,26 @@ def check_form(saved_state: Mapping[str, object], title: str) -> None:
     if not problems and not isinstance(saved_state["param_groups"], list | tuple):
         problems.append(f"'param_groups' is {told(saved_state['param_groups'])}, no list")
     if not problems:
-        for place, group in enumerate(cast("list[Any]", saved_state["param_groups"])):
-            problems += _group_flaws(group, place)
+        for index, group in enumerate(cast("list[Any]", saved_state["param_groups"])):
+            problems += _group_flaws(group, index)
     if problems:
-        raise mismatch(problems, title)
+        raise mismatch(problems, label)
 
 
-def _group_flaws(group: object, place: int) -> list[str]:
+def _group_flaws(group: object, index: int) -> list[str]:
     """Return reasons why the parameters of a saved group cannot be matched; [] if none."""
     if not isinstance(group, Mapping):
-        return [f"group {place} is {told(group)}, no dict"]
+        return [f"group {index} is {told(group)}, no dict"]
     for name in ("params", "param_names"):
         names = group.get(name)
-        title = f"'{name}' of group {place}"
+        label = f"'{name}' of group {index}"
         if not isinstance(names, list | tuple):
             if name in group or name == "params":
-                return [f"{title} is {told(names)}, no list"]
+                return [f"{label} is {told(names)}, no list"]
             continue
         names = cast("list[Any]", names)
         if invalid_keys := [key for key in names if not _is_key(key)]:
-            return [f"{title} has {told(invalid_keys[0])}, which names no parameter"]
+            return [f"{label} has {told(invalid_keys[0])}, which names no parameter"]
     return []
 
 
@@ -105,9 +105,9 @@ def _is_key(key: object) -> bool:
 def members_of(group: Group, saved_group: Mapping[str, Any]) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, key of the saved state, title) of a group, matched by order."""
     name_lists = (group.get("param_names"), saved_group.get("param_names"))
-    titles = [names for names in name_lists if names and len(names) == len(saved_group["params"])]
+    labels = [names for names in name_lists if names and len(names) == len(saved_group["params"])]
     keys = saved_group["params"]
-    return list(zip(group["params"], keys, (*titles, keys)[0], strict=True))
+    return list(zip(group["params"], keys, (*labels, keys)[0], strict=True))
 
 
 def keys_in(saved_state: Mapping[str, Any]) -> set[Any]:
@@ -159,40 +159,40 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def of_options(
-    group: Group, option_names: Iterable[str], flags: Iterable[str], place: int, beta_count: int = 2
+    group: Group, option_names: Iterable[str], flags: Iterable[str], index: int, beta_count: int
 ) -> list[str]:
     """Return messages why a step cannot be taken with the options of a group; [] if it can.
 
     Args:
         option_names: The options that a step reads.
         flags: The options that are read as true or false.
-        place: The index of the group.
+        index: The index of the group.
         beta_count: The number of betas that the rule has.
     """
     problems: list[str] = []
     for name in option_names:
-        title = f"'{name}' of group {place}"
+        label = f"'{name}' of group {index}"
         if name not in group:
-            problems.append(f"{title} is missing")
+            problems.append(f"{label} is missing")
         elif name in flags or name == "rule":  # which is compared apart
             continue
         elif name in PAIRS:
             count = beta_count if name == "betas" else 2
             if not are_numbers(group[name], count):
                 kind = "no pair of numbers" if count == 2 else "not three numbers"
-                problems.append(f"{title} is {told(group[name])}, {kind}")
+                problems.append(f"{label} is {told(group[name])}, {kind}")
         elif not is_number(group[name]):
-            problems.append(f"{title} is {told(group[name])}, no number")
+            problems.append(f"{label} is {told(group[name])}, no number")
     for name in dict.fromkeys((*flags, *STEP_FLAGS)):
         if name in group and (group[name] is not None or name not in STEP_FLAGS):
-            problems += _flag_flaws(group[name], f"'{name}' of group {place}")
+            problems += _flag_flaws(group[name], f"'{name}' of group {index}")
     names, count = group.get("param_names"), len(group["params"])
     if names is not None and len(names) != count:
         problems.append(
-            f"'param_names' of group {place} has {len(names)} names for {count} parameters"
+            f"'param_names' of group {index} has {len(names)} names for {count} parameters"
         )
     if COUNT in group and not is_count(count := group[COUNT]):
-        problems.append(f"'{COUNT}' of group {place} is {told(count)}, no number of gradients")
+        problems.append(f"'{COUNT}' of group {index} is {told(count)}, no number of gradients")
     return problems
 
 
@@ -203,22 +203,22 @@ def is_flag(option: object) -> bool:
     return isinstance(option, np.bool_) or is_number(option)
 
 
-def _flag_flaws(option: object, title: str) -> list[str]:
+def _flag_flaws(option: object, label: str) -> list[str]:
     """Return a description of an option that is neither true nor false, in a list; else []."""
     if is_flag(option) or (isinstance(option, np.ndarray) and is_flag(option[()])):
         return []
-    return [f"{title} is {told(option)}, neither true nor false"]
+    return [f"{label} is {told(option)}, neither true nor false"]
 
 
-def of_strange(group: Group, reasons: Mapping[str, str], place: int) -> list[str]:
+def of_strange(group: Group, reasons: Mapping[str, str], index: int) -> list[str]:
     """Return descriptions of options that a group may not have; `reasons` has the reasons."""
-    return [f"'{n}' of group {place} is {told(group[n])}, {text}" for n, text in reasons.items()]
+    return [f"'{n}' of group {index} is {told(group[n])}, {text}" for n, text in reasons.items()]
 
 
 def state_mismatches(
     entries: object,
     specs: Mapping[str, StateEntrySpec],
-    title: object,
+    label: object,
     allowed: Container[object] | None = None,
 ) -> list[str]:
     """Return messages why a step cannot use the state of a parameter; [] if it can.
@@ -229,14 +229,14 @@ def state_mismatches(
         allowed: The other keys that the state may have; any if None.
     """
     if not isinstance(entries, Mapping):
-        return [f"the state of '{title}' is {told(entries)}, no dict"]
+        return [f"the state of '{label}' is {told(entries)}, no dict"]
     named_specs = [
-        spec._replace(name=f"{title}/{name}", is_count=name == STEP)
+        spec._replace(name=f"{label}/{name}", is_count=name == STEP)
         for name, spec in specs.items()
         if name in entries or not spec.is_optional
     ]
     checked = (n for n in entries if n in specs or (allowed is not None and n not in allowed))
-    return differences(named_specs, {f"{title}/{name}": entries[name] for name in checked})
+    return differences(named_specs, {f"{label}/{name}": entries[name] for name in checked})
 
 
 def sum_spec(param: Tensor) -> StateEntrySpec:
@@ -251,7 +251,7 @@ def _convertible_dtypes(dtype: torch.dtype) -> Collection[torch.dtype]:
     return REAL_DTYPES if dtype.is_floating_point else (dtype,)
 
 
-def _describe_difference(candidate: object, spec: StateEntrySpec, title: str) -> str | None:
+def _describe_difference(candidate: object, spec: StateEntrySpec, label: str) -> str | None:
     """Return why a value does not meet its requirements, or None."""
     template = spec.like
     if template is None:
@@ -262,32 +262,32 @@ def _describe_difference(candidate: object, spec: StateEntrySpec, title: str) ->
                 or candidate.dtype in spec.dtypes
             ):
                 return None
-            return f"{title} is {told(candidate)}, not a floating-point number"
+            return f"{label} is {told(candidate)}, not a floating-point number"
         if isinstance(candidate, Tensor) and candidate.numel() != 1:
-            return f"{title} is of shape {tuple(candidate.shape)}, not ()"
-        return f"{title} is {told(candidate)}, no number"
+            return f"{label} is of shape {tuple(candidate.shape)}, not ()"
+        return f"{label} is {told(candidate)}, no number"
     if not isinstance(candidate, Tensor):
-        return f"{title} is {told(candidate)} and no tensor"
+        return f"{label} is {told(candidate)} and no tensor"
     dtypes = spec.dtypes or _convertible_dtypes(template.dtype)
     if candidate.shape != template.shape or candidate.dtype not in dtypes:
         dtype_text = dtype_name(next(iter(dtypes)) if len(dtypes) == 1 else template.dtype)
-        return f"{title} is {kind_of(candidate)}, here {dtype_text} {tuple(template.shape)}"
+        return f"{label} is {kind_of(candidate)}, here {dtype_text} {tuple(template.shape)}"
     if spec.has_rows and candidate.layout == torch.sparse_coo and not candidate.is_meta:
-        return _why_rows_unfit(candidate, title)
+        return _why_rows_unfit(candidate, label)
     problem = None if is_on_mesh(candidate) else flaw(candidate)
-    return problem and f"{title} is {problem}"
+    return problem and f"{label} is {problem}"
 
 
-def _why_rows_unfit(tensor: Tensor, title: str) -> str | None:
+def _why_rows_unfit(tensor: Tensor, label: str) -> str | None:
     """Return why a sparse tensor cannot be read, or None."""
-    parts = {"values": tensor._values(), "indices": tensor._indices()}
-    flaws = {name: flaw(part) for name, part in parts.items()}
+    components = {"values": tensor._values(), "indices": tensor._indices()}
+    flaws = {name: flaw(component) for name, component in components.items()}
     problems = [
-        f"the {name} of {title} are {problem}" for name, problem in flaws.items() if problem
+        f"the {name} of {label} are {problem}" for name, problem in flaws.items() if problem
     ]
     if not problems:
         try:
-            check_inside(tensor, title)
+            check_inside(tensor, label)
         except InvalidArgumentError as error:
             problems.append(str(error).rstrip("."))
     return "; ".join(problems) or None
@@ -301,13 +301,13 @@ def is_before_steps(entries: Mapping[str, object]) -> bool:
     return step is not None and is_number(step) and not step
 
 
-def lacking_message(title: str, names: Iterable[str]) -> str:
-    """Return the warning about entries that a loaded state lacks; `title` names the optimizer."""
+def lacking_message(label: str, names: Iterable[str]) -> str:
+    """Return the warning about entries that a loaded state lacks; `label` names the optimizer."""
     lacking = list(dict.fromkeys(names))
     names_text = " and ".join(map(repr, lacking))
     begin = "begins" if len(lacking) == 1 else "begin"
     return (
-        f"{title}: the state that was loaded has no {names_text}, which {begin} at the parameters,"
+        f"{label}: the state that was loaded has no {names_text}, which {begin} at the parameters,"
         " in the next step."
     )
 

@@ -16,7 +16,7 @@ from thalweg._core.dtensor import check_whole, local
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Pair, as_real
 from thalweg._core.options.stochastic_rounding import Rounding
-from thalweg._core.param_groups import parameter_names
+from thalweg._core.param_groups import parameter_names, params_of
 from thalweg._core.sparse_gradients import all_summed, rows_of
 from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.validation import check_pairs, sparse_and_constrained
@@ -26,7 +26,12 @@ from thalweg._engines.random_bits import UNCOUNTED, Place, step_scalar
 from thalweg.errors import InvalidArgumentError
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.optim.dtensor_params import locals_of, placed, positions_of, sharing_of
+from thalweg.optim.dtensor_params import (
+    make_local_shards,
+    make_local_step,
+    place_pairs_on_mesh,
+    positions_of,
+)
 from thalweg.optim.group_options import number
 from thalweg.optim.param_scalars import STEP
 from thalweg.optim.param_state import AnyColumn, ParamState
@@ -50,34 +55,39 @@ class ParamGroupAdapter(StepAdapter):
 
     Args:
         optimizer: The optimizer.
-        part: The state of the parameters.
+        param_state: The state of the parameters.
         params: The parameters of the part.
-        places: The index of the group of each parameter, also an attribute.
+        group_indices: The index of the group of each parameter, also an attribute.
     """
 
     from_copies = True
 
     def __init__(
-        self, optimizer: Any, part: ParamState, params: Sequence[Tensor], places: Sequence[int]
+        self,
+        optimizer: Any,
+        param_state: ParamState,
+        params: Sequence[Tensor],
+        group_indices: Sequence[int],
     ) -> None:
         super().__init__()
         self.selection = current()
         self.optimizer = optimizer
-        self.part = part
+        self.part = param_state
         self._params = params
-        self.places = places
+        self.places = group_indices
         self._keys: list[Hashable] | None = None
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.apply_flag, self.watch = optimizer.step_cache.apply_flag, optimizer.step_cache.watch
-        self._homes = homes = optimizer.scalar_devices(params)
-        self.there = homes[0]
-        self.repeats = part.homes == homes and part.stands(optimizer.state, params)
+        self._homes = devices = optimizer.scalar_devices(params)
+        self.there = devices[0]
+        self.repeats = param_state.homes == devices and param_state.stands(optimizer.state, params)
         if not self.repeats:
-            check_slots(optimizer, part.rule, zip(params, places, strict=True))
-            part.locals = locals_of(params)  # anew: it holds slots that may have been replaced
-        if part.locals is not None:
-            self.sharing = sharing_of(part.locals, optimizer.step_cache.team)
+            check_slots(optimizer, param_state.rule, zip(params, group_indices, strict=True))
+            # Anew: they hold slots that may have been replaced.
+            param_state.locals = make_local_shards(params)
+        if param_state.locals is not None:
+            self.sharing = make_local_step(param_state.locals, optimizer.step_cache.team)
 
     @property
     def owner_places(self) -> Sequence[int]:
@@ -99,7 +109,9 @@ class ParamGroupAdapter(StepAdapter):
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
         """
         target_pairs, copies = self._pair_with_targets(
-            pairs if self.sharing is None else placed(pairs, self.optimizer.step_cache.team)
+            pairs
+            if self.sharing is None
+            else place_pairs_on_mesh(pairs, self.optimizer.step_cache.team)
         )
         return self.seen(target_pairs), copies
 
@@ -139,13 +151,13 @@ class ParamGroupAdapter(StepAdapter):
     ) -> None:
         self.optimizer.check_flat_buffers(self.optimizer.param_groups)
 
-    def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
+    def convert_pairs(self, pairs: Sequence[tuple[Any, Any]]) -> list[Pair]:
         """Return the pairs with sparse gradients as `IndexedSlices`, complex ones as real views."""
-        for grad, param in given:
+        for grad, param in pairs:
             if grad.layout == torch.sparse_coo:
-                title = self.names_of([param])[0]
-                layout.check_parts(grad, f"The gradient of '{title}'")
-        return [self._converted(grad, param) for grad, param in given]
+                label = self.names_of([param])[0]
+                layout.check_parts(grad, f"The gradient of '{label}'")
+        return [self._converted(grad, param) for grad, param in pairs]
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
         """Return one (gradient, parameter) pair in the form that the engines take.
@@ -190,8 +202,8 @@ class ParamGroupAdapter(StepAdapter):
                 rounding.check_rows(*self.names_of([param]))
         variables = [var for _, var in pairs]
         # A gradient is where its parameter is, which may be elsewhere than what is updated.
-        homes = [self._real.get(id(var), var).device for var in variables]
-        check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=homes)
+        devices = [self._real.get(id(var), var).device for var in variables]
+        check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=devices)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
         """Validate the state's numbers and create missing state of all parameters, for the commit.
@@ -199,13 +211,13 @@ class ParamGroupAdapter(StepAdapter):
         The optimizer's state does not change before `counting_calls` run.
         """
         optimizer = self.optimizer
-        numbers: list[tuple[Tensor, str]] = []
-        for param, title in zip(self._params, self.names_of(self._params), strict=True):
+        state_scalars: list[tuple[Tensor, str]] = []
+        for param, label in zip(self._params, self.names_of(self._params), strict=True):
             for name, value in (optimizer.state.get(param) or {}).items():
                 if isinstance(value, Tensor) and not value.dim():
-                    layout.check_memory(local(value), f"'{name}' of '{title}'", param)
-                    numbers.append((local(value), f"{name} of {title}"))
-        check_writable(numbers)
+                    layout.check_memory(local(value), f"'{name}' of '{label}'", param)
+                    state_scalars.append((local(value), f"{name} of {label}"))
+        check_writable(state_scalars)
         starts = optimizer._initial_entries(self._params, self.places)
         self.part.make(optimizer.state, self._params, starts, self._homes)
 
@@ -218,16 +230,16 @@ class ParamGroupAdapter(StepAdapter):
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
         """Return the optimizer-wide slots of each parameter that has them, in old or new state."""
-        optimizer, part = self.optimizer, self.part
+        optimizer, param_state = self.optimizer, self.part
         states = [
             optimizer.state.get(param)
             for group in optimizer.param_groups
-            if part.rule in optimizer.rules_around(group)
+            if param_state.rule in optimizer.rules_around(group)
             for param in group["params"]
         ]
-        names = [slot.name for slot in part.rule.common_slots]
+        names = [slot.name for slot in param_state.rule.common_slots]
         common_slots: list[Sequence[Tensor]] = []
-        for entries in (*filter(None, states), *map(part.made_of, self._params)):
+        for entries in (*filter(None, states), *map(param_state.made_of, self._params)):
             try:
                 common_slots.append([entries[name] for name in names])
             except KeyError:  # they are not made yet, or made by this step
@@ -240,39 +252,40 @@ class ParamGroupAdapter(StepAdapter):
 
         () if neither rounding nor codecs need them; without rounding, the indices are None.
         """
-        optimizer, part = self.optimizer, self.part
+        optimizer, param_state = self.optimizer, self.part
         params = [self._real.get(id(var), var) for var in variables]
         if optimizer.step_options.of(Rounding).round is None:
             # Slots in blocks are rounded by positions.
-            is_placed = part.locals is not None and part.rule.codecs
+            is_placed = param_state.locals is not None and param_state.rule.codecs
             return [(None, positions_of(param)) for param in params] if is_placed else ()
         with importing:
             from thalweg.optim.rounding_streams import places_of
-        return places_of(optimizer, part.rule, params)
+        return places_of(optimizer, param_state.rule, params)
 
     def numbers_of(self, variables: Sequence[Tensor]) -> list[int]:
         """Return the index of each variable among all parameters of the optimizer."""
-        groups = self.optimizer.param_groups
-        ids = [id(param) for group in groups for param in group["params"]]
-        numbers = {param_id: number for number, param_id in enumerate(ids)}
-        return [numbers[id(self._real.get(id(var), var))] for var in variables]
+        params = params_of(self.optimizer.param_groups)
+        indices = {id(param): index for index, param in enumerate(params)}
+        return [indices[id(self._real.get(id(var), var))] for var in variables]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
         """Read the per-parameter numbers; set a key for each parameter, equal for equal scalars."""
-        part, places = self.part, self.places
-        for column in part.columns:
+        param_state, group_indices = self.part, self.places
+        for column in param_state.columns:
             column.read()
         varying = [
             column.values
-            for column in part.columns
+            for column in param_state.columns
             if column.is_on_device is False and column.common is None
         ]
-        varying += [flags for flags in part.lacked.values() if not all(flags)]
-        varying += [kinds for column in part.columns if (kinds := getattr(column, "kinds", None))]
+        varying += [flags for flags in param_state.lacked.values() if not all(flags)]
+        varying += [
+            kinds for column in param_state.columns if (kinds := getattr(column, "kinds", None))
+        ]
         if varying:
-            self._keys = list(zip(places, *varying, strict=True))
-        elif places and places[0] != places[-1]:
-            self._keys = list(places)
+            self._keys = list(zip(group_indices, *varying, strict=True))
+        elif group_indices and group_indices[0] != group_indices[-1]:
+            self._keys = list(group_indices)
 
     def group_variables(
         self, variables: Sequence[Tensor], gradients: Sequence[object]
@@ -320,23 +333,26 @@ class ParamGroupAdapter(StepAdapter):
             key: An element of the result of `group_variables`: the group index, or a tuple of it
                 and the numbers and flags that differ between parameters. None if nothing differs.
         """
-        part = self.part
-        place, *differing_numbers = key if isinstance(key, tuple) else (key,)
-        place = self.places[0] if place is None else place
-        remaining_numbers = iter(differing_numbers)
-        numbers = {
-            column.name: next(remaining_numbers) if column.common is None else column.common
-            for column in part.columns
+        param_state = self.part
+        group_index, *differing_scalars = key if isinstance(key, tuple) else (key,)
+        group_index = self.places[0] if group_index is None else group_index
+        remaining_scalars = iter(differing_scalars)
+        state_scalars = {
+            column.name: next(remaining_scalars) if column.common is None else column.common
+            for column in param_state.columns
         }
-        lacked = part.lacked and {
-            name for name, flags in part.lacked.items() if all(flags) or next(remaining_numbers)
+        flags_by_name = param_state.lacked
+        lacked = flags_by_name and {
+            name for name, flags in flags_by_name.items() if all(flags) or next(remaining_scalars)
         }
-        numbers["is_first"] = bool(lacked) and part.first in lacked
+        state_scalars["is_first"] = bool(lacked) and param_state.first in lacked
         for option in self.optimizer.step_options.wrapping:
-            numbers |= option.scalars(lacked, numbers.get(STEP, 1))
-        if part.rule.codecs:
-            numbers |= step_scalar(numbers[STEP]) if STEP in numbers else UNCOUNTED
-        return place, numbers
+            state_scalars |= option.scalars(lacked, state_scalars.get(STEP, 1))
+        if param_state.rule.codecs:
+            state_scalars |= (
+                step_scalar(state_scalars[STEP]) if STEP in state_scalars else UNCOUNTED
+            )
+        return group_index, state_scalars
 
     def is_on_step_device(self, value: Any) -> bool:
         """Return True for a tensor on the device of the per-parameter numbers."""
@@ -358,9 +374,13 @@ class TorchStepAdapter(ParamGroupAdapter):
     """Adapter of a step with torch's numbers: scalars are Python floats, rounded once."""
 
     def __init__(
-        self, optimizer: Any, part: ParamState, params: Sequence[Tensor], places: Sequence[int]
+        self,
+        optimizer: Any,
+        param_state: ParamState,
+        params: Sequence[Tensor],
+        group_indices: Sequence[int],
     ) -> None:
-        super().__init__(optimizer, part, params, places)
+        super().__init__(optimizer, param_state, params, group_indices)
         self.selection = current(_KEEP)
         self.scalars_by_key: dict[Hashable, dict[str, object]] = {}
 
@@ -377,26 +397,26 @@ class TorchStepAdapter(ParamGroupAdapter):
             InvalidArgumentError: `prepare` fails with these options.
         """
         rule, optimizer = self.part.rule, self.optimizer
-        place, numbers = self.split_key(key)
-        options = self.part.options(place, optimizer)
-        if STEP in numbers:
-            step = numbers[STEP]
+        group_index, state_scalars = self.split_key(key)
+        options = self.part.options(group_index, optimizer)
+        if STEP in state_scalars:
+            step = state_scalars[STEP]
             step = step.double() if isinstance(step, Tensor) else step
-            numbers["t"] = numbers[STEP] = step + 1
-        numbers |= self.in_common
+            state_scalars["t"] = state_scalars[STEP] = step + 1
+        state_scalars |= self.in_common
         try:
-            scalars = rule.prepare(**options.given_to_prepare(numbers))  # pyright: ignore
+            scalars = rule.prepare(**options.given_to_prepare(state_scalars))  # pyright: ignore
             for name, scalar in scalars.items():
                 if type(scalar) is not float and not self.is_on_step_device(scalar):
                     scalars[name] = number(scalar)
         except (ArithmeticError, TypeError) as error:  # such as a root that is complex
-            group = optimizer.param_groups[place]
+            group = optimizer.param_groups[group_index]
             text, reason = optimizer.show_numbers(group), _describe_betas(group) or error
-            problem = f"{reason} in step {numbers.get('t', 1)}"
+            problem = f"{reason} in step {state_scalars.get('t', 1)}"
             raise InvalidArgumentError(
-                f"Group {place} takes no step with {text}: {problem}."
+                f"Group {group_index} takes no step with {text}: {problem}."
             ) from error
-        return {**options.numbers(self.is_on_step_device), **numbers, **scalars}
+        return {**options.numbers(self.is_on_step_device), **state_scalars, **scalars}
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
         value = self.scalars_by_key[key][column.name]

@@ -16,7 +16,7 @@ from thalweg._core.dtensor import check_whole
 from thalweg.errors import InvalidArgumentError
 
 
-def listen(optimizer: Any) -> None:
+def register_hooks(optimizer: Any) -> None:
     """Register a hook on each trainable parameter that updates it as soon as its gradient is
     complete.
 
@@ -38,11 +38,11 @@ def listen(optimizer: Any) -> None:
         check_whole(group["params"], "in_backward")
         for param in group["params"]:
             if id(param) not in heard and param.requires_grad:
-                hook = _applying(ref(optimizer))
+                hook = _make_hook(ref(optimizer))
                 heard[id(param)] = param.register_post_accumulate_grad_hook(hook)
 
 
-def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
+def _make_hook(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     """Return the hook that updates a parameter; it holds the optimizer by a weak reference."""
 
     # A parameter outlives its optimizer.
@@ -54,7 +54,7 @@ def _applying(optimizer: ref[Any]) -> Callable[[Tensor], None]:
         # Parameters on several devices have as many autograd threads.
         with updater.step_cache.lock:
             # A second hook of one parameter, after an interruption, finds no gradient.
-            if param.grad is None or place_of(updater, param) is None:
+            if param.grad is None or find_group_index(updater, param) is None:
                 return
             if updater.step_options.kinds.is_away(param) and param.grad.layout == torch.strided:
                 _fetch(updater, param)
@@ -94,15 +94,16 @@ def apply_fetched(optimizer: Any) -> None:
 def _apply_first(optimizer: Any) -> None:
     """Apply the gradient that was fetched first; if that fails, it becomes `param.grad` again."""
     waiting = optimizer.step_cache.fetching
+    # In this order an interruption leaves the gradient in the parameter, the queue, or both.
     param, param.grad, _ = waiting[0]
     waiting.popleft()
     optimizer._apply_alone(param)
 
 
-def place_of(optimizer: Any, param: Tensor) -> int | None:
+def find_group_index(optimizer: Any, param: Tensor) -> int | None:
     """Return the index of a parameter's group; None if it is in no group any more."""
-    places = optimizer.step_cache.places
-    if not places:
+    group_indices = optimizer.step_cache.places
+    if not group_indices:
         for index, group in enumerate(optimizer.param_groups):
-            places |= {id(param): index for param in group["params"]}
-    return places.get(id(param))
+            group_indices |= {id(param): index for param in group["params"]}
+    return group_indices.get(id(param))

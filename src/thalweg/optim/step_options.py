@@ -192,20 +192,20 @@ class StepOptions:
             rule = option.rule(rule)
         return rule
 
-    def check_rule(self, rule: Rule, title: str) -> None:
+    def check_rule(self, rule: Rule, label: str) -> None:
         """Raise if a rule does not support the wrapping options.
 
         Args:
-            title: The name of the rule in messages.
+            label: The name of the rule in messages.
 
         Raises:
             RuleError, InvalidArgumentError: An option rejects the rule; the message says why.
         """
         for option in self.wrapping:
-            titled_rule = replace(rule, name=title)  # which messages tell
+            titled_rule = replace(rule, name=label)  # which messages tell
             wrapped_rule = option.rule(titled_rule)
             if wrapped_rule is not titled_rule:
-                title += f"{',' if ' with ' in title else ' with'} {', '.join(option.on)}"
+                label += f"{',' if ' with ' in label else ' with'} {', '.join(option.on)}"
             rule = wrapped_rule
 
     def named(self) -> str:
@@ -252,13 +252,13 @@ StepOptions.__signature__ = Signature(  # pyright: ignore
 )
 
 
-def _equal(left: object, right: object) -> bool:
+def _equal(first: object, second: object) -> bool:
     """Return True if two option values are equal; False if they cannot be compared."""
     try:
-        for value in (left, right):
+        for value in (first, second):
             if isinstance(value, Tensor):
                 check_held(value)
-        return bool(left == right)
+        return bool(first == second)
     except (RuntimeError, TypeError, ValueError):  # a tensor of several elements, or a cut one
         return False
 

@@ -24,14 +24,14 @@ class _Swap(NamedTuple):
     """Parameter that is swapped with its average in a block.
 
     Attributes:
-        title: Its name.
+        label: Its name.
         param: The parameter.
         memory: Its memory, where the block began.
         average: Its average.
         buffer: Holds the parameter's value in the block.
     """
 
-    title: str
+    label: str
     param: Tensor
     memory: Tensor
     average: Tensor
@@ -77,7 +77,7 @@ def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], 
             closing.extend,
             [
                 unwatched([*restore_calls, partial(setattr, cache, "holds_averages", False)]),
-                partial(_end, swaps),
+                partial(_restore_moved, swaps),
             ],
         ),
         *(partial(swap.buffer.copy_, swap.memory) for swap in swaps),
@@ -109,35 +109,35 @@ def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
     states = states_of(optimizer.state)
     averages = [(param, average_of(param, entries)) for param, entries in states]
     averaged_params = [(param, average) for param, average in averages if average is not None]
-    titles = parameter_names(optimizer.param_groups, [param for param, _ in averaged_params])
+    labels = parameter_names(optimizer.param_groups, [param for param, _ in averaged_params])
     swaps: list[_Swap] = []
-    for (param, mean), title in zip(averaged_params, titles, strict=True):
+    for (param, mean), label in zip(averaged_params, labels, strict=True):
         memory, average = local(param).detach(), local(mean).detach()
-        check_memory(memory, f"'{title}'")
-        check_memory(average, f"The average of '{title}'")
+        check_memory(memory, f"'{label}'")
+        check_memory(average, f"The average of '{label}'")
         if average.shape != memory.shape:
             raise InvalidArgumentError(
-                f"The average of '{title}' has shape {tuple(average.shape)} but the parameter has"
+                f"The average of '{label}' has shape {tuple(average.shape)} but the parameter has"
                 f" shape {tuple(memory.shape)}."
             )
-        swaps.append(_Swap(title, param, memory, average, torch.empty_like(memory)))
+        swaps.append(_Swap(label, param, memory, average, torch.empty_like(memory)))
     return swaps
 
 
-def _end(swaps: list[_Swap]) -> None:
+def _restore_moved(swaps: list[_Swap]) -> None:
     """Write values back to parameters whose memory was replaced in the block; raise the first
     error.
     """
     errors: list[BaseException] = []
     with writable():
-        for title, param, memory, _, buffer in swaps:
+        for label, param, memory, _, buffer in swaps:
             current = local(param).detach()
             try:
-                check_memory(current, f"'{title}'")
+                check_memory(current, f"'{label}'")
                 if current.data_ptr() != memory.data_ptr() or current.shape != memory.shape:
                     current.copy_(buffer)
             except (ValueError, RuntimeError) as error:
-                error.add_note(f"'{title}' does not have its value again, which it had before"
+                error.add_note(f"'{label}' does not have its value again, which it had before"
                                " swapped().")  # fmt: skip
                 errors.append(error)
     raise_first(errors)

@@ -63,6 +63,7 @@ class TensorRate:
     def __neg__(self) -> TensorRate:
         return TensorRate(-self.value)
 
+    # Other uses than these operators are torch's: the caller catches TypeError and repeats with it.
     def __getattr__(self, name: str) -> Any:
         raise TypeError
 

@@ -204,9 +204,7 @@ class Adagrad(RuleOptimizer):
         eps: float = 1e-7,
         **around: Any,
     ) -> None:
-        initial = {
-            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
-        }
+        initial = _start_of("accumulator", initial_accumulator_value)
         super().__init__(params, rules.ADAGRAD, lr, initial=initial, eps=eps, **around)
 
 
@@ -226,8 +224,7 @@ class AdagradDA(RuleOptimizer):
         l2: float = 0.0,
         **around: Any,
     ) -> None:
-        start = _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
-        initial = {"gradient_squared_accumulator": start}
+        initial = _start_of("gradient_squared_accumulator", initial_accumulator_value)
         super().__init__(params, rules.ADAGRAD_DA, lr, initial=initial, l1=l1, l2=l2, **around)
 
 
@@ -303,9 +300,7 @@ class Ftrl(RuleOptimizer):
         power = as_number("learning_rate_power", learning_rate_power)
         if power > 0.0:
             raise ValueError(f"learning_rate_power {power:f} needs to be negative or zero")
-        initial = {
-            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
-        }
+        initial = _start_of("accumulator", initial_accumulator_value)
         penalties = {"l1": l1, "l2": l2, "l2_shrinkage": l2_shrinkage}
         hypers = {name: _check_at_least_0(name, value) for name, value in penalties.items()} | {
             "beta": beta
@@ -333,9 +328,7 @@ class ProximalAdagrad(RuleOptimizer):
         l2: float = 0.0,
         **around: Any,
     ) -> None:
-        initial = {
-            "accumulator": _check_at_least_0("initial_accumulator_value", initial_accumulator_value)
-        }
+        initial = _start_of("accumulator", initial_accumulator_value)
         super().__init__(
             params, rules.PROXIMAL_ADAGRAD, lr, initial=initial, l1=l1, l2=l2, **around
         )
@@ -356,3 +349,8 @@ def _check_at_least_0(name: str, value: object) -> float:
     if number < 0.0:
         raise ValueError(f"{name} must not be negative: {number}")
     return float(number)
+
+
+def _start_of(slot: str, initial_accumulator_value: object) -> dict[str, float]:
+    """Return {slot: its start}; raise ValueError for a negative one."""
+    return {slot: _check_at_least_0("initial_accumulator_value", initial_accumulator_value)}

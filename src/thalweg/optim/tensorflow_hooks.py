@@ -39,12 +39,12 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def __init__(
         self,
         optimizer: object,
-        part: ParamState,
+        param_state: ParamState,
         params: Sequence[Tensor],
-        places: Sequence[int],
+        group_indices: Sequence[int],
         members: Sequence[int],
     ) -> None:
-        super().__init__(optimizer, part, params, places)
+        super().__init__(optimizer, param_state, params, group_indices)
         self._members = members
         self.scalars_by_key: dict[tuple[Dtype, Hashable], dict[str, object]] = {}
 
@@ -94,26 +94,30 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         `prepare`.
         """
         rule = self.part.rule
-        place, numbers = self.split_key(key)
-        values = self.hypers(dtype, place)
-        step = numbers.pop(STEP)
-        for name, number in numbers.items():
-            values[name] = number.to(TORCH[dtype]) if isinstance(number, Tensor) else dtype(number)
-        values |= {name: dtype(number) for name, number in self.in_common.items()}
+        group_index, state_scalars = self.split_key(key)
+        values = self.hypers(dtype, group_index)
+        step = state_scalars.pop(STEP)
+        for name, state_scalar in state_scalars.items():
+            values[name] = (
+                state_scalar.to(TORCH[dtype])
+                if isinstance(state_scalar, Tensor)
+                else dtype(state_scalar)
+            )
+        values |= {name: dtype(state_scalar) for name, state_scalar in self.in_common.items()}
         if self.there is not None:
             return device_derived_scalars(rule, values, dtype, step + 1, self.there)
         return derived(rule, values, dtype, step + 1)
 
-    def hypers(self, dtype: Dtype, place: int) -> dict[str, Any]:
+    def hypers(self, dtype: Dtype, group_index: int) -> dict[str, Any]:
         """Return the hyperparameters of a group as scalars of a compute dtype.
 
         Raises:
             InvalidArgumentError: One is NaN; names it.
         """
-        hypers = self._hypers_of_group(place)
-        return {name: self.hyper(dtype, place, name, value) for name, value in hypers.items()}
+        hypers = self._hypers_of_group(group_index)
+        return {name: self.hyper(dtype, group_index, name, value) for name, value in hypers.items()}
 
-    def hyper(self, dtype: Dtype, place: int, name: str, value: Any) -> Any:
+    def hyper(self, dtype: Dtype, group_index: int, name: str, value: Any) -> Any:
         """Return a hyperparameter of a group as a scalar of a compute dtype.
 
         Raises:
@@ -122,30 +126,30 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         if self.is_on_step_device(value):
             return value.detach().to(TORCH[dtype])
         if value != value:
-            raise InvalidArgumentError(f"{title_of(name)} of group {place} is nan.")
+            raise InvalidArgumentError(f"{title_of(name)} of group {group_index} is nan.")
         exact = name in self.optimizer._exact
         return dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
 
-    def _hypers_of_group(self, place: int) -> dict[str, Any]:
+    def _hypers_of_group(self, group_index: int) -> dict[str, Any]:
         """Return the hyperparameters of the group at an index, by name."""
-        return self.part.options(place, self.optimizer).given()
+        return self.part.options(group_index, self.optimizer).given()
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
         """Return the per-parameter number of a column after the step, for the parameters with a
         key.
         """
-        place, numbers = self.split_key(key)
-        number = numbers[column.name]
+        group_index, state_scalars = self.split_key(key)
+        state_scalar = state_scalars[column.name]
         if column.name == STEP:
-            return number + 1
+            return state_scalar + 1
         if column.name in self.optimizer.product_hypers:
-            factor = self._hypers_of_group(place)[self.optimizer.product_hypers[column.name]]
-            if isinstance(number, Tensor):
-                kind = np.float64 if number.dtype == torch.float64 else np.float32
+            factor = self._hypers_of_group(group_index)[self.optimizer.product_hypers[column.name]]
+            if isinstance(state_scalar, Tensor):
+                kind = np.float64 if state_scalar.dtype == torch.float64 else np.float32
                 if self.is_on_step_device(factor):
-                    return without_denormals(number * factor.to(number.dtype))
-                return without_denormals(number * float(as_hyper(factor, kind)))
-            kind = type(number)
-            return product(number, as_hyper(factor, kind)).item()
+                    return without_denormals(state_scalar * factor.to(state_scalar.dtype))
+                return without_denormals(state_scalar * float(as_hyper(factor, kind)))
+            kind = type(state_scalar)
+            return product(state_scalar, as_hyper(factor, kind)).item()
         scalar = self._scalars_of_all(compute_dtype(column.dtype), key)[column.name]
         return scalar if self.is_on_step_device(scalar) else scalar.item()

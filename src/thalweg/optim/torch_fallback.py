@@ -34,7 +34,7 @@ def check_memories(optimizer: Any) -> None:
         InvalidArgumentError: An index of a sparse tensor is not in its shape.
     """
     params = [p for p in params_of(optimizer.param_groups) if p.grad is not None and not p.is_meta]
-    tensor_lists = [_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
+    tensor_lists = [_select_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
             for param in params]  # fmt: skip
     if all_have_memory([x for tensors in tensor_lists for x in tensors if not x.is_sparse]):
         are_sparse = [any(tensor.is_sparse for tensor in tensors) for tensors in tensor_lists]
@@ -60,7 +60,7 @@ def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bo
             check_parts(tensor.detach(), f"{prefix}'{name}'", param)
             if tensor.is_sparse:
                 check_inside(tensor, f"{prefix}'{name}'")
-    rows = [tensor for tensor in _tensors(*named_tensors.values()) if tensor.is_sparse]
+    rows = [tensor for tensor in _select_tensors(*named_tensors.values()) if tensor.is_sparse]
     has_sparse = gradient is not None and gradient.is_sparse
     writes_elsewhere = all(map(is_misplaced, rows))
     if gradient is not None and has_sparse and coalesces and not gradient.dense_dim():
@@ -75,7 +75,7 @@ def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bo
         )
 
 
-def _tensors(*values: object) -> list[Tensor]:
+def _select_tensors(*values: object) -> list[Tensor]:
     """Return the tensors among values."""
     return [candidate for candidate in values if isinstance(candidate, Tensor)]
 
@@ -98,7 +98,7 @@ def whole(optimizer: Any) -> Generator[None]:
         for param in group["params"]
         if param.grad is not None
     ]
-    cache, kinds = optimizer.step_cache, _acceptance_key(optimizer, members)
+    cache, kinds = optimizer.step_cache, _make_acceptance_key(optimizer, members)
     if kinds is None or kinds == cache.kinds_of_torch:
         cache.progress = (_OF_TORCH,)
         yield
@@ -119,7 +119,7 @@ def whole(optimizer: Any) -> Generator[None]:
     cache.kinds_of_torch = kinds
 
 
-def _acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
+def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     """Return a key of all facts that decide if torch accepts a step; None if it certainly does.
 
     None also stands for tensor subclasses with their own dispatch, which are not restored.
@@ -128,7 +128,9 @@ def _acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> 
     is_ordinary = True
     for group, param in members:
         entries = optimizer.state.get(param) or {}
-        kind, *entry_kinds = [_kind(entry) for entry in (param, param.grad, *entries.values())]
+        kind, *entry_kinds = [
+            _describe_kind(entry) for entry in (param, param.grad, *entries.values())
+        ]
         tensors = [entry for entry in entries.values() if isinstance(entry, Tensor) and entry.dim()]
         if not all(map(has_plain_dispatch, (param, cast("Tensor", param.grad), *tensors))):
             return None
@@ -136,11 +138,13 @@ def _acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> 
         # It differentiates no step that writes to a leaf, and captures none on the CPU.
         is_ordinary = is_ordinary and is_plain_group and not group.get("differentiable")
         is_ordinary = is_ordinary and not (group.get("capturable") and param.device.type == "cpu")
-        is_ordinary = is_ordinary and _kind(param.grad) == kind and bool(param.numel())
+        is_ordinary = is_ordinary and _describe_kind(param.grad) == kind and bool(param.numel())
         is_ordinary = is_ordinary and (
             not entries or _has_torch_form(optimizer, group, param, entries)
         )
-        options = [(name, _kind(option)) for name, option in group.items() if name != "params"]
+        options = [
+            (name, _describe_kind(option)) for name, option in group.items() if name != "params"
+        ]
         # Whether torch takes a number that is out of range depends on the step: no two are alike.
         marker = is_plain_group or object()
         kinds.append((kind, param.is_leaf, *entry_kinds, *entries, *options, marker))
@@ -154,7 +158,7 @@ def _has_torch_form(
 
     Only names distinguish slots from numbers: both have the shape () if the parameter has.
     """
-    rule, kind = optimizer.base_rule(group, param), _kind(param)
+    rule, kind = optimizer.base_rule(group, param), _describe_kind(param)
     numbers = {slot.name for slot in rule.scalar_slots} | {STEP} & {*entries}
     shaped = {slot.name for slot in rule.shaped_slots}
     slots = {slot.name for slot in rule.element_slots}
@@ -164,7 +168,7 @@ def _has_torch_form(
         entries.keys() >= required - lacking
         and all(_is_ordinary(entries[name]) for name in numbers)
         and all(_has_dtype_of(entries[name], param) for name in shaped)
-        and all(_kind(entries[name]) == kind for name in slots - lacking)
+        and all(_describe_kind(entries[name]) == kind for name in slots - lacking)
     )
 
 
@@ -182,31 +186,33 @@ def _is_ordinary(value: object) -> bool:
     return isinstance(value, int | float) and value >= 0
 
 
-def _kind(value: object) -> Hashable:
+def _describe_kind(value: object) -> Hashable:
     """Return a hashable description: shape, strides, dtype and device, or the type."""
     if isinstance(value, Tensor):
         layout = value.stride() if value.layout == torch.strided else value.sparse_dim()
         return value.shape, layout, value.dtype, value.device, value.is_neg()
     if isinstance(value, tuple | list):
-        return tuple(map(_kind, cast("Sequence[Any]", value)))
+        return tuple(map(_describe_kind, cast("Sequence[Any]", value)))
     return type(value), isinstance(value, int | float) and bool(value)
 
 
 def _are_plain(optimizer: Any, group: Group) -> bool:
     """Return True if a group has all options that a step reads, as ordinary numbers."""
     return all(
-        name in group and _is_plain(group[name], is_share=name.startswith("betas"))
+        name in group and _is_plain(group[name], is_fraction=name.startswith("betas"))
         for name in optimizer.read_options
     )
 
 
-def _is_plain(option: object, is_share: bool = False) -> bool:
+def _is_plain(option: object, is_fraction: bool = False) -> bool:
     """Return True for a number that torch computes with, several of them, or None."""
     if isinstance(option, tuple | list):
-        return all(_is_plain(number, is_share) for number in cast("Sequence[Any]", option))
+        return all(_is_plain(number, is_fraction) for number in cast("Sequence[Any]", option))
     if option is None or not isinstance(option, int | float):
         return option is None
-    return -1 < option < 1 if is_share else abs(option) <= _FLOAT32_MAX or abs(option) == math.inf
+    return (
+        -1 < option < 1 if is_fraction else abs(option) <= _FLOAT32_MAX or abs(option) == math.inf
+    )
 
 
 def _restore_calls(optimizer: Any, param: Tensor) -> list[Call]:

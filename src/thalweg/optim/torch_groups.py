@@ -26,6 +26,7 @@ from thalweg.optim.param_scalars import CPU, STEP
 from thalweg.optim.param_state import Entries, ScalarSpec
 from thalweg.optim.rule_names import KINDS
 from thalweg.optim.state_mismatch import REAL_DTYPES, StateEntrySpec, state_mismatches, sum_spec
+from thalweg.rules import torch as torch_rules
 
 
 class TorchGroups(FusedOptimizer):
@@ -36,7 +37,9 @@ class TorchGroups(FusedOptimizer):
         fixed_options: Values of hyperparameters that groups may lack.
     """
 
-    _torch: ClassVar[Any]  # the class of `torch.optim`
+    _torch: ClassVar[Any]  # the class of `torch.optim`, which is the last base
+    _rule: ClassVar[str]  # its name in `_rule_package`, unless `_choose_rule` is overridden
+    _rule_package: ClassVar[Any] = torch_rules
     _sparse: ClassVar[str] = ""  # error for sparse gradients; "" if they are supported
     _dense: ClassVar[str] = ""  # error for dense gradients, likewise
     _counts: ClassVar[bool] = True  # True if each parameter has a step count
@@ -62,43 +65,43 @@ class TorchGroups(FusedOptimizer):
         Raises:
             InvalidArgumentError, RuleError: An option is invalid, or the rule does not support it.
         """
-        group, place = self.param_groups[-1], len(self.param_groups) - 1
+        group, group_index = self.param_groups[-1], len(self.param_groups) - 1
         kind = self._kind_of(group)
         if group.get("layout") is not None:
             with importing:
                 from thalweg._base.matrix_layout import layout_text
             group["layout"] = layout_text(group["layout"])
         if problems := self.choice_faults(group):
-            raise InvalidArgumentError(f"{problems[0]} in group {place}.")
+            raise InvalidArgumentError(f"{problems[0]} in group {group_index}.")
         if kind._common:
-            self._check_common(kind, group, place)
+            self._check_common(kind, group, group_index)
         if kind._of_matrices:
-            self._check_matrices(self._choose_rule(group), kind.__name__, place)
+            self._check_matrices(self._choose_rule(group), kind.__name__, group_index)
         for name, reason in kind._unsupported_options.items():
             if name in self.step_options.on:
                 raise InvalidArgumentError(f"{kind.__name__} {reason}.")
         if self.step_options.wrapping:
             params = group["params"]
-            for param, title in zip(
+            for param, label in zip(
                 params, parameter_names(self.param_groups, params), strict=True
             ):
                 for option in self.step_options.wrapping:
-                    option.check_param(param, title)
+                    option.check_param(param, label)
             if kind._unwrapped and any(isinstance(x, Wrapper) for x in self.step_options.wrapping):
-                title = f"{kind.__name__} with {self.step_options.named()}"
-                raise InvalidArgumentError(f"{title}: {kind._unwrapped}.")
+                label = f"{kind.__name__} with {self.step_options.named()}"
+                raise InvalidArgumentError(f"{label}: {kind._unwrapped}.")
             for rule in self._rules_of(group):
                 self.step_options.check_rule(rule, kind.__name__)
         self._check_storage(group)
 
-    def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
+    def _check_options(self, group: Group, group_index: int, complete: bool = True) -> None:
         """Raise if a group has options that a step would ignore, or lacks one."""
         check_options_held(group)
-        super()._check_options(group, place, complete)
+        super()._check_options(group, group_index, complete)
         if complete and (kind := self._kind_of(group))._common:
-            self._check_common(kind, group, place)
+            self._check_common(kind, group, group_index)
 
-    def _check_common(self, kind: type[TorchGroups], group: Group, place: int) -> None:
+    def _check_common(self, kind: type[TorchGroups], group: Group, group_index: int) -> None:
         """Raise InvalidArgumentError if a group differs from others of its class in a shared
         option.
         """
@@ -107,16 +110,19 @@ class TorchGroups(FusedOptimizer):
                 continue
             if kind._common:
                 check_options_held(other_group)
-            if problem := kind._describe_difference(group, place, other_group, index):
+            if problem := kind._describe_difference(group, group_index, other_group, index):
                 raise InvalidArgumentError(f"{problem}.")
 
     @classmethod
-    def _describe_difference(cls, group: Group, place: int, other_group: Group, index: int) -> str:
+    def _describe_difference(
+        cls, group: Group, group_index: int, other_group: Group, index: int
+    ) -> str:
         """Return a message about a shared option in which two groups differ; "" if they agree."""
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
-                f"{name} of group {place} is {show_value(group.get(name))}, and of group {index}"
-                f" {show_value(other_group.get(name))}: groups of {cls.__name__} have it in common"
+                f"{name} of group {group_index} is {show_value(group.get(name))}, and of group"
+                f" {index} {show_value(other_group.get(name))}: groups of {cls.__name__} have it in"
+                " common"
             )
         return ""
 
@@ -124,17 +130,17 @@ class TorchGroups(FusedOptimizer):
         """Return messages about groups of one class that differ in a shared option; [] if none."""
         firsts: dict[type[TorchGroups], int] = {}
         problems = [
-            kind._describe_difference(group, place, groups[first], first)
-            for place, group in enumerate(groups)
+            kind._describe_difference(group, group_index, groups[first], first)
+            for group_index, group in enumerate(groups)
             if (kind := self._kind_of(group))._common
-            and (first := firsts.setdefault(kind, place)) != place
+            and (first := firsts.setdefault(kind, group_index)) != group_index
         ]
         return [problem for problem in problems if problem]
 
-    @staticmethod
-    def _choose_rule(group: Group) -> Rule:
+    @classmethod
+    def _choose_rule(cls, group: Group) -> Rule:
         """Return the rule that updates a group."""
-        raise NotImplementedError
+        return getattr(cls._rule_package, cls._rule)
 
     def base_rule(self, group: Group, param: Tensor) -> Rule:
         """Return the rule that updates a parameter of a group, without options."""
@@ -180,8 +186,8 @@ class TorchGroups(FusedOptimizer):
         starts = list(map(self._initials_of_group, self.param_groups))
         kinds = list(map(self._kind_of, self.param_groups))
         return {
-            id(param): {**starts[place], **kinds[place]._initials_of_param(param)}
-            for param, place in zip(params, places, strict=True)
+            id(param): {**starts[group_index], **kinds[group_index]._initials_of_param(param)}
+            for param, group_index in zip(params, places, strict=True)
         }
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
@@ -268,19 +274,19 @@ class TorchGroups(FusedOptimizer):
     def _wanted_options(self, group: Group) -> Sequence[str]:
         return self._kind_of(group).read_options
 
-    def _unfit_options(self, group: Group, place: int) -> list[str]:
+    def _unfit_options(self, group: Group, group_index: int) -> list[str]:
         """Return reasons why a step cannot be taken with the options of a group; [] if none."""
-        unfit = super()._unfit_options(group, place)
+        unfit = super()._unfit_options(group, group_index)
         kind = self._kind_of(group)
         if not unfit and kind._of_matrices:
             try:
-                self._check_matrices(self._choose_rule(group), kind.__name__, place)
+                self._check_matrices(self._choose_rule(group), kind.__name__, group_index)
             except (TypeError, ValueError, NotImplementedError) as error:
                 unfit.append(str(error).rstrip("."))
         return unfit
 
     def _unfit_state(
-        self, group: Group, entries: object, param: Tensor, title: object, may_lack: bool = False
+        self, group: Group, entries: object, param: Tensor, label: object, may_lack: bool = False
     ) -> list[str]:
         """Return messages why no step could be taken with the state of a parameter; [] if one can.
 
@@ -291,7 +297,7 @@ class TorchGroups(FusedOptimizer):
         """
         specs = {SUM: sum_spec(param)}
         if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
-            return state_mismatches(entries, specs, title)
+            return state_mismatches(entries, specs, label)
         kind, rule = self._kind_of(group), self.base_rule(group, param)
         slots = rule.slots
         optional = [*kind._optional, *self.step_options.keys(param)]
@@ -324,14 +330,14 @@ class TorchGroups(FusedOptimizer):
         if may_lack:
             slot_names = {slot.name for slot in slots if slot not in rule.numbers}
             specs |= {n: specs[n]._replace(is_optional=True) for n in slot_names & specs.keys()}
-        return state_mismatches(entries, specs, title)
+        return state_mismatches(entries, specs, label)
 
     def _unfit_numbers(
         self,
         group: Group,
         entries: Mapping[str, Any],
         param: Tensor,
-        title: object,
+        label: object,
         checked_keys: set[object],
     ) -> list[str]:
         """Return messages why the rule's `prepare` fails with these options and numbers; [] if it
@@ -343,9 +349,9 @@ class TorchGroups(FusedOptimizer):
             checked_keys: Keys of combinations to skip; new ones are added.
         """
         rule = self.wrapped_rule(group, param)
-        numbers = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
-        numbers |= {name: float(entries[name]) for name in numbers if entries.get(name) is not None}
-        key = (id(group), rule, *numbers.values())
+        scalars = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}
+        scalars |= {name: float(entries[name]) for name in scalars if entries.get(name) is not None}
+        key = (id(group), rule, *scalars.values())
         if rule.prepare is None or rule.calls_users or key in checked_keys:
             return []
         checked_keys.add(key)
@@ -353,12 +359,12 @@ class TorchGroups(FusedOptimizer):
             options = Options(group, rule, self._kind_of(group).fixed_options)
             # A root that is real in one step may be complex in the next.
             for _ in range(2):
-                numbers[STEP] = numbers["t"] = numbers[STEP] + 1
-                for scalar in rule.prepare(**options.given_to_prepare(numbers)).values():
+                scalars[STEP] = scalars["t"] = scalars[STEP] + 1
+                for scalar in rule.prepare(**options.given_to_prepare(scalars)).values():
                     number(scalar)
         except (ArithmeticError, TypeError, ThalwegError) as error:
-            shown_numbers = self.show_numbers(group)
-            return [f"'{title}' takes no step {numbers[STEP]:g} with {shown_numbers}: {error}"]
+            scalars_text = self.show_numbers(group)
+            return [f"'{label}' takes no step {scalars[STEP]:g} with {scalars_text}: {error}"]
         return []
 
     def show_numbers(self, group: Group) -> str:

@@ -6,7 +6,8 @@ module without such a class, such as `lr_scheduler`, is torch's itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,12 +15,14 @@ from thalweg.optim.class_lookup import class_named
 from thalweg.optim.rule_names import KINDS
 
 
-def module_alias(
-    name: str, public: Sequence[str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a module in place of the torch module of that name.
+def alias_torch_module(name: str, public: Sequence[str]) -> None:
+    """Set `__getattr__` and `__dir__` of a module, to offer the names of the torch module, too.
 
-    `public` lists names of this package.
+    Type checkers do not see them, and report names that are misspelt.
+
+    Args:
+        name: The module's name; its last part is that of the module of `torch.optim`.
+        public: The names that `dir` lists.
     """
     module_name = name.rpartition(".")[2]
 
@@ -32,4 +35,4 @@ def module_alias(
         except (AttributeError, ModuleNotFoundError):
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from None
 
-    return get, lambda: sorted(public)
+    vars(sys.modules[name]).update(__getattr__=get, __dir__=lambda: sorted(public))

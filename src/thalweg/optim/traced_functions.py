@@ -63,11 +63,11 @@ def distinct_labels(labels: Tensor) -> Any:
     """Return the different labels in a tensor, sorted, without 0."""
     # A dimension of stride 0 repeats the same labels.
     labels = labels[tuple(slice(None) if stride else slice(1) for stride in labels.stride())]
-    label_numbers = labels.reshape(-1).numpy()
-    label_numbers = label_numbers[label_numbers > 0]
-    lowest = label_numbers.min() if label_numbers.size else 0
-    flags = np.zeros(label_numbers.max() - lowest + 1 if label_numbers.size else 0, bool)
-    flags[label_numbers - lowest] = True
+    label_values = labels.reshape(-1).numpy()
+    label_values = label_values[label_values > 0]
+    lowest = label_values.min() if label_values.size else 0
+    flags = np.zeros(label_values.max() - lowest + 1 if label_values.size else 0, bool)
+    flags[label_values - lowest] = True
     return np.flatnonzero(flags) + lowest
 
 
@@ -122,9 +122,9 @@ def positional(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments with input and weight by position, and the remaining keyword arguments."""
     kwargs = dict(kwargs)
-    for place, names in enumerate((("input",), ("weight", "other", "mat2"))):
+    for position, names in enumerate((("input",), ("weight", "other", "mat2"))):
         keyword = next((candidate for candidate in names if candidate in kwargs), None)
-        if keyword and len(args) == place and name.strip("_") in CONTRACTIONS:
+        if keyword and len(args) == position and name.strip("_") in CONTRACTIONS:
             args = (*args, kwargs.pop(keyword))
     return args, kwargs
 

@@ -39,10 +39,10 @@ def product_roles(
     if ndim < 2:
         return None
     activations = operands[1 - weight_index]
-    places: list[int | None] = [axis - ndim for axis in range(ndim - 2)]
+    dims: list[int | None] = [axis - ndim for axis in range(ndim - 2)]
     if weight_index == 1:
-        return "b" * (ndim - 2) + "io", [*places, None, -1]
-    return "b" * (ndim - 2) + "oi", [*places, -1 if activations.dim() == 1 else -2, None]
+        return "b" * (ndim - 2) + "io", [*dims, None, -1]
+    return "b" * (ndim - 2) + "oi", [*dims, -1 if activations.dim() == 1 else -2, None]
 
 
 def _einsum_roles(equation: str, weight_index: int) -> tuple[str, list[int | None]] | None:
@@ -52,12 +52,12 @@ def _einsum_roles(equation: str, weight_index: int) -> tuple[str, list[int | Non
         return None
     weight_letters, other_letters = terms[weight_index], terms[1 - weight_index]
     tail = output.rsplit(".", maxsplit=1)[-1]
-    roles, places = "", list[int | None]()
+    roles, dims = "", list[int | None]()
     for letter in weight_letters:
         roles += "i" if letter not in output else "b" if letter in other_letters else "o"
-        place = tail.index(letter) - len(tail) if letter in tail else output.find(letter)
-        places.append(place if letter in output else None)
-    return roles, places
+        dim = tail.index(letter) - len(tail) if letter in tail else output.find(letter)
+        dims.append(dim if letter in output else None)
+    return roles, dims
 
 
 def _terms(equation: str) -> tuple[list[str], str]:

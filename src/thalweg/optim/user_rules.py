@@ -39,7 +39,6 @@ UserRuleArguments.__signature__ = Signature([Parameter("params", Parameter.POSIT
 class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
     """Optimizer of a user-defined rule, with torch's numbers."""
 
-    _torch = UserRuleArguments
     _number_dtype = torch.float32
     _declared_rule: ClassVar[Rule]
     _prepared_rule: ClassVar[Rule]
@@ -80,11 +79,15 @@ def class_of(rule: Rule) -> type[UserRuleOptimizer]:
 
 
 def _with_powers(rule: Rule) -> Rule:
-    """Return the rule with a `prepare` that also computes its powers, in Python floats."""
+    """Return a copy of a rule whose `prepare` also returns the powers `hyper ** t`.
+
+    The engines compute `Rule.powers` with TensorFlow's rounding; here they are Python floats, as
+    all scalars of torch-style optimizers. The copy has no `powers`.
+    """
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
-    numbers = (*rule.hypers, *rule.numbers, *rule.common_slots)
-    available = {*(number.name for number in numbers), "t"}
+    scalars = (*rule.hypers, *rule.numbers, *rule.common_slots)
+    available = {*(scalar.name for scalar in scalars), "t"}
     names = [name for name in user_args if name in available]
     if rule.powers:
         names += [*rule.powers.values(), "t"]

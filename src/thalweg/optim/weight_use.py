@@ -93,7 +93,7 @@ class WeightUse:
         for start in np.unique(starts).tolist():
             factors = [(start + outputs, not transposed), (start + inputs, transposed)]
             output_flags, input_flags = (
-                _flags(indices // row_size if is_row else indices % row_size, size)
+                _make_flags(indices // row_size if is_row else indices % row_size, size)
                 for (indices, is_row), size in zip(
                     factors, (self.output_count, input_count), strict=True
                 )
@@ -121,11 +121,11 @@ class WeightUse:
 
     def consume(self, outputs: Indices) -> None:
         """Record that a function used these outputs together."""
-        self._add(self._consumed_sets, _flags(outputs, self.output_count))
+        self._add(self._consumed_sets, _make_flags(outputs, self.output_count))
 
     def reduce(self, outputs: Indices) -> None:
         """Record that a function reduced these outputs."""
-        self._add(self._reduced_sets, _flags(outputs, self.output_count))
+        self._add(self._reduced_sets, _make_flags(outputs, self.output_count))
 
     def join(self, other_use: WeightUse) -> None:
         """Record that the outputs were added to those of another weight, and used with them."""
@@ -152,7 +152,7 @@ class WeightUse:
         if self._orientation is None:
             return self.is_lookup_table or self.is_elementwise or self.is_grouped
         used = [*self._all_consumed, *self._reduced_sets.values()]
-        return self.is_returned or bool(_union_of(used, self.output_count).all())
+        return self.is_returned or bool(_unite(used, self.output_count).all())
 
     @staticmethod
     def _add(sets: dict[bytes, Flags], flags: Flags) -> None:
@@ -175,19 +175,19 @@ class WeightUse:
         batch, transposed = self._orientation
         factors = _repeat_sets(list(self._factor_outputs.values()))
         consumed = self._all_consumed
-        covered = _union_of(consumed, self.output_count)
+        covered = _unite(consumed, self.output_count)
         consumed += [
             flags & ~covered for flags in self._reduced_sets.values() if (flags & ~covered).any()
         ]
         has_followed_outputs = self.is_returned or len(factors) > len(self._factor_outputs)
-        if not has_followed_outputs and not _union_of(consumed, self.output_count).all():
+        if not has_followed_outputs and not _unite(consumed, self.output_count).all():
             raise UnusedError("the use of its outputs could not be followed")
-        parts = _number_parts(factors) * (len(consumed) + 1)
+        segments = _number_segments(factors) * (len(consumed) + 1)
         if consumed:
-            parts += _number_parts(consumed)
-        out_blocks, out_interleaved = _find_blocks(parts)
+            segments += _number_segments(consumed)
+        out_blocks, out_interleaved = _find_blocks(segments)
         in_blocks, in_interleaved = _find_blocks(
-            _number_parts(_repeat_sets(list(self._factor_inputs.values())))
+            _number_segments(_repeat_sets(list(self._factor_inputs.values())))
         )
         if 1 not in (out_blocks, in_blocks) and out_interleaved != in_interleaved:
             raise UndecidedError("only its rows or only its columns are interleaved")
@@ -196,12 +196,12 @@ class WeightUse:
         return MatrixLayout(batch, rows, columns, interleaved, transposed)
 
 
-def _union_of(sets: Sequence[Flags], size: int) -> Flags:
+def _unite(sets: Sequence[Flags], size: int) -> Flags:
     """Return the union of sets, as flags of `size` indices."""
     return np.logical_or.reduce([*sets, np.zeros(size, bool)])
 
 
-def _flags(indices: Indices, size: int) -> Flags:
+def _make_flags(indices: Indices, size: int) -> Flags:
     """Return flags of `size` indices, True at `indices`."""
     flags = np.zeros(size, bool)
     flags[indices.reshape(-1)] = True
@@ -209,13 +209,13 @@ def _flags(indices: Indices, size: int) -> Flags:
 
 
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
-    """Complete sets of indices: if they are equal adjacent ranges, add the missing ranges to the
-    end.
+    """Return sets that together contain every index of a weight's rows or columns.
 
-    A pass with few tokens uses only some experts of a weight with rows for all of them.
+    Sets that do already are returned unchanged. A pass with few tokens uses only some experts of a
+    weight: if the sets are aligned ranges of one length, the missing ranges are appended.
 
     Raises:
-        UndecidedError: The sets are no such ranges, and do not contain all indices.
+        UndecidedError: Indices are missing, and the sets are not such ranges.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -232,31 +232,31 @@ def _repeat_sets(sets: list[Flags]) -> list[Flags]:
     missing = set(range(0, len(covered), size)) - set(firsts)
     return [
         *sets,
-        *(_flags(np.arange(start, start + size), len(covered)) for start in sorted(missing)),
+        *(_make_flags(np.arange(start, start + size), len(covered)) for start in sorted(missing)),
     ]
 
 
-def _number_parts(sets: Sequence[Flags]) -> Indices:
+def _number_segments(sets: Sequence[Flags]) -> Indices:
     """Return for each index the number of the largest set that contains it, or 0 for none."""
-    parts = np.zeros(len(sets[0]), np.int64)
-    for number, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
-        parts_inside = parts[flags]
-        if not parts_inside.any():
-            parts[flags] = number
-        elif (parts_inside != parts_inside[0]).any():
+    segments = np.zeros(len(sets[0]), np.int64)
+    for index, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
+        segments_inside = segments[flags]
+        if not segments_inside.any():
+            segments[flags] = index
+        elif (segments_inside != segments_inside[0]).any():
             raise UndecidedError("its outputs are used in parts that overlap")
-    return parts
+    return segments
 
 
-def _find_blocks(parts: Indices) -> tuple[Blocks, bool]:
+def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
     """Return the number of equal blocks, or their sizes; and True if they are interleaved.
 
     Raises:
         UndecidedError: The parts do not repeat evenly.
     """
-    starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
-    sizes = np.diff(starts, append=len(parts)).tolist()
-    order = parts[starts].tolist()
+    starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))
+    sizes = np.diff(starts, append=len(segments)).tolist()
+    order = segments[starts].tolist()
     count = len(set(order))
     repeats, remainder = divmod(len(order), count)
     if remainder or order != order[:count] * repeats or sizes != sizes[:count] * repeats:

@@ -54,10 +54,10 @@ class BaseWidths:
     def __init__(self, module: Module, width_scale: WidthScale) -> None:
         pair = width_scale if isinstance(width_scale, tuple) else (width_scale,)
         if len(pair) not in (1, 2):
-            raise _type_error(width_scale)
+            raise _make_type_error(width_scale)
         shapes = {name: tuple(param.shape) for name, param in module.named_parameters()}
-        base = _shapes_of(pair[0], shapes)
-        references = shapes if len(pair) == 1 else _shapes_of(pair[1], shapes)
+        base = _read_shapes(pair[0], shapes)
+        references = shapes if len(pair) == 1 else _read_shapes(pair[1], shapes)
         # A file of mup marks dimensions that are not widths by None, all others are widths.
         marks_dims = any(None in shape for shape in base.values())
         self._ratios: dict[str, tuple[float | None, ...]] = {}
@@ -131,7 +131,7 @@ class BaseWidths:
 
     def _spectral_factor(self, name: str, options: Group) -> WidthFactor:
         """Return the factor that keeps the spectral norm of steps at `sqrt(rows / columns)`."""
-        shape, base, heads = self._shapes[name], self._base[name], options.get("heads") or 1
+        shape, base, head_count = self._shapes[name], self._base[name], options.get("heads") or 1
         if self._ratios[name][:2].count(None):
             raise InvalidArgumentError(
                 f"{name!r} of shape {shape} has one dimension that differs from its base {base},"
@@ -139,12 +139,14 @@ class BaseWidths:
                 f" selector for it, such as {{{name!r}: 'AdamW'}}; or give a pair of models, which"
                 " tell the widths that have not changed."
             )
-        if not isinstance(heads, int) or options.get("layout") is not None:
+        if not isinstance(head_count, int) or options.get("layout") is not None:
             raise InvalidArgumentError(
                 f"width_scale has no factor for {name!r} with blocks of given sizes: leave out"
                 " layout=, or give heads= a number."
             )
-        matrix, base_matrix = ((sizes[0] // heads, math.prod(sizes[1:])) for sizes in (shape, base))
+        matrix, base_matrix = (
+            (sizes[0] // head_count, math.prod(sizes[1:])) for sizes in (shape, base)
+        )
         up_factor = (matrix[0] * base_matrix[1] / (matrix[1] * base_matrix[0])) ** 0.5
         adjust = options.get("adjust_lr_fn")
         if options["rule"] == "AdaMuon" or options.get("update_scale") == "match_rms":
@@ -154,7 +156,7 @@ class BaseWidths:
         return WidthFactor(up_factor, scale_of(adjust, *matrix) / scale_of(adjust, *base_matrix))
 
 
-def _shapes_of(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
+def _read_shapes(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
     """Return the shapes of a base model by name, validated against those of the module.
 
     Args:
@@ -172,7 +174,7 @@ def _shapes_of(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[st
     elif isinstance(shapes, Mapping):
         by_name = cast("Mapping[str, Any]", shapes)
     else:
-        raise _type_error(shapes)
+        raise _make_type_error(shapes)
     if by_name.keys() != target.keys():
         absent, surplus = sorted(target.keys() - by_name), sorted(by_name.keys() - target)
         problems = [f"lacks {', '.join(map(repr, absent[:3]))}"] if absent else []
@@ -196,7 +198,7 @@ def _shapes_of(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[st
     return checked
 
 
-def _type_error(width_scale: object) -> InvalidTypeError:
+def _make_type_error(width_scale: object) -> InvalidTypeError:
     return InvalidTypeError(
         "width_scale must be a module of base widths, a dict of its shapes by name, or a pair of"
         f" two of them, not {show_value(width_scale)}."

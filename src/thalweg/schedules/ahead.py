@@ -36,14 +36,14 @@ class RatesAhead:
             Whatever `rate_at` raises for this step.
         """
         first, rates = self._cached_rates
-        place = step_count - first
-        if 0 <= place < len(rates):
-            return rates[place]
-        count = min(2 * len(rates), _LONGEST) if rates and place == len(rates) else 1
+        offset = step_count - first
+        if 0 <= offset < len(rates):
+            return rates[offset]
+        count = min(2 * len(rates), _LONGEST) if rates and offset == len(rates) else 1
         with np.errstate(all="ignore"):
             rates = [self._rate_at(step_count)]
             with suppress(*_ERRORS):
-                rates += [self._rate_at(step_count + place) for place in range(1, count)]
+                rates += [self._rate_at(step_count + offset) for offset in range(1, count)]
         self._cached_rates = step_count, rates
         return rates[0]
 

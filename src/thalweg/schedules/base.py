@@ -156,7 +156,7 @@ class FormulaSchedule(LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _recorded(self, graph: Any, step: Step, fields: dict[str, Any]) -> object:
-        """Return the node that evaluates this schedule, as it is now, in each run."""
+        """Add a node to a graph that evaluates a copy of this schedule in each run; return it."""
         dtype = as_dtype(self._kind())
 
         def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:
@@ -173,7 +173,7 @@ class FormulaSchedule(LearningRateSchedule):
 def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
     """`rate` and `numbers` as NumPy scalars of the type that TensorFlow computes in for `rate`."""
     dtype = scalar_type(rate)
-    return [as_scalar(number, dtype) for number in (rate, *numbers)]
+    return [as_scalar(operand, dtype) for operand in (rate, *numbers)]
 
 
 def _leaves(nest: object) -> Iterator[object]:

@@ -98,5 +98,5 @@ class CosineDecayRestarts(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        numbers = (self.first_decay_steps, self.t_mul, self.m_mul, self.alpha)
-        return formulas.cosine_restarts(*as_scalars(self.initial_learning_rate, step, *numbers))
+        fields = (self.first_decay_steps, self.t_mul, self.m_mul, self.alpha)
+        return formulas.cosine_restarts(*as_scalars(self.initial_learning_rate, step, *fields))

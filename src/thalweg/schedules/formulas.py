@@ -117,15 +117,15 @@ def cosine_restarts(
     rate: Scalar, step: Scalar, span: Scalar, t_mul: Scalar, m_mul: Scalar, alpha: Any
 ) -> Scalar:
     """rate ((1 - alpha) m_mul^i (1 + cos(pi x)) / 2 + alpha), x the share done of period i."""
-    share = step / span
+    progress = step / span
     if t_mul == 1:
-        period = np.floor(share)
-        share = share - period
+        period = np.floor(progress)
+        progress = progress - period
     else:
-        period = np.floor(log(1 - share * (1 - t_mul)) / log(t_mul))
+        period = np.floor(log(1 - progress * (1 - t_mul)) / log(t_mul))
         length = power(t_mul, period)
-        share = (share - (1 - length) / (1 - t_mul)) / length
-    wave = 0.5 * power(m_mul, period) * (1 + cos(math.pi * share))
+        progress = (progress - (1 - length) / (1 - t_mul)) / length
+    wave = 0.5 * power(m_mul, period) * (1 + cos(math.pi * progress))
     return rate * ((1 - alpha) * wave + alpha)
 
 

@@ -52,8 +52,8 @@ class LinearCosineDecay(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        numbers = (self.decay_steps, self.num_periods, self.alpha, self.beta)
-        return formulas.linear_cosine(*as_scalars(self.initial_learning_rate, step, *numbers))
+        fields = (self.decay_steps, self.num_periods, self.alpha, self.beta)
+        return formulas.linear_cosine(*as_scalars(self.initial_learning_rate, step, *fields))
 
 
 @dataclass(eq=False)
@@ -130,8 +130,8 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         self._generator = np.random.Generator(bits)
 
     def formula(self, step: Step) -> Scalar:
-        numbers = (self.num_periods, self.alpha, self.beta)
-        rate, *args = as_scalars(self.initial_learning_rate, step, self.decay_steps, *numbers)
+        fields = (self.num_periods, self.alpha, self.beta)
+        rate, *args = as_scalars(self.initial_learning_rate, step, self.decay_steps, *fields)
         _, *spread = as_scalars(rate, self.initial_variance, self.variance_decay)
         draw = type(rate)(self._generator.standard_normal())
         return formulas.linear_cosine(rate, *args, noise=formulas.noise(draw, *args[:2], *spread))

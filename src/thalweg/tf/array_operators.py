@@ -82,7 +82,7 @@ def _call_numpy(
     if targets or result is None:
         return result
     if isinstance(result, tuple):
-        return tuple(tensor.__array_wrap__(np.asarray(part)) for part in result)
+        return tuple(tensor.__array_wrap__(np.asarray(array)) for array in result)
     return tensor.__array_wrap__(np.asarray(result))
 
 

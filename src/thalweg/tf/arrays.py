@@ -19,8 +19,8 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import concat_split, matrix_products
 from thalweg.tf.concat_split import *
-from thalweg.tf.concat_split import place_of
-from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor, told
+from thalweg.tf.concat_split import as_known_int
+from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, set_static, sizes, tensor
 from thalweg.tf.matrix_products import *
 from thalweg.variable import Variable, as_asked, as_dtype, dtype_name, to_tensor
 
@@ -86,7 +86,7 @@ def fill(dims: object, value: object, name: str | None = None) -> Tensor:
     """Return a tensor of one number."""
     filling = tensor(value)
     full = call(lambda num, size: num.expand(sizes(size)), filling, sizes_of(dims), name="Fill")
-    return told(full, filling.dtype, lambda: known_sizes(dims))
+    return set_static(full, filling.dtype, lambda: known_sizes(dims))
 
 
 def zeros_like(input: object, dtype: object = None, name: str | None = None) -> Tensor:
@@ -139,29 +139,29 @@ def range(
     """
     name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
-    numbers = [tensor(number) for number in (start, limit, delta)]
-    common_dtype = functools.reduce(torch.promote_types, (number.dtype for number in numbers))
+    operands = [tensor(value) for value in (start, limit, delta)]
+    common_dtype = functools.reduce(torch.promote_types, (value.dtype for value in operands))
     kind = common_dtype if dtype is None else as_dtype(dtype)
 
     def count(*values: Tensor) -> Tensor:
-        first, end, step = (number.to(kind) for number in values)
+        first, end, step = (value.to(kind) for value in values)
         if step.item() == 0 or (end.item() - first.item()) * step.item() < 0:
-            start, limit, delta = (number.item() for number in values)
+            start, limit, delta = (value.item() for value in values)
             raise InvalidArgumentError(f"delta={delta} does not lead from {start} to {limit}.")
         device = torch.get_default_device()
         if not kind.is_floating_point:
             bounds = first.item(), end.item(), step.item()
             return torch.arange(*bounds, dtype=kind, device=device)
         length = math.ceil(((end - first) / step).item())  # rounded in the dtype, as in TensorFlow
-        places = torch.arange(length, dtype=torch.float64, device=device)
-        return (places * step.item() + first.item()).to(kind)
+        positions = torch.arange(length, dtype=torch.float64, device=device)
+        return (positions * step.item() + first.item()).to(kind)
 
     def static_shape() -> list[int | None]:
-        bounds = known_sizes(numbers) or [None]
+        bounds = known_sizes(operands) or [None]
         is_open = None in bounds or not bounds[-1]
         return [None if is_open else len(builtins.range(*bounds))]  # pyright: ignore
 
-    return told(call(count, *numbers, name=name), kind, static_shape)
+    return set_static(call(count, *operands, name=name), kind, static_shape)
 
 
 def linspace(start: object, stop: object, num: object, name: str | None = None) -> Tensor:
@@ -174,7 +174,7 @@ def linspace(start: object, stop: object, num: object, name: str | None = None) 
         return torch.linspace(first.item(), end.item(), int(count), dtype=kind, device=device)
 
     points = call(spread, first, end, num, name=name or "linspace")
-    return told(points, kind, lambda: [known_size(num)])
+    return set_static(points, kind, lambda: [known_size(num)])
 
 
 def one_hot(
@@ -198,12 +198,12 @@ def one_hot(
         tensor_or_value(default if entry is None else entry, kind)
         for entry, default in ((on_value, 1), (off_value, 0))
     )
-    place = -1 if axis is None else axis
+    position = -1 if axis is None else axis
 
     def encode(ids: Tensor, depth: Tensor, hot: Tensor, cold: Tensor) -> Tensor:
-        places = torch.arange(int(depth), dtype=torch.int64, device=ids.device)
-        is_hot = ids.unsqueeze(-1) == places
-        return torch.where(is_hot, hot.to(ids.device), cold.to(ids.device)).movedim(-1, place)
+        positions = torch.arange(int(depth), dtype=torch.int64, device=ids.device)
+        is_hot = ids.unsqueeze(-1) == positions
+        return torch.where(is_hot, hot.to(ids.device), cold.to(ids.device)).movedim(-1, position)
 
     ids = tensor(indices)
 
@@ -211,11 +211,11 @@ def one_hot(
         if ids.shape is UNKNOWN:
             return None
         sizes = list(ids.shape)
-        sizes.insert(place if place >= 0 else len(sizes) + 1 + place, known_size(depth))  # pyright: ignore
+        sizes.insert(position if position >= 0 else len(sizes) + 1 + position, known_size(depth))  # pyright: ignore
         return sizes
 
     encoding = call(encode, ids, depth, hot, cold, name=name or "one_hot")
-    return told(encoding, kind, static_shape)
+    return set_static(encoding, kind, static_shape)
 
 
 def tensor_or_value(operand: object, dtype: object = None) -> Tensor:
@@ -269,7 +269,7 @@ def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:
         return None if dims is None else [None if size == -1 else size for size in dims]
 
     reshaped = call(lambda x, size: x.reshape(sizes(size)), source, target, name=name or "Reshape")
-    return told(reshaped, source.dtype, static_shape)
+    return set_static(reshaped, source.dtype, static_shape)
 
 
 @named_in_graphs(2, "name")
@@ -289,8 +289,8 @@ def expand_dims(
     input: object, axis: object = None, name: str | None = None, dim: int | None = None
 ) -> Tensor:
     """Insert a dimension of size 1; `dim` is the old name of `axis`."""
-    place = place_of(dim if axis is None else axis)
-    return call(torch.unsqueeze, tensor(input), place, name=name or "ExpandDims")
+    position = as_known_int(dim if axis is None else axis)
+    return call(torch.unsqueeze, tensor(input), position, name=name or "ExpandDims")
 
 
 def squeeze(
@@ -314,8 +314,8 @@ def squeeze(
             raise InvalidArgumentError(
                 f"axis {list(axes)} must name dimensions of size 1; the shape is {tuple(shape)}."
             )
-        dropped_axes = {axis_number % rank for axis_number in axes}
-        return [size for place, size in enumerate(shape) if place not in dropped_axes]
+        dropped_axes = {dropped_axis % rank for dropped_axis in axes}
+        return [size for position, size in enumerate(shape) if position not in dropped_axes]
 
     def drop(x: Any) -> Tensor:
         return x.reshape(remaining_sizes(x.shape)) if axes else x.squeeze()
@@ -323,7 +323,7 @@ def squeeze(
     if source.shape is not UNKNOWN:
         remaining_sizes(source.shape)
     squeezed = call(drop, source, name=name or "Squeeze")
-    return told(
+    return set_static(
         squeezed,
         source.dtype,
         lambda: remaining_sizes(source.shape) if axes and source.shape else None,
@@ -350,14 +350,14 @@ def tile(input: object, multiples: object, name: str | None = None) -> Tensor:
         return x.repeat(sizes(counts))
 
     tiled = call(repeat, source, repeats, name=name or "Tile")
-    return told(tiled, source.dtype, static_shape)
+    return set_static(tiled, source.dtype, static_shape)
 
 
 def broadcast_to(input: object, shape: object, name: str | None = None) -> Tensor:
     """Return the tensor repeated along dimensions of size 1, up to a shape."""
     source, target = tensor(input), sizes_of(shape)
     output = call(lambda x, size: x.expand(sizes(size)), source, target, name=name or "BroadcastTo")
-    return told(output, source.dtype, lambda: known_sizes(target))
+    return set_static(output, source.dtype, lambda: known_sizes(target))
 
 
 @named_in_graphs(3, "name")
@@ -382,26 +382,26 @@ def gather(
     Raises:
         InvalidArgumentError: On the CPU, if an index is out of range.
     """
-    gather_axis = batch_dims if axis is None else place_of(axis)
+    gather_axis = batch_dims if axis is None else as_known_int(axis)
     if gather_axis == 0 and not batch_dims:
         return _graph.embedding_lookup(tensor(params), tensor(indices), name or "Gather")
 
-    def pick(operand: Tensor, places: Tensor) -> Tensor:
+    def pick(operand: Tensor, positions: Tensor) -> Tensor:
         if not batch_dims:
-            return _pick_rows(operand, places, gather_axis)
+            return _pick_rows(operand, positions, gather_axis)
         lead, inner = operand.shape[:batch_dims], gather_axis % operand.dim() - batch_dims
-        pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (operand, places)), strict=True)
+        pairs = zip(*(x.flatten(0, batch_dims - 1) for x in (operand, positions)), strict=True)
         return torch.stack([_pick_rows(src, rows, inner) for src, rows in pairs]).unflatten(0, lead)
 
     return call(pick, tensor(params), tensor(indices), name=name or "Gather")
 
 
-def _pick_rows(operand: Tensor, places: Tensor, axis: int) -> Tensor:
-    axis, rows = axis % operand.dim(), places.reshape(-1)
+def _pick_rows(operand: Tensor, positions: Tensor, axis: int) -> Tensor:
+    axis, rows = axis % operand.dim(), positions.reshape(-1)
     if rows.device.type == "cpu":  # elsewhere the check would wait for the device
         IndexedSlices(rows, rows).check_range(operand.shape[axis])
     picked = operand.index_select(axis, rows)
-    return picked.reshape(*operand.shape[:axis], *places.shape, *operand.shape[axis + 1 :])
+    return picked.reshape(*operand.shape[:axis], *positions.shape, *operand.shape[axis + 1 :])
 
 
 as_tensor = tensor  # an argument of `reshape` has this name

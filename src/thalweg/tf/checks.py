@@ -7,6 +7,7 @@ the message, as in TensorFlow 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from thalweg._graph import must_hold
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.control import control_dependencies, group
 from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.operators import name_function
+from thalweg.tf.signatures import with_common_arguments
 from thalweg.variable import as_dtype, dtype_name
 
 __all__ = [
@@ -45,109 +48,104 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
     return data or (), f"{message} " if message else ""
 
 
-def _of_two(
-    accepts: Callable[[Tensor, Tensor], object], sign: str, title: str
+def _asserting(label: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that makes an assertion from a function that describes a condition.
+
+    The decorated function returns the arguments `check` and `tensors` of `must_hold`, and the
+    beginning of the message. The assertion also takes `data`, `summarize`, `message` and `name`.
+    """
+
+    def hold(
+        condition: tuple[Callable[..., object], Sequence[Tensor], str],
+        data: object = None,
+        summarize: int | None = None,
+        message: str | None = None,
+        name: str | None = None,
+    ) -> Any:
+        accepts, tensors, text = condition
+        values, prefix = _data_and_message(data, message)
+        return must_hold(accepts, tensors, prefix + text, values, summarize, name or label)
+
+    return with_common_arguments(hold)
+
+
+def _compare_two(
+    accepts: Callable[[Tensor, Tensor], object], sign: str, label: str
 ) -> Callable[..., Any]:
-    def check(
-        x: object,
-        y: object,
-        data: object = None,
-        summarize: int | None = None,
-        message: str | None = None,
-        name: str | None = None,
-    ) -> Any:
-        values, text = _data_and_message(data, message)
-        text += f"Condition x {sign} y did not hold element-wise:"
-        return must_hold(accepts, pair(x, y), text, values, summarize, name or title)
+    @_asserting(label)
+    def check(x: object, y: object) -> object:
+        return accepts, pair(x, y), f"Condition x {sign} y did not hold element-wise:"
 
-    check.__name__ = check.__qualname__ = title
-    check.__doc__ = f"Have InvalidArgumentError raised unless x {sign} y for all elements."
-    return check
+    doc = f"Raise InvalidArgumentError unless x {sign} y for all elements."
+    return name_function(check, label, doc)
 
 
-def _of_one(accepts: Callable[[Tensor], object], sign: str, title: str) -> Callable[..., Any]:
-    def check(
-        x: object,
-        data: object = None,
-        summarize: int | None = None,
-        message: str | None = None,
-        name: str | None = None,
-    ) -> Any:
-        values, text = _data_and_message(data, message)
-        text += f"Condition x {sign} 0 did not hold element-wise:"
-        return must_hold(accepts, [tensor(x)], text, values, summarize, name or title)
+def _compare_with_zero(
+    accepts: Callable[[Tensor], object], sign: str, label: str
+) -> Callable[..., Any]:
+    @_asserting(label)
+    def check(x: object) -> object:
+        return accepts, [tensor(x)], f"Condition x {sign} 0 did not hold element-wise:"
 
-    check.__name__ = check.__qualname__ = title
-    check.__doc__ = f"Have InvalidArgumentError raised unless x {sign} 0 for all elements."
-    return check
+    doc = f"Raise InvalidArgumentError unless x {sign} 0 for all elements."
+    return name_function(check, label, doc)
 
 
-assert_equal = _of_two(torch.eq, "==", "assert_equal")
-assert_none_equal = _of_two(torch.ne, "!=", "assert_none_equal")
-assert_greater = _of_two(torch.gt, ">", "assert_greater")
-assert_greater_equal = _of_two(torch.ge, ">=", "assert_greater_equal")
-assert_less = _of_two(torch.lt, "<", "assert_less")
-assert_less_equal = _of_two(torch.le, "<=", "assert_less_equal")
-assert_positive = _of_one(lambda x: x > 0, ">", "assert_positive")
-assert_negative = _of_one(lambda x: x < 0, "<", "assert_negative")
-assert_non_negative = _of_one(lambda x: x >= 0, ">=", "assert_non_negative")
-assert_non_positive = _of_one(lambda x: x <= 0, "<=", "assert_non_positive")
+assert_equal = _compare_two(torch.eq, "==", "assert_equal")
+assert_none_equal = _compare_two(torch.ne, "!=", "assert_none_equal")
+assert_greater = _compare_two(torch.gt, ">", "assert_greater")
+assert_greater_equal = _compare_two(torch.ge, ">=", "assert_greater_equal")
+assert_less = _compare_two(torch.lt, "<", "assert_less")
+assert_less_equal = _compare_two(torch.le, "<=", "assert_less_equal")
+assert_positive = _compare_with_zero(lambda x: x > 0, ">", "assert_positive")
+assert_negative = _compare_with_zero(lambda x: x < 0, "<", "assert_negative")
+assert_non_negative = _compare_with_zero(lambda x: x >= 0, ">=", "assert_non_negative")
+assert_non_positive = _compare_with_zero(lambda x: x <= 0, "<=", "assert_non_positive")
 
 
-def assert_near(
-    x: object,
-    y: object,
-    rtol: object = None,
-    atol: object = None,
+@_asserting("assert_near")
+def assert_near(x: object, y: object, rtol: object = None, atol: object = None) -> Any:
+    """Raise InvalidArgumentError unless |x - y| <= atol + rtol |y| for all elements.
+
+    Both tolerances are by default 10 times the machine epsilon of the dtype.
+    """
+
+    def near(lhs: Any, rhs: Any) -> Tensor:
+        unit = 10 * torch.finfo(lhs.dtype).eps
+        absolute, relative = (unit if tol is None else tol for tol in (atol, rtol))
+        return (lhs - rhs).abs() <= absolute + relative * rhs.abs()
+
+    return near, pair(x, y), "x and y not equal to tolerance:"
+
+
+def _check_rank(
+    label: str,
+    condition: tuple[object, Callable[[int], bool], str],
     data: object = None,
     summarize: int | None = None,
     message: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Raise InvalidArgumentError unless |x - y| <= atol + rtol |y| for all elements.
+    """Check the number of dimensions: now if known, otherwise in each run.
 
-    Both tolerances are by default 10 times the machine epsilon of the dtype.
+    `condition` has the tensor, a function that returns True for a valid number, and a description
+    of the valid numbers. `summarize` is ignored.
     """
-    values, text = _data_and_message(data, message)
-
-    def near(left: Any, right: Any) -> Tensor:
-        unit = 10 * torch.finfo(left.dtype).eps
-        absolute, relative = (unit if tol is None else tol for tol in (atol, rtol))
-        return (left - right).abs() <= absolute + relative * right.abs()
-
-    text += "x and y not equal to tolerance:"
-    return must_hold(near, pair(x, y), text, values, summarize, name or "assert_near")
-
-
-def _check_rank(
-    x: object,
-    accepts: Callable[[int], bool],
-    rank_text: str,
-    data: object,
-    message: str | None,
-    name: str,
-) -> Any:
-    """Check the number of dimensions: now if known, otherwise in each run."""
-    source = tensor(x)
+    x, accepts, rank_text = condition
+    source, name = tensor(x), name or label
     values, text = _data_and_message(data, message)
     text += f"The tensor must have {rank_text}"
     if source.shape is UNKNOWN:
         return must_hold(
-            lambda value: accepts(value.dim()), [source], f"{text}:", values, name=name
+            lambda operand: accepts(operand.dim()), [source], f"{text}:", values, name=name
         )
     if not accepts(len(source.shape)):
         raise InvalidArgumentError(f"{text}, but has shape {tuple(source.shape)}.")
     return None if _graph.executing_eagerly() else group(name=name)
 
 
-def assert_rank(
-    x: object,
-    rank: int,
-    data: object = None,
-    summarize: int | None = None,
-    message: str | None = None,
-    name: str | None = None,
-) -> Any:
+@with_common_arguments(partial(_check_rank, "assert_rank"))
+def assert_rank(x: object, rank: int) -> Any:
     """Raise InvalidArgumentError unless `x` has `rank` dimensions.
 
     A known shape is checked at once, an unknown one of graph mode when the returned operation runs.
@@ -165,45 +163,30 @@ def assert_rank(
         In graph mode an operation, otherwise None.
     """
     count = int(rank)
-    return _check_rank(
-        x, lambda n: n == count, f"rank {count}", data, message, name or "assert_rank"
-    )
+    return x, lambda n: n == count, f"rank {count}"
 
 
-def assert_rank_at_least(
-    x: object,
-    rank: int,
-    data: object = None,
-    summarize: int | None = None,
-    message: str | None = None,
-    name: str | None = None,
-) -> Any:
+@with_common_arguments(partial(_check_rank, "assert_rank_at_least"))
+def assert_rank_at_least(x: object, rank: int) -> Any:
     """Raise as `assert_rank` unless `x` has at least `rank` dimensions."""
-    count, title = int(rank), name or "assert_rank_at_least"
-    return _check_rank(x, lambda n: n >= count, f"rank {count} or more", data, message, title)
+    count = int(rank)
+    return x, lambda n: n >= count, f"rank {count} or more"
 
 
-def assert_rank_in(
-    x: object,
-    ranks: Iterable[int],
-    data: object = None,
-    summarize: int | None = None,
-    message: str | None = None,
-    name: str | None = None,
-) -> Any:
+@with_common_arguments(partial(_check_rank, "assert_rank_in"))
+def assert_rank_in(x: object, ranks: Iterable[int]) -> Any:
     """Raise as `assert_rank` unless `x` has one of several numbers of dimensions."""
     counts = [int(rank) for rank in ranks]
-    rank_text = f"a rank of {counts}"
-    return _check_rank(x, lambda n: n in counts, rank_text, data, message, name or "assert_rank_in")
+    return x, lambda n: n in counts, f"a rank of {counts}"
 
 
 def assert_scalar(tensor: object, name: str | None = None, message: str | None = None) -> Tensor:
     """Return the tensor; raise InvalidArgumentError unless it has no dimensions."""
     source = as_tensor(tensor)
-    checked = _check_rank(
-        source, lambda n: n == 0, "rank 0", None, message, name or "assert_scalar"
+    condition = source, lambda n: n == 0, "rank 0"
+    return _wait_for_check(
+        _check_rank("assert_scalar", condition, message=message, name=name), source
     )
-    return _wait_for_check(checked, source)
 
 
 def assert_type(
@@ -236,14 +219,14 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
     """
     expected, source = _graph.Shape(shape), tensor(x)
 
-    def check(value: Tensor) -> Tensor:
-        if not (value.device.type == "meta" or expected.accepts(tuple(value.shape))):
-            refuse(value)
-        return value.clone()
+    def check(operand: Tensor) -> Tensor:
+        if not (operand.device.type == "meta" or expected.accepts(tuple(operand.shape))):
+            refuse(operand)
+        return operand.clone()
 
-    def refuse(value: Tensor) -> None:
+    def refuse(operand: Tensor) -> None:
         raise InvalidArgumentError(
-            f"Shape of tensor {tuple(value.shape)} is not compatible with expected shape"
+            f"Shape of tensor {tuple(operand.shape)} is not compatible with expected shape"
             f" {tuple(expected)}."
         )
 
@@ -258,14 +241,14 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
 def check_numerics(tensor: object, message: str, name: str | None = None) -> Tensor:
     """Return the tensor; raise InvalidArgumentError if an element is NaN or infinite."""
 
-    def check(value: Tensor) -> Tensor:
-        if value.device.type == "meta":
-            return value.clone()
-        kinds = [("NaN", value.isnan().any()), ("Inf", value.isinf().any())]
+    def check(operand: Tensor) -> Tensor:
+        if operand.device.type == "meta":
+            return operand.clone()
+        kinds = [("NaN", operand.isnan().any()), ("Inf", operand.isinf().any())]
         bad_kinds = " and ".join(kind for kind, is_present in reversed(kinds) if is_present)
         if bad_kinds:
             raise InvalidArgumentError(f"{message} : Tensor had {bad_kinds} values")
-        return value.clone()
+        return operand.clone()
 
     return call(check, as_tensor(tensor), name=name or "CheckNumerics")
 
@@ -283,12 +266,12 @@ def add_check_numerics_ops() -> Any:
     return group(*(check_numerics(x, x.name) for x in floats), name="check_numerics_ops")
 
 
-def _wait_for_check(check: object, value: object) -> Any:
+def _wait_for_check(check: object, operand: object) -> Any:
     """Return a value that depends on a check, in graph mode."""
     if check is None:
-        return value
+        return operand
     with control_dependencies([check]):
-        return _graph.identity(value)
+        return _graph.identity(operand)
 
 
 as_tensor = tensor  # an argument of `assert_type` has this name

@@ -38,24 +38,24 @@ def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | 
         squares = (operand * operand).sum(axes, keepdim=axes is not None)
         positive = squares > 0  # the root of 0 has no gradient
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
-        limit = _as_limit_of(operand, limit).clamp(min=0)
+        limit = _match_limit(operand, limit).clamp(min=0)
         bound = torch.where(size < limit, limit, size)  # a NaN stays
         return as_shaped(operand, operand * limit / torch.where(bound == 0, 1, bound))
 
-    return call(clip, tensor(t), _limit_of(clip_norm), name=name or "clip_by_norm")
+    return call(clip, tensor(t), _as_limit(clip_norm), name=name or "clip_by_norm")
 
 
 def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
     """Return the common norm of tensors and slices, or None if all items are None."""
     _check_list(t_list)
-    parts = [_values_of(item) for item in t_list if item is not None]
-    if not parts:
+    operands = [_get_values(operand) for operand in t_list if operand is not None]
+    if not operands:
         return None
 
     def measure(*tensors: Tensor) -> Tensor:
-        return torch.stack([(part * part).sum() for part in tensors]).sum().sqrt()
+        return torch.stack([(operand * operand).sum() for operand in tensors]).sum().sqrt()
 
-    return call(measure, *parts, name=name or "global_norm")
+    return call(measure, *operands, name=name or "global_norm")
 
 
 def clip_by_global_norm(
@@ -78,34 +78,36 @@ def clip_by_global_norm(
         return list(t_list), norm
 
     def factor(size: Tensor, limit: Tensor) -> Tensor:
-        limit, highest = _as_limit_of(size, limit), torch.finfo(size.dtype).max
+        limit, highest = _match_limit(size, limit), torch.finfo(size.dtype).max
         inverse = (1 / limit).clamp(max=highest)  # so that a limit of 0 makes 0 of zeros
         return limit * torch.minimum(1 / size, inverse) + (size - size)
 
-    scale = call(factor, norm, _limit_of(clip_norm), name=name or "clip_by_global_norm")
-    return [item if item is None else scale_values(item, scale) for item in t_list], norm
+    scale = call(factor, norm, _as_limit(clip_norm), name=name or "clip_by_global_norm")
+    return [
+        operand if operand is None else scale_values(operand, scale) for operand in t_list
+    ], norm
 
 
-def _limit_of(clip_norm: object) -> float | Tensor:
+def _as_limit(clip_norm: object) -> float | Tensor:
     return clip_norm if isinstance(clip_norm, int | float) else tensor(clip_norm)
 
 
-def _as_limit_of(tensor: torch.Tensor, limit: object) -> torch.Tensor:
+def _match_limit(tensor: torch.Tensor, limit: object) -> torch.Tensor:
     """Return a limit in the dtype and on the device of a floating-point tensor."""
     if not tensor.is_floating_point():
         raise InvalidTypeError(f"Norms are of floats, not of {dtype_name(tensor.dtype)}.")
     return torch.as_tensor(limit, dtype=tensor.dtype, device=tensor.device)
 
 
-def _values_of(item: object) -> Tensor:
-    return tensor(item.values if isinstance(item, _SLICES) else item)
+def _get_values(operand: object) -> Tensor:
+    return tensor(operand.values if isinstance(operand, _SLICES) else operand)
 
 
-def scale_values(item: object, scale: object) -> Any:
+def scale_values(operand: object, scale: object) -> Any:
     """Return a tensor or slices, multiplied by a scalar."""
-    values = call(torch.mul, _values_of(item), scale)
-    if isinstance(item, _SLICES):
-        return type(item)(values, item.indices, item.dense_shape)
+    values = call(torch.mul, _get_values(operand), scale)
+    if isinstance(operand, _SLICES):
+        return type(operand)(values, operand.indices, operand.dense_shape)
     return values
 
 

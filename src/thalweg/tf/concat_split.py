@@ -22,9 +22,9 @@ __all__ = ["concat", "split", "stack", "unstack"]
 
 def concat(values: object, axis: object, name: str | None = None) -> Tensor:
     """Concatenate tensors along an axis; arrays take the dtype of the tensors."""
-    parts = tensors_alike(values if isinstance(values, list | tuple) else [values])
-    place = place_of(axis)
-    return call(lambda *tensors: torch.cat(tensors, place), *parts, name=name or "concat")
+    pieces = tensors_alike(values if isinstance(values, list | tuple) else [values])
+    dim = as_known_int(axis)
+    return call(lambda *tensors: torch.cat(tensors, dim), *pieces, name=name or "concat")
 
 
 def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -> Tensor:
@@ -43,7 +43,7 @@ def unstack(
     """
     name = name or "unstack"
     source: Any = tensor(value)
-    size, part_shape = _size_along(source.shape, axis)
+    size, piece_shape = _size_along(source.shape, axis)
     count = num if size is None else size
     if count is None:
         raise InvalidArgumentError(
@@ -59,7 +59,7 @@ def unstack(
         return list(torch.unbind(x, axis))
 
     check(count)
-    return _split_parts(cut, source, None, [part_shape] * count, name)
+    return _add_split(cut, source, None, [piece_shape] * count, name)
 
 
 def split(
@@ -82,26 +82,26 @@ def split(
         InvalidArgumentError: The parts are not equal, or their sum is not the full size.
     """
     name = name or "split"
-    source, place = tensor(value), place_of(axis)
-    size, _ = _size_along(source.shape, place)
+    source, dim = tensor(value), as_known_int(axis)
+    size, _ = _size_along(source.shape, dim)
     if not _are_sizes(num_or_size_splits):
-        num_parts = place_of(num_or_size_splits)
-        part_sizes: Any = [size if size is None else size // max(num_parts, 1)] * num_parts
+        num_pieces = as_known_int(num_or_size_splits)
+        piece_sizes: Any = [size if size is None else size // max(num_pieces, 1)] * num_pieces
     else:
-        num_parts, num_or_size_splits = None, sizes_of(num_or_size_splits)
-        part_sizes = known_sizes(num_or_size_splits) or [None] * (num or 0)
-        part_sizes = [None if size == -1 else size for size in part_sizes]
+        num_pieces, num_or_size_splits = None, sizes_of(num_or_size_splits)
+        piece_sizes = known_sizes(num_or_size_splits) or [None] * (num or 0)
+        piece_sizes = [None if size == -1 else size for size in piece_sizes]
 
     def cut(x: Tensor, lengths: Tensor) -> Any:
-        return torch.split(x, _sizes_of_parts(x.shape[place], num_parts, lengths, place), place)
+        return torch.split(x, _resolve_sizes(x.shape[dim], num_pieces, lengths, dim), dim)
 
     # Raise for invalid sizes at once.
     if size is not None:
         dims = known_sizes(num_or_size_splits)
         if dims and None not in dims:
-            part_sizes = _sizes_of_parts(size, num_parts, dims, place)
-    shapes = [_replace_size(source.shape, place, part_size) for part_size in part_sizes]
-    return _split_parts(cut, source, num_or_size_splits, shapes, name)
+            piece_sizes = _resolve_sizes(size, num_pieces, dims, dim)
+    shapes = [_replace_size(source.shape, dim, piece_size) for piece_size in piece_sizes]
+    return _add_split(cut, source, num_or_size_splits, shapes, name)
 
 
 def _are_sizes(sizes_or_count: object) -> bool:
@@ -111,32 +111,35 @@ def _are_sizes(sizes_or_count: object) -> bool:
     return is_tensor(sizes_or_count) and tensor(sizes_or_count).shape != ()
 
 
-def _sizes_of_parts(total: int, num_parts: int | None, lengths: object, axis: int) -> list[int]:
-    """Return the sizes of `num_parts` equal parts, or the split sizes with -1 resolved."""
-    if num_parts is not None:
-        if num_parts < 1 or total % num_parts:
+def _resolve_sizes(total: int, num_pieces: int | None, lengths: object, axis: int) -> list[int]:
+    """Return the sizes of `num_pieces` equal pieces, or the split sizes with -1 resolved."""
+    if num_pieces is not None:
+        if num_pieces < 1 or total % num_pieces:
             raise InvalidArgumentError(
-                f"{total} elements along axis {axis} cannot be split into {num_parts} equal parts."
+                f"{total} elements along axis {axis} cannot be split into {num_pieces} equal parts."
             )
-        return [total // num_parts] * num_parts
-    part_sizes = list(sizes(lengths))
-    if part_sizes.count(-1) == 1:
-        part_sizes[part_sizes.index(-1)] = total - sum(part_sizes) - 1
-    if sum(part_sizes) != total or min(part_sizes, default=0) < 0:
+        return [total // num_pieces] * num_pieces
+    piece_sizes = list(sizes(lengths))
+    if piece_sizes.count(-1) == 1:
+        piece_sizes[piece_sizes.index(-1)] = total - sum(piece_sizes) - 1
+    if sum(piece_sizes) != total or min(piece_sizes, default=0) < 0:
         raise InvalidArgumentError(
             f"Parts of sizes {list(sizes(lengths))} are not the {total} elements along axis {axis}."
         )
-    return part_sizes
+    return piece_sizes
 
 
-def _split_parts(
+def _add_split(
     function: Callable[..., Any],
     operand: Tensor,
     split_sizes: Any,
     shapes: Sequence[Any],
     name: str,
 ) -> list[Tensor]:
-    """Return `function(operand, split_sizes)`, in a graph as an operation with these shapes."""
+    """Return `function(operand, split_sizes)`, in a graph as an operation with these shapes.
+
+    Raise InvalidArgumentError in a graph if `shapes` is empty, as the count of pieces is unknown.
+    """
     symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:
         return list(function(operand, split_sizes))
@@ -166,11 +169,11 @@ def _replace_size(shape: Any, axis: int, size: int | None) -> Any:
     return new_shape
 
 
-def place_of(axis: object) -> int:
+def as_known_int(axis: object) -> int:
     """Return an axis or other number as an int; a tensor must have a known value."""
-    place = axis if isinstance(axis, int) else known_size(axis)
-    if place is None:
+    dim = axis if isinstance(axis, int) else known_size(axis)
+    if dim is None:
         raise InvalidArgumentError(
             f"The axis must be known when the graph is built, not {show_value(axis)}."
         )
-    return place
+    return dim

@@ -89,7 +89,7 @@ def is_first(data_format: str | None) -> bool:
     return text.startswith("NC") or text == "channels_first"
 
 
-def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[int, ...]:
+def spatial(value: Any, count: int, channels_first: bool, argument: str) -> tuple[int, ...]:
     """Return one number for each size, from one, one for each, or one for each dimension.
 
     Raises:
@@ -102,13 +102,13 @@ def spatial(value: Any, count: int, channels_first: bool, title: str) -> tuple[i
         outer = entries[:2] if channels_first else [entries[0], entries[-1]]
         if [int(entry) for entry in outer] != [1, 1]:
             raise InvalidArgumentError(
-                f"{title} must be 1 along the batch and the channels, not {entries}."
+                f"{argument} must be 1 along the batch and the channels, not {entries}."
             )
         entries = inner
     entries = entries * count if len(entries) == 1 else entries
     if len(entries) != count or any(int(entry) < 1 for entry in entries):
         raise InvalidArgumentError(
-            f"{title} must be a number of at least 1, or {count} or {count + 2} of them, not"
+            f"{argument} must be a number of at least 1, or {count} or {count + 2} of them, not"
             f" {show_value(value)}."
         )
     return tuple(int(entry) for entry in entries)
@@ -127,21 +127,23 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
     )
 
 
-def convolve(data: Tensor, filters: Tensor, windows: Windows, groups: int | None = None) -> Tensor:
+def convolve(
+    operand: Tensor, filters: Tensor, windows: Windows, groups: int | None = None
+) -> Tensor:
     """Return the convolution of data by filters; by default in as many groups as filters leave."""
-    data = data if windows.channels_first else data.movedim(-1, 1)
+    operand = operand if windows.channels_first else operand.movedim(-1, 1)
     kernel = tuple(filters.shape[:-2])
-    groups = _group_count(data, filters) if groups is None else groups
-    data, padding = _pad_windows(data, windows.margins(data.shape[2:], kernel), 0.0)
+    groups = _group_count(operand, filters) if groups is None else groups
+    operand, padding = _pad_windows(operand, windows.margins(operand.shape[2:], kernel), 0.0)
     function: Callable[..., Any] = _CONVOLVE[len(kernel) - 1]
     outputs = function(
-        data, _outputs_first(filters), None, windows.stride, padding, windows.dilation, groups
+        operand, _outputs_first(filters), None, windows.stride, padding, windows.dilation, groups
     )
     return outputs if windows.channels_first else outputs.movedim(1, -1)
 
 
-def _group_count(data: Tensor, filters: Tensor) -> int:
-    channels, filter_channels = data.shape[1], filters.shape[-2]
+def _group_count(operand: Tensor, filters: Tensor) -> int:
+    channels, filter_channels = operand.shape[1], filters.shape[-2]
     if channels % filter_channels:
         raise InvalidArgumentError(
             f"The input has {channels} channels, which is no multiple of the"
@@ -151,20 +153,24 @@ def _group_count(data: Tensor, filters: Tensor) -> int:
     return channels // filter_channels
 
 
-def depthwise(data: Tensor, filters: Tensor, windows: Windows) -> Tensor:
+def depthwise(operand: Tensor, filters: Tensor, windows: Windows) -> Tensor:
     """Return the convolution of each channel by its filters (*sizes, inputs, multiplier)."""
     *kernel, inputs, multiplier = filters.shape
-    return convolve(data, filters.reshape(*kernel, 1, inputs * multiplier), windows, groups=inputs)
+    return convolve(
+        operand, filters.reshape(*kernel, 1, inputs * multiplier), windows, groups=inputs
+    )
 
 
-def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows) -> Tensor:
+def spread(
+    operand: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows
+) -> Tensor:
     """Return the gradient of `convolve` for data of `sizes`; filters (*sizes, outputs, inputs).
 
     Raises:
         InvalidArgumentError: `convolve` does not map `sizes` to the data's sizes.
     """
-    data = data if windows.channels_first else data.movedim(-1, 1)
-    kernel, data_sizes = tuple(filters.shape[:-2]), tuple(data.shape[2:])
+    operand = operand if windows.channels_first else operand.movedim(-1, 1)
+    kernel, data_sizes = tuple(filters.shape[:-2]), tuple(operand.shape[2:])
     output_sizes = spread_sizes(data_sizes, kernel, windows) if sizes is None else tuple(sizes)
     margins = windows.margins(output_sizes, kernel)
     folded = tuple(
@@ -180,7 +186,8 @@ def spread(data: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: 
             f" with strides {windows.stride} and padding {windows.padding!r} makes {folded} of it."
         )
     function: Callable[..., Any] = _SPREAD[len(kernel) - 1]
-    uncropped = function(data, _outputs_first(filters), stride=windows.stride)
+    # torch pads both ends alike, which TensorFlow's SAME does not: crop the whole result.
+    uncropped = function(operand, _outputs_first(filters), stride=windows.stride)
     crops = [
         (-leading, size + leading - full)
         for (leading, _), size, full in zip(margins, output_sizes, uncropped.shape[2:], strict=True)
@@ -200,18 +207,18 @@ def spread_sizes(sizes: Sequence[int], kernel: Sequence[int], windows: Windows) 
     )
 
 
-def largest(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
+def largest(operand: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
     """Return the largest element in each window."""
 
     def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         operand, _ = _pad_windows(operand, margins, -torch.inf, symmetric=False)
         return _LARGEST[len(kernel) - 1](operand, kernel, windows.stride)
 
-    return _pool_windows(pool, data, kernel, windows)
+    return _pool_windows(pool, operand, kernel, windows)
 
 
-def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
-    """Return the mean of the elements in each window, without padding."""
+def mean(operand: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
+    """Return the mean of the elements in each window; padding does not count."""
 
     def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         function = functools.partial(
@@ -219,18 +226,19 @@ def mean(data: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
         )
         if not any(map(any, margins)):
             return function(operand)
+        # torch divides by the size of the window, which includes padding at the ends.
         ones = torch.ones_like(operand[:1, :1])
         sums, counts = (_pad_windows(x, margins, 0.0, symmetric=False)[0] for x in (operand, ones))
         return function(sums) / function(counts)
 
-    return _pool_windows(pool, data, kernel, windows)
+    return _pool_windows(pool, operand, kernel, windows)
 
 
 def _pool_windows(
-    pool: Callable[..., Tensor], data: Tensor, kernel: tuple[int, ...], windows: Windows
+    pool: Callable[..., Tensor], operand: Tensor, kernel: tuple[int, ...], windows: Windows
 ) -> Tensor:
-    data = data if windows.channels_first else data.movedim(-1, 1)
-    outputs = pool(data, windows.margins(data.shape[2:], kernel))
+    operand = operand if windows.channels_first else operand.movedim(-1, 1)
+    outputs = pool(operand, windows.margins(operand.shape[2:], kernel))
     return outputs if windows.channels_first else outputs.movedim(1, -1)
 
 
@@ -240,14 +248,14 @@ def _outputs_first(filters: Tensor) -> Tensor:
 
 
 def _pad_windows(
-    data: Tensor, margins: list[tuple[int, int]], value: float, symmetric: bool = True
+    operand: Tensor, margins: list[tuple[int, int]], value: float, symmetric: bool = True
 ) -> tuple[Tensor, tuple[int, ...]]:
     """Return padded data and the padding left to torch, which pads both sides equally."""
     if symmetric and all(leading == trailing for leading, trailing in margins):
-        return data, tuple(leading for leading, _ in margins)
+        return operand, tuple(leading for leading, _ in margins)
     if any(map(any, margins)):
-        data = functional.pad(data, _flatten_padding(margins), value=value)
-    return data, (0,) * len(margins)
+        operand = functional.pad(operand, _flatten_padding(margins), value=value)
+    return operand, (0,) * len(margins)
 
 
 def _flatten_padding(pairs: list[tuple[int, int]]) -> list[int]:

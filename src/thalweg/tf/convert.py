@@ -67,7 +67,7 @@ def _holds_tensor(item: object) -> bool:
 
 
 def tensors_alike(values: Sequence[object], dtype: object = None) -> list[Tensor]:
-    """Return values as tensors; arrays and numbers take the dtype of the first tensor in them.
+    """Return values as tensors; arrays and numbers take the dtype of the first tensor in `values`.
 
     Args:
         values: Tensors, arrays, numbers or nested lists of these.
@@ -131,9 +131,9 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
         @functools.wraps(function)
         def apply(*args: object, **kwargs: object) -> Any:
             if len(args) > position and not _graph.executing_eagerly():
-                title = function.__qualname__.removesuffix(".__new__")
+                function_name = function.__qualname__.removesuffix(".__new__")
                 raise InvalidTypeError(
-                    f"{title} has"
+                    f"{function_name} has"
                     f" {show_value(parameter)} in place {position + 1}, where TensorFlow 1 has"
                     f" {older!r}: in graph mode give it by name, as {parameter}=..., or call what"
                     f" thalweg.tf.compat.v1 has under this name, which reads it as {older}."
@@ -148,12 +148,18 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
 sizes = _graph.ints  # of what is no symbolic tensor
 
 
-def told(
+def set_static(
     result: Result,
     dtype: torch.dtype | None = None,
     shape: Callable[[], Sequence[int | None] | None] = lambda: None,
 ) -> Result:
-    """Return a result; set the dtype and static shape of a symbolic one."""
+    """Set the dtype and static shape of a symbolic `result` in place; return it.
+
+    Args:
+        result: A tensor; one that is not symbolic is returned unchanged.
+        dtype: The dtype if the result has none.
+        shape: Called for a symbolic result; returns sizes to set, or None to set none.
+    """
     if isinstance(result, _graph.SymbolicTensor):
         result.dtype = dtype if result.dtype is None else result.dtype
         static_shape = shape()

@@ -14,6 +14,7 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.tf import conv_windows
 from thalweg.tf.conv_windows import Windows
 from thalweg.tf.convert import call, named_in_graphs, pair, tensor
+from thalweg.tf.operators import name_function
 
 __all__ = [
     "atrous_conv2d", "avg_pool", "avg_pool1d", "avg_pool2d", "conv1d", "conv2d", "conv2d_transpose",
@@ -122,9 +123,9 @@ def depthwise_conv2d(
     `rate` is an older name of `dilations`.
     """
     dilations = rate if dilations is None else dilations
-    title = name or "depthwise"
+    label = name or "depthwise"
     options = (strides, padding, data_format, dilations)
-    return convolution(input, filter, *options, title, conv_windows.depthwise)
+    return convolution(input, filter, *options, label, conv_windows.depthwise)
 
 
 def separable_conv2d(
@@ -142,8 +143,8 @@ def separable_conv2d(
     """Compute `depthwise_conv2d`, then `conv2d` by filters of one point."""
     options = (strides, padding, data_format, dilations)
     depthwise_output = depthwise_conv2d(input, depthwise_filter, *options, rate=rate)
-    title = name or "separable_conv2d"
-    return convolution(depthwise_output, pointwise_filter, 1, "VALID", data_format, None, title)
+    label = name or "separable_conv2d"
+    return convolution(depthwise_output, pointwise_filter, 1, "VALID", data_format, None, label)
 
 
 def conv2d_transpose(
@@ -183,7 +184,11 @@ def conv2d_transpose(
 def transposed(
     input: Tensor, filters: Tensor, output_shape: object, windows: Windows, name: str
 ) -> Tensor:
-    """Compute `conv_windows.spread` as an operation; `output_shape` may be None."""
+    """Return the transposed convolution of `input`, see `conv_windows.spread`.
+
+    `output_shape` is the whole shape of the result, of which only the spatial sizes count; None
+    derives them from `windows`.
+    """
     shape_arg = _shape_argument(output_shape)
     inner = slice(2, None) if windows.channels_first else slice(1, -1)
 
@@ -244,7 +249,7 @@ def pool(
 
 
 def _pooling_function(
-    function: Callable[..., Tensor], title: str, doc_start: str, count: int
+    function: Callable[..., Tensor], label: str, doc_start: str, count: int
 ) -> Callable[..., Tensor]:
     def apply(
         input: object = None,
@@ -257,15 +262,14 @@ def _pooling_function(
         value: object = None,
     ) -> Tensor:
         images = value if input is None else input
-        return pool(function, images, ksize, strides, padding, data_format, name or title, count)
+        return pool(function, images, ksize, strides, padding, data_format, name or label, count)
 
     images_text = "of images (batch, height, width, channels)" if count == 2 else "of sequences"
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = (
+    doc = (
         f"The {doc_start} in each window {images_text}; `value` is an older name of `input`. Sizes"
         f" and strides are a number, {count}, or one for each dimension."
     )
-    return apply
+    return name_function(apply, label, doc)
 
 
 max_pool = _pooling_function(conv_windows.largest, "max_pool", "largest element", 2)

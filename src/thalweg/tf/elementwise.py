@@ -17,7 +17,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf.convert import call, pair, tensor
-from thalweg.tf.operators import binary, unary
+from thalweg.tf.operators import binary, name_function, unary
 from thalweg.variable import as_dtype, divide_tensors, numpy_copy
 
 __all__ = [
@@ -100,16 +100,16 @@ logical_or = binary(torch.logical_or, "logical_or")
 logical_xor = binary(torch.logical_xor, "logical_xor")
 
 
-def _maximum_of(x: Tensor, y: Tensor) -> Tensor:
+def _maximum(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x >= y) | x.isnan(), x, y)  # of equal ones the first has the gradient
 
 
-def _minimum_of(x: Tensor, y: Tensor) -> Tensor:
+def _minimum(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x <= y) | x.isnan(), x, y)
 
 
-maximum = binary(_maximum_of, "maximum")
-minimum = binary(_minimum_of, "minimum")
+maximum = binary(_maximum, "maximum")
+minimum = binary(_minimum, "minimum")
 mod = floormod = binary(torch.remainder, "mod")
 multiply = binary(torch.mul, "multiply")
 not_equal = binary(torch.ne, "not_equal")
@@ -124,17 +124,17 @@ def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
     Raises:
         InvalidArgumentError: There are no tensors, or their shapes differ.
     """
-    parts = [tensor(item) for item in inputs]
-    if not parts:
+    operands = [tensor(item) for item in inputs]
+    if not operands:
         raise InvalidArgumentError("inputs of add_n must be a list of at least one tensor.")
 
     def total(*tensors: Tensor) -> Tensor:
-        shapes = {tuple(part.shape) for part in tensors}
+        shapes = {tuple(operand.shape) for operand in tensors}
         if len(shapes) > 1:
             raise InvalidArgumentError(f"add_n adds tensors of one shape, not of {sorted(shapes)}.")
         return functools.reduce(operator.add, tensors)
 
-    return call(total, *parts, name=name or "add_n")
+    return call(total, *operands, name=name or "add_n")
 
 
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
@@ -205,7 +205,7 @@ def stop_gradient(input: object, name: str | None = None) -> Tensor:
 
 
 def _cumulative_function(
-    function: Callable[..., Any], first: int, title: str, doc_start: str
+    function: Callable[..., Any], first: int, label: str, doc_start: str
 ) -> Callable[..., Tensor]:
     def apply(
         x: object,
@@ -223,13 +223,10 @@ def _cumulative_function(
             totals = function(operand, axis, dtype=operand.dtype)
             return totals.flip(axis) if reverse else totals
 
-        return call(run, tensor(x), name=name or title)
+        return call(run, tensor(x), name=name or label)
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = (
-        f"Running {doc_start} along an axis; exclusive ones leave their own element out."
-    )
-    return apply
+    doc = f"Running {doc_start} along an axis; exclusive ones leave their own element out."
+    return name_function(apply, label, doc)
 
 
 cumsum = _cumulative_function(torch.cumsum, 0, "cumsum", "sums")

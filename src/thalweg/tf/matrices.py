@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.operators import name_function
 
 __all__ = [
     "band_part", "cholesky", "det", "diag", "diag_part", "eigh", "inv", "matrix_transpose", "solve",
@@ -17,14 +18,12 @@ __all__ = [
 
 
 def _of_one(
-    function: Callable[[Tensor], Tensor], title: str, doc_start: str
+    function: Callable[[Tensor], Tensor], label: str, doc_start: str
 ) -> Callable[..., Tensor]:
     def apply(input: object, name: str | None = None) -> Tensor:
-        return call(function, tensor(input), name=name or title)
+        return call(function, tensor(input), name=name or label)
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"{doc_start}, of each of several."
-    return apply
+    return name_function(apply, label, f"{doc_start}, of each of several.")
 
 
 cholesky = _of_one(torch.linalg.cholesky, "cholesky", "The lower factor of Cholesky")
@@ -47,15 +46,15 @@ def svd(
     tensor: object, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None
 ) -> Any:
     """Return (s, u, v) with matrix = `u @ diag(s) @ v.T`, or s without `compute_uv`."""
-    matrix, title = as_tensor(tensor), name or "svd"
+    matrix, label = as_tensor(tensor), name or "svd"
     if not compute_uv:
-        return call(torch.linalg.svdvals, matrix, name=title)
+        return call(torch.linalg.svdvals, matrix, name=label)
 
     def decompose(x: object) -> tuple[Tensor, Tensor, Tensor]:
         u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
         return s, u, vh.mH
 
-    return tuple(call(decompose, matrix, name=title))
+    return tuple(call(decompose, matrix, name=label))
 
 
 def inv(input: object, adjoint: bool = False, name: str | None = None) -> Tensor:

@@ -55,5 +55,5 @@ def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Tensor:
 
 def einsum(equation: str, *inputs: object, name: str | None = None) -> Tensor:
     """Compute a sum of products by Einstein's summation convention."""
-    parts = [tensor(item) for item in inputs]
-    return call(lambda *tensors: torch.einsum(equation, *tensors), *parts, name=name or "einsum")
+    operands = [tensor(item) for item in inputs]
+    return call(lambda *tensors: torch.einsum(equation, *tensors), *operands, name=name or "einsum")

@@ -81,5 +81,7 @@ def not_provided(module: str, name: str) -> AttributeError:
     if not module:
         names |= set(vars(sys.modules.get("thalweg.tf.compat.v1", sys.modules[full])))
     short = path.removeprefix("compat.v1.")
-    hint = INSTEAD.get(path) or INSTEAD.get(short) or of_version_1.get(short) or INSTEAD.get(module)
-    return refusal("thalweg.tf", path, {path: hint} if hint else {}, names, _TORCH)
+    advice = (
+        INSTEAD.get(path) or INSTEAD.get(short) or of_version_1.get(short) or INSTEAD.get(module)
+    )
+    return refusal("thalweg.tf", path, {path: advice} if advice else {}, names, _TORCH)

@@ -31,28 +31,28 @@ class MergedModules:
     """Object with the names of several modules, of which the first takes precedence.
 
     Args:
-        title: Name in messages.
-        places: The modules.
+        full_name: Name in messages.
+        modules: The modules.
         extras: Further names with their values.
     """
 
-    def __init__(self, title: str, places: list[object], extras: dict[str, object]) -> None:
+    def __init__(self, full_name: str, modules: list[object], extras: dict[str, object]) -> None:
         self.__dict__.update(extras)
-        self._title, self._places = title, places
+        self._full_name, self._modules = full_name, modules
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):
-            for place in self._places:
+            for module in self._modules:
                 try:
-                    return getattr(place, name)
+                    return getattr(module, name)
                 except AttributeError:
                     continue
         message = (
-            f"thalweg has no {self._title}.{name}: the module is private to TensorFlow, and only"
-            " names that are public elsewhere too are found in it. Look for a function of"
+            f"thalweg has no {self._full_name}.{name}: the module is private to TensorFlow, and"
+            " only names that are public elsewhere too are found in it. Look for a function of"
             " tf.compat.v1, or of torch."
         )
         raise AttributeError(message, name=name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *(name for place in self._places for name in dir(place))})
+        return sorted({*self.__dict__, *(name for module in self._modules for name in dir(module))})

@@ -84,8 +84,8 @@ def assert_same_structure(
     keys = [set(nest) if isinstance(nest, Mapping) else len(nest) for nest in (nest1, nest2)]
     if keys[0] != keys[1]:
         raise _structure_error(nest1, nest2)
-    for left_item, right_item in zip(_items_of(nest1), _items_of(nest2), strict=True):
-        assert_same_structure(left_item, right_item, check_types)
+    for first_item, second_item in zip(_items_of(nest1), _items_of(nest2), strict=True):
+        assert_same_structure(first_item, second_item, check_types)
 
 
 def _structure_error(nest1: object, nest2: object) -> ValueError:

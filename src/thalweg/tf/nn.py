@@ -148,8 +148,8 @@ def sparse_softmax_cross_entropy_with_logits(
         log_probs = torch.log_softmax(logit, -1).gather(-1, label.long().unsqueeze(-1))
         return -log_probs.squeeze(-1)
 
-    title = name or "SparseSoftmaxCrossEntropyWithLogits"
-    return call(entropy, tensor(logits), tensor(labels), name=title)
+    op_name = name or "SparseSoftmaxCrossEntropyWithLogits"
+    return call(entropy, tensor(logits), tensor(labels), name=op_name)
 
 
 def _check_labels(labels: torch.Tensor, shape: Sequence[int]) -> None:
@@ -164,9 +164,9 @@ def _check_labels(labels: torch.Tensor, shape: Sequence[int]) -> None:
         return
     wrong = ((labels < 0) | (labels >= shape[-1])).nonzero().tolist()
     if wrong:
-        place = ", ".join(map(str, wrong[0]))
+        position = ", ".join(map(str, wrong[0]))
         raise InvalidArgumentError(
-            f"labels[{place}] = {labels[tuple(wrong[0])].item()} is not in [0, {shape[-1]})."
+            f"labels[{position}] = {labels[tuple(wrong[0])].item()} is not in [0, {shape[-1]})."
         )
 
 
@@ -228,8 +228,8 @@ def bias_add(
 def xw_plus_b(x: object, weights: object, biases: object, name: str | None = None) -> Tensor:
     """Return the product of two matrices, plus a bias."""
     x, weights = pair(x, weights)
-    parts = (x, weights, pair(x, biases)[1])
-    return call(lambda lhs, rhs, shift: lhs @ rhs + shift, *parts, name=name or "xw_plus_b")
+    operands = (x, weights, pair(x, biases)[1])
+    return call(lambda lhs, rhs, shift: lhs @ rhs + shift, *operands, name=name or "xw_plus_b")
 
 
 def zero_fraction(value: object, name: str | None = None) -> Tensor:
@@ -244,8 +244,8 @@ def weighted_cross_entropy_with_logits(
     logits, labels = pair(logits, labels)
 
     def entropy(logit: Tensor, label: Tensor, weight: Tensor) -> Tensor:
-        share = 1 + (weight - 1) * label
-        return (1 - label) * logit + share * softplus(-logit)
+        positive_weight = 1 + (weight - 1) * label
+        return (1 - label) * logit + positive_weight * softplus(-logit)
 
     weight = pair(logits, pos_weight)[1]
     return call(entropy, logits, labels, weight, name=name or "logistic_loss")
@@ -273,13 +273,18 @@ def dropout(
         InvalidArgumentError: `rate` is a number that is not in [0, 1).
         InvalidTypeError: `x` are integers; or in graph mode `rate` is given by position.
     """
-    return dropped(tensor(x), rate, noise_shape, seed, name or "dropout")
+    return apply_dropout(tensor(x), rate, noise_shape, seed, name or "dropout")
 
 
-def dropped(
+def apply_dropout(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Tensor:
-    """Apply `dropout` if `training`, a bool or a tensor, is true."""
+    """Apply `dropout` if `training`, a bool or a tensor, is true; else return the values of `x`.
+
+    Raises:
+        InvalidArgumentError: `rate` is a number outside of [0, 1).
+        InvalidTypeError: `x` has integers.
+    """
     if isinstance(rate, int | float) and not 0 <= rate < 1:
         raise InvalidArgumentError(f"rate must be in [0, 1), not {rate}.")
     if x.dtype is not None and not (x.dtype.is_floating_point or x.dtype.is_complex):
@@ -287,7 +292,7 @@ def dropped(
         raise InvalidTypeError(f"x must be of a floating-point type to be scaled, not {kind}.")
     generator = _graph.numbers_of(seed)
 
-    def drop(input: Tensor, share: Any, active: Any, dims: Any) -> Tensor:
+    def drop(input: Tensor, drop_rate: Any, active: Any, dims: Any) -> Tensor:
         shape = input.shape
         if dims is not None:
             pairs = zip(dims, shape, strict=True)
@@ -296,7 +301,9 @@ def dropped(
         device = input.device if source is None else source.device
         noise = torch.rand(shape, generator=source, dtype=torch.float32, device=device)
         noise = noise.to(input.device)
-        output = torch.where(noise >= share, input * (1 / (1 - share)), torch.zeros_like(input))
+        output = torch.where(
+            noise >= drop_rate, input * (1 / (1 - drop_rate)), torch.zeros_like(input)
+        )
         return output if active is True else torch.where(active.bool(), output, input)
 
     dims = noise_shape if noise_shape is None or is_tensor(noise_shape) else list(noise_shape)

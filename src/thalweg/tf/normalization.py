@@ -51,8 +51,8 @@ def batch_normalization(
 
     `scale` and `offset` may be None.
     """
-    parts = [tensor(x), *(None if y is None else pair(x, y)[1] for y in (mean, variance))]
-    parts += [None if y is None else pair(x, y)[1] for y in (offset, scale)]
+    operands = [tensor(x), *(None if y is None else pair(x, y)[1] for y in (mean, variance))]
+    operands += [None if y is None else pair(x, y)[1] for y in (offset, scale)]
 
     def normalize(
         x: Tensor, mean: Tensor, variance: Tensor, offset: Tensor | None, scale: Tensor | None
@@ -62,7 +62,7 @@ def batch_normalization(
         shift = -mean * factor if offset is None else offset - mean * factor
         return x * factor + shift
 
-    return call(normalize, *parts, name=name or "batchnorm")
+    return call(normalize, *operands, name=name or "batchnorm")
 
 
 def batch_norm_with_global_normalization(
@@ -108,7 +108,13 @@ lrn = local_response_normalization
 
 
 def normalized(
-    data: Tensor, scale: Tensor, offset: Tensor, mean: Any, variance: Any, epsilon: float, axis: int
+    operand: Tensor,
+    scale: Tensor,
+    offset: Tensor,
+    mean: Any,
+    variance: Any,
+    epsilon: float,
+    axis: int,
 ) -> Tensor:
     """Normalize data along all axes but one, by given moments or those of the batch if None.
 
@@ -116,23 +122,25 @@ def normalized(
     """
     if mean is None:
         outputs = torch.batch_norm(
-            data.movedim(axis, 1), scale, offset, None, None, True, 0.0, epsilon, False
+            operand.movedim(axis, 1), scale, offset, None, None, True, 0.0, epsilon, False
         )
         return outputs.movedim(1, axis)
     factor = torch.rsqrt(variance + epsilon)
     factor = factor if scale is None else factor * scale
     shift = -mean * factor if offset is None else offset - mean * factor
-    shape = [1] * data.dim()
+    shape = [1] * operand.dim()
     shape[axis] = -1
-    return (data * factor.reshape(shape) + shift.reshape(shape)).to(data.dtype)
+    return (operand * factor.reshape(shape) + shift.reshape(shape)).to(operand.dtype)
 
 
-def batch_moments(data: Tensor, axis: int, unbiased: bool) -> tuple[Tensor, Tensor]:
+def batch_moments(operand: Tensor, axis: int, unbiased: bool) -> tuple[Tensor, Tensor]:
     """Return the mean and the variance along all axes but one, outside of gradients."""
-    data = data.detach()
-    reduced_axes = [dimension for dimension in range(data.dim()) if dimension != axis % data.dim()]
-    variance, mean = torch.var_mean(data, reduced_axes, correction=0)
-    count = data.numel() // max(mean.numel(), 1)
+    operand = operand.detach()
+    reduced_axes = [
+        dimension for dimension in range(operand.dim()) if dimension != axis % operand.dim()
+    ]
+    variance, mean = torch.var_mean(operand, reduced_axes, correction=0)
+    count = operand.numel() // max(mean.numel(), 1)
     if unbiased and count > 1:
         variance = variance * (count / (count - 1))
     return mean, variance

@@ -9,26 +9,30 @@ from torch import Tensor
 
 from thalweg.tf.convert import call, pair, tensor
 
+_DOC = "`{}` {}. In graph mode `name` names the node."
 
-def unary(function: Callable[[Tensor], Tensor], title: str) -> Callable[..., Tensor]:
+
+def unary(function: Callable[[Tensor], Tensor], label: str) -> Callable[..., Tensor]:
     """Return an elementwise function `(x, name=None)`."""
 
     def apply(x: object, name: str | None = None) -> Tensor:
-        return call(function, tensor(x), name=name or title)
+        return call(function, tensor(x), name=name or label)
 
-    return _with_name(apply, title, "of each element of `x`")
+    return name_function(apply, label, _DOC.format(label, "of each element of `x`"))
 
 
-def binary(function: Callable[[Tensor, Tensor], Tensor], title: str) -> Callable[..., Tensor]:
+def binary(function: Callable[[Tensor, Tensor], Tensor], label: str) -> Callable[..., Tensor]:
     """Return an elementwise function `(x, y, name=None)` with broadcasting."""
 
     def apply(x: object, y: object, name: str | None = None) -> Tensor:
-        return call(function, *pair(x, y), name=name or title)
+        return call(function, *pair(x, y), name=name or label)
 
-    return _with_name(apply, title, "of the elements of `x` and `y`, which broadcast")
+    description = "of the elements of `x` and `y`, which broadcast"
+    return name_function(apply, label, _DOC.format(label, description))
 
 
-def _with_name(apply: Callable[..., object], title: str, description: str) -> Callable[..., Any]:
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"`{title}` {description}. In graph mode `name` names the node."
-    return apply
+def name_function(function: Callable[..., Any], label: str, doc: str) -> Callable[..., Any]:
+    """Set the name and the docstring of a function that a factory made; return the function."""
+    function.__name__ = function.__qualname__ = label
+    function.__doc__ = doc
+    return function

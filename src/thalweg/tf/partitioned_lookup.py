@@ -58,7 +58,7 @@ def lookup_in_tables(
     """
     if strategy not in _STRATEGIES:
         raise InvalidArgumentError(f"partition_strategy is 'mod' or 'div', not {strategy!r}.")
-    tables, numbers = [tensor(table) for table in params], tensor(ids)
+    tables, id_tensor = [tensor(table) for table in params], tensor(ids)
     shapes: list[Any] = [table.shape for table in tables]
     if any(shape is UNKNOWN or shape[0] is None for shape in shapes):
         raise InvalidArgumentError("embedding_lookup needs the number of rows of each table.")
@@ -68,38 +68,40 @@ def lookup_in_tables(
         flat = ids.reshape(-1).to(torch.int64)
         if ((flat < 0) | (flat >= sum(counts))).any():
             raise InvalidArgumentError(f"An id is not in [0, {sum(counts)}).")
-        owners, rows = _STRATEGIES[strategy](flat, counts)
-        places = [torch.nonzero(owners == index).flatten() for index in range(len(counts))]
-        return [*(rows[place] for place in places), torch.argsort(torch.cat(places))]
+        tables_of_ids, rows = _STRATEGIES[strategy](flat, counts)
+        positions = [
+            torch.nonzero(tables_of_ids == index).flatten() for index in range(len(counts))
+        ]
+        return [*(rows[position] for position in positions), torch.argsort(torch.cat(positions))]
 
     def join(ids: Tensor, order: Tensor, *parts: Tensor) -> Tensor:
         return torch.cat(parts)[order].reshape(*ids.shape, *parts[0].shape[1:])
 
-    if isinstance(numbers, _graph.SymbolicTensor) or isinstance(tables[0], _graph.SymbolicTensor):
+    if isinstance(id_tensor, _graph.SymbolicTensor) or isinstance(tables[0], _graph.SymbolicTensor):
         outputs = [_graph.Output(torch.int64, (None,), ())] * (len(counts) + 1)
         shared = _graph.operation(
-            share_out, [numbers], "DynamicPartition", kind="pure", outputs=outputs
+            share_out, [id_tensor], "DynamicPartition", kind="pure", outputs=outputs
         )
     else:
-        shared = share_out(numbers)
+        shared = share_out(id_tensor)
     *rows, order = shared
-    found_rows = [_graph.embedding_lookup(*pair) for pair in zip(tables, rows, strict=True)]
-    output: Any = call(join, numbers, order, *found_rows, name=name or "embedding_lookup")
-    if isinstance(output, _graph.SymbolicTensor) and numbers.shape is not UNKNOWN:
-        output.set_shape((*numbers.shape, *shapes[0][1:]))
+    table_rows = [_graph.embedding_lookup(*pair) for pair in zip(tables, rows, strict=True)]
+    output: Any = call(join, id_tensor, order, *table_rows, name=name or "embedding_lookup")
+    if isinstance(output, _graph.SymbolicTensor) and id_tensor.shape is not UNKNOWN:
+        output.set_shape((*id_tensor.shape, *shapes[0][1:]))
     return output
 
 
-def _take_turns(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+def _split_cyclically(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
     return flat % len(counts), flat // len(counts)
 
 
-def _divide(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+def _split_evenly(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
     size, longer = divmod(sum(counts), len(counts))
     is_in_longer = flat < longer * (size + 1)
     offset, shorter = flat - longer, max(size, 1)
-    owners = torch.where(is_in_longer, flat // (size + 1), offset // shorter)
-    return owners, torch.where(is_in_longer, flat % (size + 1), offset % shorter)
+    tables_of_ids = torch.where(is_in_longer, flat // (size + 1), offset // shorter)
+    return tables_of_ids, torch.where(is_in_longer, flat % (size + 1), offset % shorter)
 
 
-_STRATEGIES: dict[str, Strategy] = {"mod": _take_turns, "div": _divide}
+_STRATEGIES: dict[str, Strategy] = {"mod": _split_cyclically, "div": _split_evenly}

@@ -28,89 +28,72 @@ _PUBLIC = ("compat.v1", "compat.v1.math", "compat.v1.nn", "compat.v1.linalg", "c
 _TRAIN = ("compat.v1.train", "compat.v1")
 _KERAS = ("keras.optimizers", "keras.optimizers.schedules")
 
-_PLACES: dict[str, tuple[str, ...]] = {
-    "checkpoint.checkpoint": _TRAIN,
-    "client.session": _PUBLIC,
-    "data.ops.dataset_ops": ("data", "compat.v1.data"),
-    "data.ops.iterator_ops": ("data", "compat.v1.data"),
-    "distribute.distribute_lib": ("distribute",),
-    "distribute.distribution_strategy_context": ("distribute",),
-    "distribute.mirrored_strategy": ("distribute",),
-    "distribute.reduce_util": ("distribute",),
-    "eager.backprop": _PUBLIC,
-    "eager.context": _PUBLIC,
-    "eager.def_function": ("",),
-    "eager.function": ("",),
-    "framework.constant_op": _PUBLIC,
-    "framework.dtypes": _PUBLIC,
-    "framework.errors": ("errors",),
-    "framework.errors_impl": ("errors",),
-    "framework.indexed_slices": _PUBLIC,
-    "framework.ops": _PUBLIC,
-    "framework.random_seed": _PUBLIC,
-    "framework.tensor": _PUBLIC,
-    "framework.tensor_conversion": _PUBLIC,
-    "framework.tensor_shape": _PUBLIC,
-    "framework.tensor_util": _PUBLIC,
-    "keras": ("keras",),
-    "keras.backend": ("keras.backend",),
-    "keras.callbacks": ("keras.callbacks",),
-    "keras.initializers": ("keras.initializers",),
-    "keras.engine.input_layer": ("keras.layers", "keras"),
-    "keras.engine.sequential": ("keras.models",),
-    "keras.engine.training": ("keras.models",),
-    "keras.layers": ("keras.layers",),
-    "keras.layers.core": ("keras.layers",),
-    "keras.losses": ("keras.losses",),
-    "keras.models": ("keras.models",),
-    "keras.optimizers": _KERAS,
-    "keras.regularizers": ("keras.regularizers",),
-    "keras.utils.np_utils": ("keras.utils",),
-    "lib.io.file_io": ("gfile", "io.gfile"),
-    "pywrap_tensorflow": _TRAIN,
-    "platform.app": ("compat.v1.app",),
-    "platform.flags": ("compat.v1.flags",),
-    "platform.gfile": ("compat.v1.gfile",),
-    "platform.googletest": ("test",),
-    "platform.test": ("test",),
-    "platform.tf_logging": ("compat.v1.logging",),
-    "training.distribution_strategy_context": ("distribute",),
-    "summary.summary": ("compat.v1.summary",),
-    "training.tracking.util": _TRAIN,
-    "training.training": ("compat.v1.train",),
-    "util.nest": ("nest",),
-}
-
-
-def _add_places(package: str, names: str, places: tuple[str, ...]) -> None:
-    _PLACES.update((f"{package}.{name}", places) for name in names.split())
-
-
-_add_places(
-    "ops",
-    "array_ops check_ops clip_ops cond control_flow_ops custom_gradient data_flow_ops embedding_ops"
-    " gen_array_ops gen_math_ops gen_nn_ops gen_state_ops gradients gradients_impl gradients_util"
-    " init_ops linalg_ops math_ops nn nn_impl nn_ops partitioned_variables random_ops ref_variable"
-    " resource_variable_ops resources state_ops tensor_array_ops variable_scope variable_v1"
-    " variables",
-    _PUBLIC,
+# Names of TensorFlow's modules, and the modules of `tf` that have what they define.
+_TABLE = (
+    (
+        "client.session eager.backprop eager.context framework.constant_op framework.dtypes"
+        " framework.indexed_slices framework.ops framework.random_seed framework.tensor"
+        " framework.tensor_conversion framework.tensor_shape framework.tensor_util ops.array_ops"
+        " ops.check_ops ops.clip_ops ops.cond ops.control_flow_ops ops.custom_gradient"
+        " ops.data_flow_ops ops.embedding_ops ops.gen_array_ops ops.gen_math_ops ops.gen_nn_ops"
+        " ops.gen_state_ops ops.gradients ops.gradients_impl ops.gradients_util ops.init_ops"
+        " ops.linalg_ops ops.math_ops ops.nn ops.nn_impl ops.nn_ops ops.partitioned_variables"
+        " ops.random_ops ops.ref_variable ops.resource_variable_ops ops.resources ops.state_ops"
+        " ops.tensor_array_ops ops.variable_scope ops.variable_v1 ops.variables",
+        _PUBLIC,
+    ),
+    (
+        "checkpoint.checkpoint pywrap_tensorflow training.adadelta training.adagrad"
+        " training.adagrad_da training.adam training.basic_session_run_hooks"
+        " training.checkpoint_management training.checkpoint_utils training.coordinator"
+        " training.ftrl training.gradient_descent training.learning_rate_decay training.momentum"
+        " training.monitored_session training.moving_averages training.optimizer"
+        " training.proximal_adagrad training.proximal_gradient_descent training.queue_runner"
+        " training.queue_runner_impl training.rmsprop training.saver training.session_manager"
+        " training.session_run_hook training.sync_replicas_optimizer training.tracking.util"
+        " training.training_util",
+        _TRAIN,
+    ),
+    (
+        "keras.optimizers keras.optimizer_v2.adadelta keras.optimizer_v2.adagrad"
+        " keras.optimizer_v2.adam keras.optimizer_v2.adamax keras.optimizer_v2.ftrl"
+        " keras.optimizer_v2.gradient_descent keras.optimizer_v2.nadam"
+        " keras.optimizer_v2.optimizer_v2 keras.optimizer_v2.rmsprop",
+        _KERAS,
+    ),
+    ("keras.optimizer_v2.learning_rate_schedule", ("keras.optimizers.schedules",)),
+    ("data.ops.dataset_ops data.ops.iterator_ops", ("data", "compat.v1.data")),
+    (
+        "distribute.distribute_lib distribute.distribution_strategy_context"
+        " distribute.mirrored_strategy distribute.reduce_util"
+        " training.distribution_strategy_context",
+        ("distribute",),
+    ),
+    ("eager.def_function eager.function", ("",)),
+    ("framework.errors framework.errors_impl", ("errors",)),
+    ("keras.engine.input_layer", ("keras.layers", "keras")),
+    ("keras.engine.sequential keras.engine.training", ("keras.models",)),
+    ("keras.layers.core", ("keras.layers",)),
+    ("keras.utils.np_utils", ("keras.utils",)),
+    ("lib.io.file_io", ("gfile", "io.gfile")),
+    ("platform.googletest platform.test", ("test",)),
+    ("platform.tf_logging", ("compat.v1.logging",)),
+    ("summary.summary", ("compat.v1.summary",)),
+    ("training.training", ("compat.v1.train",)),
+    ("util.nest", ("nest",)),
 )
-_add_places(
-    "training",
-    "adadelta adagrad adagrad_da adam basic_session_run_hooks checkpoint_management"
-    " checkpoint_utils coordinator ftrl gradient_descent learning_rate_decay momentum"
-    " monitored_session moving_averages optimizer proximal_adagrad proximal_gradient_descent"
-    " queue_runner queue_runner_impl rmsprop saver session_manager session_run_hook"
-    " sync_replicas_optimizer training_util",
-    _TRAIN,
-)
-_add_places(
-    "keras.optimizer_v2",
-    "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop",
-    _KERAS,
-)
+_MODULES_BY_NAME = {
+    **{name: modules for names, modules in _TABLE for name in names.split()},
+    **{f"platform.{name}": (f"compat.v1.{name}",) for name in ("app", "flags", "gfile")},
+    **{
+        name: (name,)
+        for name in (
+            "keras", "keras.backend", "keras.callbacks", "keras.initializers", "keras.layers",
+            "keras.losses", "keras.models", "keras.regularizers",
+        )
+    },
+}  # fmt: skip
 _TRACKABLE = ("trackable.base", "training.tracking.base", "training.checkpointable.base")
-_PLACES["keras.optimizer_v2.learning_rate_schedule"] = ("keras.optimizers.schedules",)
 _ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
     "keras.optimizer_v2.optimizer_v2": "thalweg.keras.optimizers.optimizer",
     "ops.gen_training_ops": "thalweg.v1.training_ops",
@@ -220,7 +203,7 @@ _EXTRA_NAMES: dict[str, dict[str, object]] = {
     ),
     "util.tf_export": {"keras_export": _ignore_export, "tf_export": _ignore_export},
 }
-_NAMES = {*_PLACES, *_ELSEWHERE, *_EXTRA_NAMES}
+_NAMES = {*_MODULES_BY_NAME, *_ELSEWHERE, *_EXTRA_NAMES}
 _PACKAGES = {"", *(name[:end] for name in _NAMES for end, sign in enumerate(name) if sign == ".")}
 
 
@@ -261,7 +244,7 @@ def module(fullname: str) -> MergedModules:
     if name == "ops.resource_variable_ops":
         old = _attribute_at("compat.v1")
         extras |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}
-        extras |= _of_resources()
+        extras |= _make_resource_names()
     if name in ("ops.variables", "ops.variable_v1", "ops.ref_variable"):
         extras["RefVariable"] = extras["VariableV1"] = _attribute_at("compat.v1").Variable
     return MergedModules(fullname, list(_candidates_for(name)), extras)
@@ -279,7 +262,7 @@ class _Resources(type):
         return _is_resource(instance)
 
 
-def _of_resources() -> dict[str, Any]:
+def _make_resource_names() -> dict[str, Any]:
     """Return names for resource variables, with the variables as their handles."""
     old = _attribute_at("compat.v1")
 
@@ -298,7 +281,7 @@ def _of_resources() -> dict[str, Any]:
 def _candidates_for(name: str) -> Iterator[object]:
     if name in _ELSEWHERE:
         yield importlib.import_module(_ELSEWHERE[name])
-    for path in _PLACES.get(name, ()):
+    for path in _MODULES_BY_NAME.get(name, ()):
         with contextlib.suppress(AttributeError):
             yield _attribute_at(path)
 

@@ -40,8 +40,8 @@ def numpy_function(
         name: Optional.
 
     Returns:
-        A tensor, or a list of tensors if `Tout` is one; an operation in graph mode if that is
-        empty.
+        A tensor, or a list of tensors if `Tout` is a list; if that is empty, None, or in graph
+        mode the operation.
 
     Raises:
         InvalidArgumentError: It returns another number of values, or other dtypes.
@@ -177,12 +177,12 @@ def print_identity(
         name: Optional.
     """
     source: Any = tensor(input_)
-    times = 0
+    count = 0
 
     def show(value: Any, values: Sequence[object]) -> object:
-        nonlocal times
-        times += 1
-        if first_n is None or first_n < 0 or times <= first_n:
+        nonlocal count
+        count += 1
+        if first_n is None or first_n < 0 or count <= first_n:
             excerpts = "".join(f"[{excerpt(entry, summarize)}]" for entry in values)
             _python_print(f"{message or ''}{excerpts}", file=sys.stderr, flush=True)
         return value.clone()

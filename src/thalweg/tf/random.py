@@ -76,10 +76,10 @@ def uniform(
         return _graph.random_uniform(shape, minval, maxval, dtype, seed, name)
     kind = as_dtype(dtype)
     if kind.is_floating_point:
-        share = _graph.random_uniform(shape, 0.0, 1.0, kind, seed, name)
-        return share * ((1 if maxval is None else maxval) - minval) + minval
-    share = _graph.random_uniform(shape, 0.0, 1.0, torch.float64, seed, name)
-    return cast(torch.floor(share * (maxval - minval)), kind) + cast(minval, kind)
+        uniform_numbers = _graph.random_uniform(shape, 0.0, 1.0, kind, seed, name)
+        return uniform_numbers * ((1 if maxval is None else maxval) - minval) + minval
+    uniform_numbers = _graph.random_uniform(shape, 0.0, 1.0, torch.float64, seed, name)
+    return cast(torch.floor(uniform_numbers * (maxval - minval)), kind) + cast(minval, kind)
 
 
 def categorical(
@@ -109,10 +109,10 @@ def categorical(
                 f"logits must have the shape (batch, classes), not {tuple(logit_rows.shape)}."
             )
         source = generator()
-        shares = torch.softmax(logit_rows.detach().double(), -1).to(
+        probabilities = torch.softmax(logit_rows.detach().double(), -1).to(
             "cpu" if source else logit_rows.device
         )
-        classes = torch.multinomial(shares, int(count), replacement=True, generator=source)
+        classes = torch.multinomial(probabilities, int(count), replacement=True, generator=source)
         return classes.to(kind).to(logit_rows.device)
 
     if not any(isinstance(operand, _graph.SymbolicTensor) for operand in (logit_rows, num_samples)):

@@ -35,8 +35,9 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
     def find(operand: Tensor, k: Tensor | int) -> list[Tensor]:
         count = int(k)
         _check_k(count, operand.shape)
-        values, places = torch.sort(operand, stable=True, dim=-1, descending=True)
-        return [values[..., :count], places[..., :count].int()]
+        # torch.topk leaves the order of equal elements open.
+        values, positions = torch.sort(operand, stable=True, dim=-1, descending=True)
+        return [values[..., :count], positions[..., :count].int()]
 
     rows, size = tensor(input), tensor(k) if is_tensor(k) else int(k)
     symbols = [operand for operand in (rows, size) if isinstance(operand, _graph.SymbolicTensor)]
@@ -63,7 +64,8 @@ def _check_k(k: int, shape: Any) -> None:
 def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
     """Return True if the prediction of each target is among the `k` largest of its row.
 
-    Predictions equal to the k-th count as among them. The two tensors may be swapped, as their
+    Predictions equal to the k-th count as among them. A target that is no class, and a row with NaN
+    or infinity, give False. The two tensors may be swapped, as their
     order differs between TensorFlow 1 and 2.
     """
 

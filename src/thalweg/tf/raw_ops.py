@@ -70,7 +70,7 @@ def _scatter_function(update: str) -> Callable[..., Any]:
             return scattered(resource, indices, updates, update, title).op
         return scatter(resource, indices, updates, update)
 
-    function.__doc__ = f'Change rows of a variable by "{update}": see `ground.scattering.scatter`.'
+    function.__doc__ = f'Change rows of a variable by "{update}": see `_base.scatter.scatter`.'
     return function
 
 

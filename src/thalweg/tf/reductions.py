@@ -13,6 +13,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.tf.convert import call, named_in_graphs, tensor
+from thalweg.tf.operators import name_function
 from thalweg.variable import as_dtype, dtype_name
 
 __all__ = [
@@ -30,8 +31,8 @@ def _axes_of(operand: Tensor, axis: Any) -> tuple[int, ...]:
     axis = axis.tolist() if isinstance(axis, torch.Tensor | np.ndarray) else axis
     axes = [int(entry) for entry in (axis if isinstance(axis, list | tuple) else [axis])]
     rank = operand.dim()
-    wrong = [axis_number for axis_number in axes if not -rank <= axis_number < rank]
-    if wrong or len({axis_number % rank for axis_number in axes}) < len(axes):
+    wrong = [entry for entry in axes if not -rank <= entry < rank]
+    if wrong or len({entry % rank for entry in axes}) < len(axes):
         raise InvalidArgumentError(
             f"axis {axis} must name dimensions of a tensor of shape {tuple(operand.shape)}."
         )
@@ -40,14 +41,14 @@ def _axes_of(operand: Tensor, axis: Any) -> tuple[int, ...]:
 
 def _reduction_function(
     function: Callable[[Tensor, tuple[int, ...], bool], Tensor],
-    title: str,
+    label: str,
     unreduced: Callable[[Tensor], Tensor] = torch.clone,
 ) -> Callable[..., Tensor]:
     """Return a function `(input_tensor, axis=None, keepdims=False, name=None)`.
 
     Args:
         function: Takes a tensor, the axes, and whether they are kept.
-        title: Name of the function.
+        label: Name of the function.
         unreduced: Function of a tensor without axes to reduce.
     """
 
@@ -58,21 +59,18 @@ def _reduction_function(
     def apply(
         input_tensor: object, axis: Axis = None, keepdims: bool = False, name: str | None = None
     ) -> Tensor:
-        return call(reduce, tensor(input_tensor), axis, bool(keepdims), name=name or title)
+        return call(reduce, tensor(input_tensor), axis, bool(keepdims), name=name or label)
 
-    apply.__name__ = apply.__qualname__ = title
     description = "along an axis, several, or all; `keepdims` keeps them with size 1"
-    apply.__doc__ = f"`{title}` {description}."
-    return apply
+    return name_function(apply, label, f"`{label}` {description}.")
 
 
 def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
     """Return a reduction over several axes from a function of one axis."""
 
     def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        places = sorted(axis % operand.dim() for axis in axes)
-        for place in reversed(places):
-            operand = function(operand, place, keepdims)
+        for axis in sorted((axis % operand.dim() for axis in axes), reverse=True):
+            operand = function(operand, axis, keepdims)
         return operand
 
     return reduce
@@ -86,19 +84,19 @@ def _zero_or_nan(operand: Tensor) -> Tensor:
     return operand - operand  # NaN stays
 
 
-def _numeric_reduction(function: Callable[..., Tensor], title: str) -> Callable[..., Tensor]:
+def _numeric_reduction(function: Callable[..., Tensor], label: str) -> Callable[..., Tensor]:
     """Return a reduction that rejects bools."""
 
     def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         if operand.dtype == torch.bool:
-            raise InvalidTypeError(f"{title} takes numbers, not bool. Cast the tensor.")
+            raise InvalidTypeError(f"{label} takes numbers, not bool. Cast the tensor.")
         return function(operand, axes, keepdims)
 
-    return _reduction_function(reduce, title)
+    return _reduction_function(reduce, label)
 
 
 def _extreme_reduction(
-    function: Callable[..., Tensor], title: str, largest: bool
+    function: Callable[..., Tensor], label: str, largest: bool
 ) -> Callable[..., Tensor]:
     """Return a reduction to the largest or smallest element, the limit of the dtype for none."""
 
@@ -111,7 +109,7 @@ def _extreme_reduction(
             limit = torch.iinfo(operand.dtype).min if largest else torch.iinfo(operand.dtype).max
         return torch.full_like(operand.sum(axes, keepdims, dtype=operand.dtype), limit)
 
-    return _numeric_reduction(reduce, title)
+    return _numeric_reduction(reduce, label)
 
 
 def _mean_over(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -129,7 +127,7 @@ def _mean_over(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor
 
 def _of_fractions(
     function: Callable[[Tensor, tuple[int, ...], bool], Tensor],
-    title: str,
+    label: str,
     unreduced: Callable[[Tensor], Tensor] = torch.clone,
 ) -> Callable[..., Tensor]:
     """Return a reduction that rejects integers, as in TensorFlow."""
@@ -137,14 +135,14 @@ def _of_fractions(
     def check_inexact(operand: Tensor) -> Tensor:
         if _is_exact(operand):
             raise InvalidTypeError(
-                f"{title} takes real or complex numbers, not {dtype_name(operand.dtype)}."
+                f"{label} takes real or complex numbers, not {dtype_name(operand.dtype)}."
                 " Cast the tensor."
             )
         return operand
 
     return _reduction_function(
         lambda x, axes, keep: function(check_inexact(x), axes, keep),
-        title,
+        label,
         lambda x: unreduced(check_inexact(x)),
     )
 

@@ -87,8 +87,8 @@ def log_uniform_candidate_sampler(
     span = math.log1p(range_max)
 
     def draw(count: int, generator: torch.Generator | None) -> torch.Tensor:
-        numbers = torch.rand(count, dtype=torch.float64, device="cpu", generator=generator)
-        return torch.expm1(numbers * span).long() % range_max
+        uniform_numbers = torch.rand(count, dtype=torch.float64, device="cpu", generator=generator)
+        return torch.expm1(uniform_numbers * span).long() % range_max
 
     def probability(classes: torch.Tensor) -> torch.Tensor:
         k = classes.double()
@@ -132,13 +132,13 @@ def _sample_classes(
 
     def sample(labels: torch.Tensor) -> list[torch.Tensor]:
         source = generator()
-        drawn_ids, tries = (
+        sampled_ids, tries = (
             _draw_unique(draw, count, source) if unique else (draw(count, source), count)
         )
-        drawn_ids = drawn_ids.to(labels.device)
-        shares = [sampler.probability(x) for x in (labels, drawn_ids)]
-        expected = [_expected_count(share, count, tries) for share in shares]
-        return [drawn_ids, *expected]
+        sampled_ids = sampled_ids.to(labels.device)
+        probabilities = [sampler.probability(x) for x in (labels, sampled_ids)]
+        expected = [_expected_count(values, count, tries) for values in probabilities]
+        return [sampled_ids, *expected]
 
     if not isinstance(true_classes, _graph.SymbolicTensor):
         return Candidates(*sample(true_classes))
@@ -162,8 +162,8 @@ def _draw_unique(
         new_draws = draw(max(2 * count, len(draws)), generator).numpy()
         draws = np.concatenate([draws, new_draws])
         first = np.sort(np.unique(draws, return_index=True)[1])
-    places = first[:count]
-    return torch.from_numpy(draws[places]), int(places[-1]) + 1 if count else 0
+    positions = first[:count]
+    return torch.from_numpy(draws[positions]), int(positions[-1]) + 1 if count else 0
 
 
 def _expected_count(p: torch.Tensor, count: int, tries: int) -> torch.Tensor:
@@ -276,13 +276,13 @@ class _SampledClasses:
             sampled_values = log_uniform_candidate_sampler(
                 labels, self.num_true, self.num_sampled, True, self.num_classes, self.seed
             )
-        sampled, *expected_counts = (stop_gradient(part) for part in sampled_values)
+        sampled, *expected_counts = (stop_gradient(candidates) for candidates in sampled_values)
         ids = call(lambda x, y: torch.cat([x.reshape(-1), y]), labels, sampled)
         rows, shifts = (
             look_up(table, ids, self.partition_strategy) for table in (self.weights, self.biases)
         )
-        parts = (tensor(self.inputs), rows, shifts, labels, sampled, *expected_counts)
-        return call(self._compare, *parts, name=f"{self.name}/logits")
+        operands = (tensor(self.inputs), rows, shifts, labels, sampled, *expected_counts)
+        return call(self._compare, *operands, name=f"{self.name}/logits")
 
     def _compare(
         self, inputs: Tensor, rows: Tensor, shifts: Tensor, labels: Any, *sampled: Any

@@ -11,7 +11,8 @@ from torch import Tensor
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import known_size
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf.convert import call, tensor, told
+from thalweg.tf.convert import call, set_static, tensor
+from thalweg.tf.operators import name_function
 
 __all__ = [
     "segment_max", "segment_mean", "segment_min", "segment_prod", "segment_sum",
@@ -25,13 +26,13 @@ _REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "prod
 def _reduce_segments(kind: str, rows: Tensor, ids: Tensor, count: int, empty: float) -> Tensor:
     flat = rows.reshape(ids.numel(), *rows.shape[ids.dim() :])
     is_member = ids.reshape(-1) >= 0  # TensorFlow leaves rows of negative segments out
-    flat, places = flat[is_member], ids.reshape(-1)[is_member].long()
-    if places.device.type == "cpu" and len(places) and int(places.max()) >= count:
-        raise InvalidArgumentError(f"There is no segment {int(places.max())} among {count}.")
+    flat, segment_ids = flat[is_member], ids.reshape(-1)[is_member].long()
+    if segment_ids.device.type == "cpu" and len(segment_ids) and int(segment_ids.max()) >= count:
+        raise InvalidArgumentError(f"There is no segment {int(segment_ids.max())} among {count}.")
     start = flat.new_full((count, *flat.shape[1:]), empty)
     if kind == "sum":
-        return start.index_add(0, places, flat)
-    index = places.reshape(-1, *[1] * (flat.dim() - 1)).expand_as(flat)
+        return start.index_add(0, segment_ids, flat)
+    index = segment_ids.reshape(-1, *[1] * (flat.dim() - 1)).expand_as(flat)
     return start.scatter_reduce(0, index, flat, _REDUCTIONS[kind], include_self=False)
 
 
@@ -44,7 +45,7 @@ def _empty_value(kind: str, dtype: torch.dtype) -> float:
 
 
 def _unsorted_reduction(kind: str) -> Callable[..., Tensor]:
-    title = f"unsorted_segment_{kind}"
+    label = f"unsorted_segment_{kind}"
 
     def apply(
         data: object, segment_ids: Any, num_segments: object, name: str | None = None
@@ -53,40 +54,38 @@ def _unsorted_reduction(kind: str) -> Callable[..., Tensor]:
             return _reduce_segments(kind, rows, ids, int(count), _empty_value(kind, rows.dtype))
 
         rows, ids = tensor(data), tensor(segment_ids)
-        reduction = call(reduce, rows, ids, num_segments, name=name or title)
+        reduction = call(reduce, rows, ids, num_segments, name=name or label)
 
         def static_shape() -> list[int | None] | None:
             if rows.shape is UNKNOWN or ids.shape is UNKNOWN:
                 return None
             return [known_size(num_segments), *rows.shape[len(ids.shape) :]]
 
-        return told(reduction, rows.dtype, static_shape)
+        return set_static(reduction, rows.dtype, static_shape)
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"The {kind} of the rows of each of `num_segments` segments, in any order."
-    return apply
+    doc = f"The {kind} of the rows of each of `num_segments` segments, in any order."
+    return name_function(apply, label, doc)
 
 
 def _sorted_reduction(kind: str) -> Callable[..., Tensor]:
-    title = f"segment_{kind}"
+    label = f"segment_{kind}"
 
     def apply(data: object, segment_ids: object, name: str | None = None) -> Tensor:
         def reduce(rows: Tensor, ids: Tensor) -> Tensor:
             if ids.device.type == "cpu" and bool((ids.diff() < 0).any() or (ids < 0).any()):
                 raise InvalidArgumentError(
-                    f"segment_ids of {title} must begin at 0 or above and not decrease; otherwise"
-                    f" use unsorted_{title}."
+                    f"segment_ids of {label} must begin at 0 or above and not decrease; otherwise"
+                    f" use unsorted_{label}."
                 )
             count = int(ids[-1]) + 1 if len(ids) else 0
             return _reduce_segments(kind, rows, ids, count, int(kind == "prod"))
 
         rows = tensor(data)
-        reduction = call(reduce, rows, tensor(segment_ids), name=name or title)
-        return told(reduction, rows.dtype, lambda: rows.shape and [None, *rows.shape[1:]])
+        reduction = call(reduce, rows, tensor(segment_ids), name=name or label)
+        return set_static(reduction, rows.dtype, lambda: rows.shape and [None, *rows.shape[1:]])
 
-    apply.__name__ = apply.__qualname__ = title
-    apply.__doc__ = f"The {kind} of the rows of each segment; their numbers do not decrease."
-    return apply
+    doc = f"The {kind} of the rows of each segment; their numbers do not decrease."
+    return name_function(apply, label, doc)
 
 
 segment_max = _sorted_reduction("max")

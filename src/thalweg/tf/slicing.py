@@ -16,7 +16,7 @@ from thalweg._base.static_shape import UNKNOWN
 from thalweg._graph import known_size, known_sizes, sizes_of
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.arrays import shape as shape_of
-from thalweg.tf.convert import call, is_tensor, pair, sizes, tensor, told
+from thalweg.tf.convert import call, is_tensor, pair, set_static, sizes, tensor
 from thalweg.tf.elementwise import cast
 from thalweg.tf.random import uniform
 from thalweg.variable import as_dtype
@@ -34,13 +34,13 @@ def slice(input_: object, begin: object, size: object, name: str | None = None) 
     Raises:
         InvalidArgumentError: The part is not inside the tensor.
     """
-    source, start_sizes, part_sizes = tensor(input_), sizes_of(begin), sizes_of(size)
+    source, start_sizes, requested_sizes = tensor(input_), sizes_of(begin), sizes_of(size)
 
     def cut(x: Tensor, begin: Tensor, size: Tensor) -> Tensor:
-        places = zip(sizes(begin), sizes(size), x.shape, strict=True)
+        positions = zip(sizes(begin), sizes(size), x.shape, strict=True)
         ends = [
             (a, full_size if length == -1 else a + length, full_size)
-            for a, length, full_size in places
+            for a, length, full_size in positions
         ]
         if any(not 0 <= start <= end <= full_size for start, end, full_size in ends):
             raise InvalidArgumentError(
@@ -50,7 +50,7 @@ def slice(input_: object, begin: object, size: object, name: str | None = None) 
         return x[tuple(builtins.slice(start, end) for start, end, _ in ends)]
 
     def static_shape() -> list[int | None] | None:
-        dims, starts = known_sizes(part_sizes), known_sizes(start_sizes)
+        dims, starts = known_sizes(requested_sizes), known_sizes(start_sizes)
         if dims is None or starts is None or source.shape is UNKNOWN:
             return dims and [None if count == -1 else count for count in dims]
         pairs = zip(starts, source.shape, strict=True)
@@ -60,8 +60,10 @@ def slice(input_: object, begin: object, size: object, name: str | None = None) 
             for remaining_size, count in zip(remaining_sizes, dims, strict=True)
         ]
 
-    return told(
-        call(cut, source, start_sizes, part_sizes, name=name or "Slice"), source.dtype, static_shape
+    return set_static(
+        call(cut, source, start_sizes, requested_sizes, name=name or "Slice"),
+        source.dtype,
+        static_shape,
     )
 
 
@@ -97,18 +99,20 @@ def strided_slice(
     def cut(x: Tensor, begin: Tensor, end: Tensor, strides: Tensor) -> Tensor:
         starts, ends = sizes(begin), sizes(end)
         steps = (1,) * len(starts) if strides is None else sizes(strides)
-        for place in reversed(range(len(starts))):
-            if shrink_axis_mask >> place & 1:
-                x = x.select(place, starts[place])
+        for dim in reversed(range(len(starts))):
+            if shrink_axis_mask >> dim & 1:
+                x = x.select(dim, starts[dim])
                 continue
-            start = None if begin_mask >> place & 1 else starts[place]
-            stop = None if end_mask >> place & 1 else ends[place]
-            positions = range(x.shape[place])[start : stop : steps[place]]
-            x = x.index_select(place, torch.tensor(positions, dtype=torch.int64, device=x.device))
+            start = None if begin_mask >> dim & 1 else starts[dim]
+            stop = None if end_mask >> dim & 1 else ends[dim]
+            positions = range(x.shape[dim])[start : stop : steps[dim]]
+            x = x.index_select(dim, torch.tensor(positions, dtype=torch.int64, device=x.device))
         return x
 
-    parts = [None if argument is None else sizes_of(argument) for argument in (begin, end, strides)]
-    return told(call(cut, source, *parts, name=name or "StridedSlice"), source.dtype)
+    operands = [
+        None if argument is None else sizes_of(argument) for argument in (begin, end, strides)
+    ]
+    return set_static(call(cut, source, *operands, name=name or "StridedSlice"), source.dtype)
 
 
 def pad(
@@ -127,6 +131,9 @@ def pad(
             which mirrors before and after them.
         constant_values: What is added with "CONSTANT".
         name: Optional.
+
+    Raises:
+        InvalidArgumentError: The mode is unknown, or `paddings` has not two numbers per dimension.
     """
     kind = mode.lower()
     if kind not in ("constant", "reflect", "symmetric"):
@@ -143,15 +150,15 @@ def pad(
             )
         pairs = list(zip(flat[::2], flat[1::2], strict=True))
         if kind == "constant":
-            reversed_pairs = [number for amounts in reversed(pairs) for number in amounts]
+            reversed_pairs = [amount for amounts in reversed(pairs) for amount in amounts]
             return torch.nn.functional.pad(x, reversed_pairs, value=constant_values)
-        for place, amounts in enumerate(pairs):
-            order = np.pad(np.arange(x.shape[place]), amounts, mode=kind)
-            x = x.index_select(place, torch.from_numpy(order).to(x.device))
+        for dim, amounts in enumerate(pairs):
+            order = np.pad(np.arange(x.shape[dim]), amounts, mode=kind)
+            x = x.index_select(dim, torch.from_numpy(order).to(x.device))
         return x
 
     source, padding_sizes = as_tensor(tensor), sizes_of(paddings)
-    return told(call(widen, source, padding_sizes, name=name or "Pad"), source.dtype)
+    return set_static(call(widen, source, padding_sizes, name=name or "Pad"), source.dtype)
 
 
 def reverse(tensor: object, axis: object, name: str | None = None) -> Tensor:
@@ -182,7 +189,10 @@ def meshgrid(*args: object, indexing: str = "xy", name: str | None = None) -> li
 def boolean_mask(
     tensor: object, mask: object, name: str = "boolean_mask", axis: int | None = None
 ) -> Tensor:
-    """Return the parts of a tensor where a mask is true, along one dimension."""
+    """Return the slices of a tensor where a mask is true, stacked along one dimension.
+
+    The dimensions of the mask are those of the tensor from `axis` on, 0 by default.
+    """
 
     def choose(x: Tensor, bools: Tensor) -> Tensor:
         first = (axis or 0) % max(x.dim(), 1)
@@ -202,62 +212,71 @@ def boolean_mask(
         first = (axis or 0) % max(len(source.shape), 1)
         return [*source.shape[:first], None, *source.shape[first + len(bools.shape) :]]
 
-    return told(call(choose, source, bools, name=name), source.dtype, static_shape)
+    return set_static(call(choose, source, bools, name=name), source.dtype, static_shape)
 
 
 def gather_nd(
     params: object, indices: object, name: str | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """Return elements or parts of `params`; the last dimension of `indices` has their indices."""
+    """Return elements or slices of `params`, whose indices the last dimension of `indices` has.
 
-    def pick(x: Tensor, places: Tensor) -> Tensor:
+    `batch_dims` is 0, or 1 to index each row of `params` by the same row of `indices`.
+
+    Raises:
+        InvalidArgumentError: `batch_dims` is another number, or on the CPU an index is too large.
+    """
+
+    def pick(x: Tensor, positions: Tensor) -> Tensor:
         if batch_dims:
-            return torch.stack([_pick_elements(*entry) for entry in zip(x, places, strict=True)])
-        return _pick_elements(x, places)
+            return torch.stack([_pick_elements(*entry) for entry in zip(x, positions, strict=True)])
+        return _pick_elements(x, positions)
 
     if batch_dims not in (0, 1):
         raise InvalidArgumentError("batch_dims of gather_nd must be 0 or 1.")
     return call(pick, tensor(params), tensor(indices), name=name or "GatherNd")
 
 
-def _pick_elements(x: Tensor, places: Tensor) -> Tensor:
-    return x[indices_of(places, x.shape)]
+def _pick_elements(x: Tensor, positions: Tensor) -> Tensor:
+    return x[indices_of(positions, x.shape)]
 
 
-def indices_of(places: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return the last dimension of `places` as indices of a tensor of this shape.
+def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return the last dimension of `positions` as indices of a tensor of this shape.
 
     Raises:
         InvalidArgumentError: On the CPU, if one is out of range.
     """
-    if places.device.type == "cpu":  # elsewhere the check would wait for the device
-        limits = torch.tensor(shape[: places.shape[-1]], dtype=torch.int64, device="cpu")
-        wrong = ((places < 0) | (places >= limits)).any(-1).nonzero()
+    if positions.device.type == "cpu":  # elsewhere the check would wait for the device
+        limits = torch.tensor(shape[: positions.shape[-1]], dtype=torch.int64, device="cpu")
+        wrong = ((positions < 0) | (positions >= limits)).any(-1).nonzero()
         if len(wrong):
             first = tuple(wrong[0].tolist())
             raise InvalidArgumentError(
-                f"indices[{', '.join(map(str, first))}] = {places[first].tolist()} is not inside of"
-                f" a tensor of shape {tuple(shape)}."
+                f"indices[{', '.join(map(str, first))}] = {positions[first].tolist()} is not inside"
+                f" of a tensor of shape {tuple(shape)}."
             )
-    return tuple(places.long().unbind(-1))
+    return tuple(positions.long().unbind(-1))
 
 
 def scatter_nd(indices: object, updates: object, shape: object, name: str | None = None) -> Tensor:
     """Return zeros of a shape with updates added at indices, the last dimension of `indices`."""
-    places, values, output_sizes = tensor(indices), tensor(updates), sizes_of(shape)
+    positions, values, output_sizes = tensor(indices), tensor(updates), sizes_of(shape)
 
-    def put(places: object, values: Tensor, shape: Tensor) -> Tensor:
+    def put(positions: object, values: Tensor, shape: Tensor) -> Tensor:
         zeros = values.new_zeros(sizes(shape))
-        return zeros.index_put(indices_of(places, zeros.shape), values, accumulate=True)
+        return zeros.index_put(indices_of(positions, zeros.shape), values, accumulate=True)
 
-    scattered = call(put, places, values, output_sizes, name=name or "ScatterNd")
-    return told(scattered, values.dtype, lambda: known_sizes(output_sizes))
+    scattered = call(put, positions, values, output_sizes, name=name or "ScatterNd")
+    return set_static(scattered, values.dtype, lambda: known_sizes(output_sizes))
 
 
 def sequence_mask(
     lengths: object, maxlen: object = None, dtype: object = torch.bool, name: str | None = None
 ) -> Tensor:
-    """Return rows of `length` ones and then zeros, `maxlen` (the largest length) in all."""
+    """Return a row for each length: that many ones, then zeros up to `maxlen`.
+
+    `maxlen` is by default the largest length.
+    """
 
     def mark(lengths: Tensor, limit: Tensor) -> Tensor:
         largest = int(lengths.max()) if limit is None and lengths.numel() else 0
@@ -268,7 +287,7 @@ def sequence_mask(
     kind, all_lengths = as_dtype(dtype), tensor(lengths)
     width = None if maxlen is None else known_size(maxlen)
     masks = call(mark, all_lengths, maxlen, name=name or "SequenceMask")
-    return told(
+    return set_static(
         masks, kind, lambda: None if all_lengths.shape is UNKNOWN else [*all_lengths.shape, width]
     )
 
@@ -300,12 +319,12 @@ def unique_with_counts(
     kind, vector = as_dtype(out_idx), tensor(x)
 
     def find(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values, places, counts = elements.unique(return_inverse=True, return_counts=True)
+        values, positions, counts = elements.unique(return_inverse=True, return_counts=True)
         firsts = torch.full_like(values, len(elements), dtype=torch.int64)
         order_of_rows = torch.arange(len(elements), dtype=torch.int64, device=elements.device)
-        firsts.scatter_reduce_(0, places, order_of_rows, "amin")
+        firsts.scatter_reduce_(0, positions, order_of_rows, "amin")
         order = firsts.argsort()
-        return values[order], order.argsort()[places].to(kind), counts[order].to(kind)
+        return values[order], order.argsort()[positions].to(kind), counts[order].to(kind)
 
     if not isinstance(vector, _graph.SymbolicTensor):
         return UniqueWithCounts(*find(vector))
@@ -315,8 +334,8 @@ def unique_with_counts(
         _graph.Output(kind, (count,), ()),
         _graph.Output(kind, (None,), ()),
     ]
-    title = name or "UniqueWithCounts"
-    node_outputs = _graph.operation(find, [vector], title, kind="pure", outputs=outputs)
+    label = name or "UniqueWithCounts"
+    node_outputs = _graph.operation(find, [vector], label, kind="pure", outputs=outputs)
     return UniqueWithCounts(*node_outputs)
 
 
@@ -324,9 +343,9 @@ def dynamic_partition(
     data: object, partitions: object, num_partitions: int, name: str | None = None
 ) -> list[Tensor]:
     """Return the rows of `data` of each partition, in a list."""
-    source, places, title = tensor(data), tensor(partitions), name or "DynamicPartition"
-    masks = (call(torch.eq, places, i) for i in range(num_partitions))
-    return [boolean_mask(source, mask, title) for mask in masks]
+    source, positions, label = tensor(data), tensor(partitions), name or "DynamicPartition"
+    masks = (call(torch.eq, positions, i) for i in range(num_partitions))
+    return [boolean_mask(source, mask, label) for mask in masks]
 
 
 def invert_permutation(x: object, name: str | None = None) -> Tensor:
@@ -339,9 +358,9 @@ def random_crop(
     value: object, size: object, seed: int | None = None, name: str | None = None
 ) -> Tensor:
     """Return a part of the given size from a random place."""
-    full_shape, part_shape = shape_of(tensor(value)), tensor(size)
-    share = uniform(shape_of(part_shape), dtype=torch.float64, seed=seed)
-    begin = cast(share * (full_shape - part_shape + 1), torch.int32)
+    full_shape, crop_shape = shape_of(tensor(value)), tensor(size)
+    uniform_numbers = uniform(shape_of(crop_shape), dtype=torch.float64, seed=seed)
+    begin = cast(uniform_numbers * (full_shape - crop_shape + 1), torch.int32)
     return slice(value, begin, size, name or "random_crop")
 
 

@@ -12,7 +12,7 @@ from thalweg.errors import did_you_mean
 _TORCH = "call torch for it: torch's functions take symbolic tensors and record themselves"
 _ELSEWHERE = "it has what training code around an optimizer uses; for the rest"
 _LAYER = "use thalweg.tf.layers, or call a torch.nn layer on the symbolic tensor"
-_REBUILD_HINT = (
+_REBUILD = (
     "a graph holds Python functions, which no file can: build it by the same Python code, and"
     " restore its variables with train.Saver"
 )
@@ -24,7 +24,7 @@ _READER = "use torch.utils.data, and feed the batches"
 _FACADE = "thalweg.tf.compat.v1 has it"
 
 # Names that are not TensorFlow's, which `thalweg scan --names` does not list.
-_OF_OTHER_FACES = {
+_OF_OTHER_PACKAGES = {
     "train.RuleOptimizer": "use thalweg.keras.optimizers.RuleOptimizer, in graphs too"
 }
 INSTEAD = {
@@ -90,8 +90,8 @@ INSTEAD = {
     "train.WorkerSessionCreator": "workers are threads in the session of the chief",
     "train.experimental.enable_mixed_precision_graph_rewrite": _NO_REWRITE,
     "train.experimental.disable_mixed_precision_graph_rewrite": _NO_REWRITE,
-    "train.export_meta_graph": _REBUILD_HINT,
-    "train.import_meta_graph": _REBUILD_HINT,
+    "train.export_meta_graph": _REBUILD,
+    "train.import_meta_graph": _REBUILD,
     "train.replica_device_setter": "use torch.distributed",
     "train.warm_start": "use init_from_checkpoint",
     "train.write_graph": "nothing reads it: leave it out",
@@ -124,7 +124,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
         full = f"thalweg.v1.{module}" if module else "thalweg.v1"
         attributes = vars(sys.modules[full]).items()
         names = [key for key, entry in attributes if not isinstance(entry, ModuleType)]
-        replacements = {**INSTEAD, **_OF_OTHER_FACES}
+        replacements = {**INSTEAD, **_OF_OTHER_PACKAGES}
         raise not_provided("thalweg.v1", path, replacements, names, _TORCH)
 
     return missing

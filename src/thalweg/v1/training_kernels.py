@@ -32,8 +32,10 @@ from thalweg.variable import dtype_name, name_of
 
 Arguments = dict[str, Any]
 
-_LOCK = Lock()  # held by kernels called with use_locking=True
-# What TensorFlow calls otherwise than the rules do.
+DENSE = ("apply", "resource_apply")
+# Held by kernels called with use_locking=True.
+_LOCK = Lock()
+# Names of scalars in rules, by TensorFlow's names.
 _SCALARS = {"lr": "learning_rate", "lr_power": "learning_rate_power", "global_step": "t"}
 
 
@@ -51,6 +53,7 @@ class Kernel:
         rule_names: {argument: scalar of the rule} if the names differ for this kernel only.
         check: Called with the arguments and whether the gradient is sparse; raises for invalid
             scalars.
+        prefixes: The prefixes of its functions; TensorFlow lacks some of the four.
     """
 
     inputs: str
@@ -60,10 +63,44 @@ class Kernel:
     constants: dict[str, float] = field(default_factory=dict)
     rule_names: dict[str, str] = field(default_factory=dict)
     check: Callable[[Arguments, bool], None] = lambda arguments, sparse: None
+    prefixes: tuple[str, ...] = (*DENSE, "sparse_apply", "resource_sparse_apply")
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return the public function of this name, such as "resource_sparse_apply_momentum"."""
-        return _kernel_function(self, name)
+        """Return the public function of this name, with TensorFlow's signature.
+
+        Args:
+            name: A prefix and the kernel's name, such as "resource_sparse_apply_momentum".
+        """
+        required_names = self.names(_is_sparse(name))
+        optional = {"use_locking": False, **self.options, "name": None}
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        signature = Signature(
+            [Parameter(argument, kind) for argument in required_names]
+            + [Parameter(argument, kind, default=default) for argument, default in optional.items()]
+        )
+
+        def function(*args: object, **kwargs: object) -> Any:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{name}(): {error}") from None
+            bound.apply_defaults()
+            arguments = dict(bound.arguments)
+            if is_deferred(*arguments.values()):
+                return _add_operation(self, name, arguments)
+            arguments = {key: _graph.resolve(operand) for key, operand in arguments.items()}
+            _apply_kernel(self, name, arguments)
+            if _is_resource(name):
+                return None
+            updated = arguments["var"].detach()
+            # TensorFlow's optimizers return this attribute as the update, which is done.
+            updated.op = None
+            return updated
+
+        function.__name__ = function.__qualname__ = name
+        function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+        function.__doc__ = _describe_kernel(self, name)
+        return untraced(function)
 
     def names(self, sparse: bool) -> list[str]:
         """Return the arguments that have no default."""
@@ -71,42 +108,8 @@ class Kernel:
         if not sparse:
             return names
         names = ["grad" if name == "delta" else name for name in names]
-        place = names.index("grad") + 1
-        return [*names[:place], "indices", *names[place:]]
-
-
-def _kernel_function(kernel: Kernel, name: str) -> Callable[..., object]:
-    """Return the public function `name` of a kernel, with TensorFlow's signature."""
-    required_names = kernel.names(_is_sparse(name))
-    optional = {"use_locking": False, **kernel.options, "name": None}
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    signature = Signature(
-        [Parameter(argument, kind) for argument in required_names]
-        + [Parameter(argument, kind, default=default) for argument, default in optional.items()]
-    )
-
-    def function(*args: object, **kwargs: object) -> Any:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{name}(): {error}") from None
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        if is_deferred(*arguments.values()):
-            return _add_operation(kernel, name, arguments)
-        arguments = {key: _graph.resolve(operand) for key, operand in arguments.items()}
-        with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
-            _apply_kernel(kernel, name, arguments)
-        if _is_resource(name):
-            return None
-        updated = arguments["var"].detach()
-        updated.op = None  # what TensorFlow's optimizers return of it: the update, which is done
-        return updated
-
-    function.__name__ = function.__qualname__ = name
-    function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    function.__doc__ = _describe_kernel(kernel, name)
-    return untraced(function)
+        index = names.index("grad") + 1
+        return [*names[:index], "indices", *names[index:]]
 
 
 def _is_sparse(name: str) -> bool:
@@ -147,14 +150,13 @@ def _add_operation(kernel: Kernel, name: str, arguments: Arguments) -> object:
     inputs = {**arguments, **{key: _graph.by_reference(var) for key, var in variables.items()}}
 
     def run_kernel(values: Arguments) -> object:
-        with _LOCK if values["use_locking"] else contextlib.nullcontext():
-            _apply_kernel(kernel, name, values)
+        _apply_kernel(kernel, name, values)
         return None if _is_resource(name) else values["var"].detach()
 
     var = variables["var"]
     outputs = None if _is_resource(name) else _graph.Output(var.dtype, var.shape)
-    title = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
-    return _graph.operation(run_kernel, [inputs], title, kind="update", outputs=outputs)
+    op_name = arguments["name"] or "".join(part.capitalize() for part in name.split("_"))
+    return _graph.operation(run_kernel, [inputs], op_name, kind="update", outputs=outputs)
 
 
 def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
@@ -168,9 +170,9 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
     sparse = _is_sparse(name)
     var, slots = arguments["var"], [arguments[slot_name] for slot_name in kernel.slots.split()]
     _check_tensors(name, var, slots)
-    title = name_of(var)
+    var_name = name_of(var)
     grad_argument = arguments["delta" if "delta" in arguments else "grad"]
-    grad = as_gradient(grad_argument, var, title)
+    grad = as_gradient(grad_argument, var, var_name)
     if isinstance(grad, IndexedSlices):
         raise InvalidTypeError(
             f"{name}() takes the values of a sparse gradient, not {show_value(grad_argument)}."
@@ -181,8 +183,10 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
     kernel.check(arguments, sparse)
     rule = kernel.choose(arguments)
     if sparse:
-        rule = _one_after_the_other(rule)
-    raise_first(run_step(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)]).errors)
+        rule = _as_sparse_rule(rule)
+    with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
+        outcome = run_step(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)])
+    raise_first(outcome.errors)
 
 
 def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
@@ -216,7 +220,8 @@ def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
     return scalars
 
 
+# Compiled kernels are cached by the rule object, so there must be one for each rule.
 @cache
-def _one_after_the_other(rule: Rule) -> Rule:
+def _as_sparse_rule(rule: Rule) -> Rule:
     """Return the rule of sparse kernels: repeated rows in turn, other rows unchanged."""
     return replace(rule, duplicates="successive", update_untouched=None)

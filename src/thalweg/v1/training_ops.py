@@ -19,7 +19,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.rules import (
     ADADELTA_V1,
@@ -45,8 +45,8 @@ from thalweg.rules import (
 from thalweg.rules.adagrad_fixed import ADAGRAD_FIXED, ADAGRAD_V1_FIXED
 from thalweg.rules.add_sign import ADD_SIGN, POWER_SIGN
 from thalweg.rules.ftrl_multiply_by_lr import FTRL_BY_RATE, FTRL_POWER_BY_RATE
-from thalweg.v1.train.checks import check_step_size
-from thalweg.v1.training_kernels import Arguments, Kernel
+from thalweg.v1.argument_checks import check_step_size
+from thalweg.v1.training_kernels import DENSE, Arguments, Kernel
 
 
 def _check_proximal(arguments: Arguments, sparse: bool) -> None:
@@ -72,176 +72,117 @@ _NESTEROV = {"use_nesterov": False}
 _UPDATE_SLOTS = {"update_slots": True}
 _LINEAR = {"multiply_linear_by_lr": False}
 
-_GRADIENT_DESCENT = Kernel(
-    "var alpha delta", "", lambda given: SGD, rule_names={"alpha": "learning_rate"}
-)
-_MOMENTUM = Kernel(
-    "var accum lr grad momentum",
-    "accum",
-    lambda given: NESTEROV_BALL if given["use_nesterov"] else HEAVY_BALL,
-    _NESTEROV,
-)
-_KERAS_MOMENTUM = Kernel(
-    "var accum lr grad momentum",
-    "accum",
-    lambda given: NESTEROV if given["use_nesterov"] else MOMENTUM,
-    _NESTEROV,
-)
-_ADAGRAD = Kernel(
-    "var accum lr grad",
-    "accum",
-    lambda given: ADAGRAD_V1 if given["update_slots"] else ADAGRAD_V1_FIXED,
-    _UPDATE_SLOTS,
-)
-_ADAGRAD_V2 = Kernel(
-    "var accum lr epsilon grad",
-    "accum",
-    lambda given: ADAGRAD if given["update_slots"] else ADAGRAD_FIXED,
-    _UPDATE_SLOTS,
-)
-_ADAGRAD_DA = Kernel(
-    "var gradient_accumulator gradient_squared_accumulator grad lr l1 l2 global_step",
-    "gradient_accumulator gradient_squared_accumulator",
-    lambda given: ADAGRAD_DA,
-)
-_ADADELTA = Kernel(
-    "var accum accum_update lr rho epsilon grad", "accum accum_update", lambda given: ADADELTA_V1
-)
-_ADAM = Kernel(
-    "var m v beta1_power beta2_power lr beta1 beta2 epsilon grad",
-    "m v",
-    lambda given: NESTEROV_ADAM if given["use_nesterov"] else ADAM_V1,
-    _NESTEROV,
-)
-_AMSGRAD = Kernel(
-    "var m v vhat beta1_power beta2_power lr beta1 beta2 epsilon grad",
-    "m v vhat",
-    lambda given: AMSGRAD,
-)
-_ADA_MAX = Kernel("var m v beta1_power lr beta1 beta2 epsilon grad", "m v", lambda given: ADAMAX_V1)
-_FTRL = Kernel(
-    "var accum linear grad lr l1 l2 lr_power",
-    "accum linear",
-    _choose_ftrl,
-    _LINEAR,
-    {"beta": 0.0, "l2_shrinkage": 0.0},
-    check=_check_ftrl,
-)
-_FTRL_V2 = Kernel(
-    "var accum linear grad lr l1 l2 l2_shrinkage lr_power",
-    "accum linear",
-    _choose_ftrl,
-    _LINEAR,
-    {"beta": 0.0},
-    check=_check_ftrl,
-)
-_RMS_PROP = Kernel("var ms mom lr rho momentum epsilon grad", "ms mom", lambda given: RMSPROP_V1)
-_CENTERED_RMS_PROP = Kernel(
-    "var mg ms mom lr rho momentum epsilon grad", "ms mom mg", lambda given: CENTERED_RMSPROP_V1
-)
-_PROXIMAL_ADAGRAD = Kernel(
-    "var accum lr l1 l2 grad", "accum", lambda given: PROXIMAL_ADAGRAD, check=_check_proximal
-)
-_PROXIMAL_GRADIENT_DESCENT = Kernel(
-    "var alpha l1 l2 delta",
-    "",
-    lambda given: PROXIMAL_GRADIENT_DESCENT,
-    rule_names={"alpha": "learning_rate"},
-)
-_ADD_SIGN = Kernel("var m lr alpha sign_decay beta grad", "m", lambda given: ADD_SIGN)
-_POWER_SIGN = Kernel("var m lr logbase sign_decay beta grad", "m", lambda given: POWER_SIGN)
+_KERNELS = {
+    "gradient_descent": Kernel(
+        "var alpha delta",
+        "",
+        lambda given: SGD,
+        rule_names={"alpha": "learning_rate"},
+        prefixes=DENSE,
+    ),
+    "momentum": Kernel(
+        "var accum lr grad momentum",
+        "accum",
+        lambda given: NESTEROV_BALL if given["use_nesterov"] else HEAVY_BALL,
+        _NESTEROV,
+    ),
+    "keras_momentum": Kernel(
+        "var accum lr grad momentum",
+        "accum",
+        lambda given: NESTEROV if given["use_nesterov"] else MOMENTUM,
+        _NESTEROV,
+        prefixes=("resource_apply", "resource_sparse_apply"),
+    ),
+    "adagrad": Kernel(
+        "var accum lr grad",
+        "accum",
+        lambda given: ADAGRAD_V1 if given["update_slots"] else ADAGRAD_V1_FIXED,
+        _UPDATE_SLOTS,
+    ),
+    "adagrad_v2": Kernel(
+        "var accum lr epsilon grad",
+        "accum",
+        lambda given: ADAGRAD if given["update_slots"] else ADAGRAD_FIXED,
+        _UPDATE_SLOTS,
+    ),
+    "adagrad_da": Kernel(
+        "var gradient_accumulator gradient_squared_accumulator grad lr l1 l2 global_step",
+        "gradient_accumulator gradient_squared_accumulator",
+        lambda given: ADAGRAD_DA,
+    ),
+    "adadelta": Kernel(
+        "var accum accum_update lr rho epsilon grad",
+        "accum accum_update",
+        lambda given: ADADELTA_V1,
+    ),
+    "adam": Kernel(
+        "var m v beta1_power beta2_power lr beta1 beta2 epsilon grad",
+        "m v",
+        lambda given: NESTEROV_ADAM if given["use_nesterov"] else ADAM_V1,
+        _NESTEROV,
+        prefixes=DENSE,
+    ),
+    "adam_with_amsgrad": Kernel(
+        "var m v vhat beta1_power beta2_power lr beta1 beta2 epsilon grad",
+        "m v vhat",
+        lambda given: AMSGRAD,
+        prefixes=("resource_apply",),
+    ),
+    "ada_max": Kernel(
+        "var m v beta1_power lr beta1 beta2 epsilon grad",
+        "m v",
+        lambda given: ADAMAX_V1,
+        prefixes=DENSE,
+    ),
+    "ftrl": Kernel(
+        "var accum linear grad lr l1 l2 lr_power",
+        "accum linear",
+        _choose_ftrl,
+        _LINEAR,
+        {"beta": 0.0, "l2_shrinkage": 0.0},
+        check=_check_ftrl,
+    ),
+    "ftrl_v2": Kernel(
+        "var accum linear grad lr l1 l2 l2_shrinkage lr_power",
+        "accum linear",
+        _choose_ftrl,
+        _LINEAR,
+        {"beta": 0.0},
+        check=_check_ftrl,
+    ),
+    "rms_prop": Kernel(
+        "var ms mom lr rho momentum epsilon grad", "ms mom", lambda given: RMSPROP_V1
+    ),
+    "centered_rms_prop": Kernel(
+        "var mg ms mom lr rho momentum epsilon grad", "ms mom mg", lambda given: CENTERED_RMSPROP_V1
+    ),
+    "proximal_adagrad": Kernel(
+        "var accum lr l1 l2 grad", "accum", lambda given: PROXIMAL_ADAGRAD, check=_check_proximal
+    ),
+    "proximal_gradient_descent": Kernel(
+        "var alpha l1 l2 delta",
+        "",
+        lambda given: PROXIMAL_GRADIENT_DESCENT,
+        rule_names={"alpha": "learning_rate"},
+    ),
+    "add_sign": Kernel(
+        "var m lr alpha sign_decay beta grad", "m", lambda given: ADD_SIGN, prefixes=DENSE
+    ),
+    "power_sign": Kernel(
+        "var m lr logbase sign_decay beta grad", "m", lambda given: POWER_SIGN, prefixes=DENSE
+    ),
+}
+_FUNCTIONS = {
+    name: kernel.function(name)
+    for suffix, kernel in _KERNELS.items()
+    for name in (f"{prefix}_{suffix}" for prefix in kernel.prefixes)
+}
+globals().update(_FUNCTIONS)
 
-apply_gradient_descent = _GRADIENT_DESCENT.function("apply_gradient_descent")
-resource_apply_gradient_descent = _GRADIENT_DESCENT.function("resource_apply_gradient_descent")
-apply_momentum = _MOMENTUM.function("apply_momentum")
-resource_apply_momentum = _MOMENTUM.function("resource_apply_momentum")
-sparse_apply_momentum = _MOMENTUM.function("sparse_apply_momentum")
-resource_sparse_apply_momentum = _MOMENTUM.function("resource_sparse_apply_momentum")
-resource_apply_keras_momentum = _KERAS_MOMENTUM.function("resource_apply_keras_momentum")
-resource_sparse_apply_keras_momentum = _KERAS_MOMENTUM.function(
-    "resource_sparse_apply_keras_momentum"
-)
-apply_adagrad = _ADAGRAD.function("apply_adagrad")
-resource_apply_adagrad = _ADAGRAD.function("resource_apply_adagrad")
-sparse_apply_adagrad = _ADAGRAD.function("sparse_apply_adagrad")
-resource_sparse_apply_adagrad = _ADAGRAD.function("resource_sparse_apply_adagrad")
-apply_adagrad_v2 = _ADAGRAD_V2.function("apply_adagrad_v2")
-resource_apply_adagrad_v2 = _ADAGRAD_V2.function("resource_apply_adagrad_v2")
-sparse_apply_adagrad_v2 = _ADAGRAD_V2.function("sparse_apply_adagrad_v2")
-resource_sparse_apply_adagrad_v2 = _ADAGRAD_V2.function("resource_sparse_apply_adagrad_v2")
-apply_adagrad_da = _ADAGRAD_DA.function("apply_adagrad_da")
-resource_apply_adagrad_da = _ADAGRAD_DA.function("resource_apply_adagrad_da")
-sparse_apply_adagrad_da = _ADAGRAD_DA.function("sparse_apply_adagrad_da")
-resource_sparse_apply_adagrad_da = _ADAGRAD_DA.function("resource_sparse_apply_adagrad_da")
-apply_adadelta = _ADADELTA.function("apply_adadelta")
-resource_apply_adadelta = _ADADELTA.function("resource_apply_adadelta")
-sparse_apply_adadelta = _ADADELTA.function("sparse_apply_adadelta")
-resource_sparse_apply_adadelta = _ADADELTA.function("resource_sparse_apply_adadelta")
-apply_adam = _ADAM.function("apply_adam")
-resource_apply_adam = _ADAM.function("resource_apply_adam")
-resource_apply_adam_with_amsgrad = _AMSGRAD.function("resource_apply_adam_with_amsgrad")
-apply_ada_max = _ADA_MAX.function("apply_ada_max")
-resource_apply_ada_max = _ADA_MAX.function("resource_apply_ada_max")
-apply_ftrl = _FTRL.function("apply_ftrl")
-resource_apply_ftrl = _FTRL.function("resource_apply_ftrl")
-sparse_apply_ftrl = _FTRL.function("sparse_apply_ftrl")
-resource_sparse_apply_ftrl = _FTRL.function("resource_sparse_apply_ftrl")
-apply_ftrl_v2 = _FTRL_V2.function("apply_ftrl_v2")
-resource_apply_ftrl_v2 = _FTRL_V2.function("resource_apply_ftrl_v2")
-sparse_apply_ftrl_v2 = _FTRL_V2.function("sparse_apply_ftrl_v2")
-resource_sparse_apply_ftrl_v2 = _FTRL_V2.function("resource_sparse_apply_ftrl_v2")
-apply_rms_prop = _RMS_PROP.function("apply_rms_prop")
-resource_apply_rms_prop = _RMS_PROP.function("resource_apply_rms_prop")
-sparse_apply_rms_prop = _RMS_PROP.function("sparse_apply_rms_prop")
-resource_sparse_apply_rms_prop = _RMS_PROP.function("resource_sparse_apply_rms_prop")
-apply_centered_rms_prop = _CENTERED_RMS_PROP.function("apply_centered_rms_prop")
-resource_apply_centered_rms_prop = _CENTERED_RMS_PROP.function("resource_apply_centered_rms_prop")
-sparse_apply_centered_rms_prop = _CENTERED_RMS_PROP.function("sparse_apply_centered_rms_prop")
-resource_sparse_apply_centered_rms_prop = _CENTERED_RMS_PROP.function(
-    "resource_sparse_apply_centered_rms_prop"
-)
-apply_proximal_adagrad = _PROXIMAL_ADAGRAD.function("apply_proximal_adagrad")
-resource_apply_proximal_adagrad = _PROXIMAL_ADAGRAD.function("resource_apply_proximal_adagrad")
-sparse_apply_proximal_adagrad = _PROXIMAL_ADAGRAD.function("sparse_apply_proximal_adagrad")
-resource_sparse_apply_proximal_adagrad = _PROXIMAL_ADAGRAD.function(
-    "resource_sparse_apply_proximal_adagrad"
-)
-apply_proximal_gradient_descent = _PROXIMAL_GRADIENT_DESCENT.function(
-    "apply_proximal_gradient_descent"
-)
-resource_apply_proximal_gradient_descent = _PROXIMAL_GRADIENT_DESCENT.function(
-    "resource_apply_proximal_gradient_descent"
-)
-sparse_apply_proximal_gradient_descent = _PROXIMAL_GRADIENT_DESCENT.function(
-    "sparse_apply_proximal_gradient_descent"
-)
-resource_sparse_apply_proximal_gradient_descent = _PROXIMAL_GRADIENT_DESCENT.function(
-    "resource_sparse_apply_proximal_gradient_descent"
-)
-apply_add_sign = _ADD_SIGN.function("apply_add_sign")
-resource_apply_add_sign = _ADD_SIGN.function("resource_apply_add_sign")
-apply_power_sign = _POWER_SIGN.function("apply_power_sign")
-resource_apply_power_sign = _POWER_SIGN.function("resource_apply_power_sign")
+# For type checkers, which do not see the functions above.
+if TYPE_CHECKING:
 
-__all__ = [
-    "apply_ada_max", "apply_adadelta", "apply_adagrad", "apply_adagrad_da", "apply_adagrad_v2",
-    "apply_adam", "apply_add_sign", "apply_centered_rms_prop", "apply_ftrl", "apply_ftrl_v2",
-    "apply_gradient_descent", "apply_momentum", "apply_power_sign", "apply_proximal_adagrad",
-    "apply_proximal_gradient_descent", "apply_rms_prop", "resource_apply_ada_max",
-    "resource_apply_adadelta", "resource_apply_adagrad", "resource_apply_adagrad_da",
-    "resource_apply_adagrad_v2", "resource_apply_adam", "resource_apply_adam_with_amsgrad",
-    "resource_apply_add_sign", "resource_apply_centered_rms_prop", "resource_apply_ftrl",
-    "resource_apply_ftrl_v2", "resource_apply_gradient_descent", "resource_apply_keras_momentum",
-    "resource_apply_momentum", "resource_apply_power_sign", "resource_apply_proximal_adagrad",
-    "resource_apply_proximal_gradient_descent", "resource_apply_rms_prop",
-    "resource_sparse_apply_adadelta", "resource_sparse_apply_adagrad",
-    "resource_sparse_apply_adagrad_da", "resource_sparse_apply_adagrad_v2",
-    "resource_sparse_apply_centered_rms_prop", "resource_sparse_apply_ftrl",
-    "resource_sparse_apply_ftrl_v2", "resource_sparse_apply_keras_momentum",
-    "resource_sparse_apply_momentum", "resource_sparse_apply_proximal_adagrad",
-    "resource_sparse_apply_proximal_gradient_descent", "resource_sparse_apply_rms_prop",
-    "sparse_apply_adadelta", "sparse_apply_adagrad", "sparse_apply_adagrad_da",
-    "sparse_apply_adagrad_v2", "sparse_apply_centered_rms_prop", "sparse_apply_ftrl",
-    "sparse_apply_ftrl_v2", "sparse_apply_momentum", "sparse_apply_proximal_adagrad",
-    "sparse_apply_proximal_gradient_descent", "sparse_apply_rms_prop",
-]  # fmt: skip
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = sorted(_FUNCTIONS)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -156,7 +156,7 @@ def _describe_damage(error: Exception, file: BinaryIO, is_safetensors: bool) -> 
         and identified.error is not UnsafeCheckpointError
         and not is_safetensors
     ):
-        return f"is {identified.kind}: {identified.hint[0].lower()}{identified.hint[1:]}"
+        return f"is {identified.kind}: {identified.advice[0].lower()}{identified.advice[1:]}"
     if is_safetensors:
         return f"is no safetensors file, or a damaged one: {str(error).rstrip('.')}"
     # Torch's message advises to run the code in the file.

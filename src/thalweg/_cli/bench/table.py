@@ -101,15 +101,15 @@ def judge_noise(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
 def _noise_message(verdict: Verdict, rows: Sequence[BenchmarkRow]) -> str:
     if verdict == "quiet":
         return ""
-    worst = max(rows, key=lambda row: row.disturbance if verdict == "busy" else row.spread)
-    rounds = len(worst.rounds_ms)
-    disturbed = f"{rounds - worst.quiet_rounds} of {rounds} rounds were disturbed"
+    noisiest = max(rows, key=lambda row: row.disturbance if verdict == "busy" else row.spread)
+    rounds = len(noisiest.rounds_ms)
+    disturbed = f"{rounds - noisiest.quiet_rounds} of {rounds} rounds were disturbed"
     if verdict == "busy":
-        symptom = f"Other processes used {worst.disturbance:.1f} cores, {disturbed}"
-    elif worst.spread > SPREAD:
+        symptom = f"Other processes used {noisiest.disturbance:.1f} cores, {disturbed}"
+    elif noisiest.spread > SPREAD:
         symptom = (
-            f"Times jumped from round to round (the middle half of the ratios of {worst.rule},"
-            f" {worst.contender}, spans {worst.spread:.0%} of their median)"
+            f"Times jumped from round to round (the middle half of the ratios of {noisiest.rule},"
+            f" {noisiest.contender}, spans {noisiest.spread:.0%} of their median)"
         )
     else:
         symptom = f"Times jumped from round to round, {disturbed}"

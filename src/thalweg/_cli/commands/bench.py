@@ -6,24 +6,31 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from thalweg._base.literals import names_file
 from thalweg._cli import rule_loader
+from thalweg._cli.bench import compare, memory, registry, table
+from thalweg._cli.bench import peers as others
+from thalweg._cli.bench import shapes as sets
+from thalweg._cli.bench.registry import BenchmarkedRule
+from thalweg._cli.bench.roofline import MOST_SLOTS
+from thalweg._cli.bench.shapes import ShapeSet
+from thalweg._cli.bench.table import format_size
+from thalweg._cli.bench.timing import Timings
+from thalweg._cli.bench.workload import try_options
 from thalweg._cli.console import make_console
 from thalweg._cli.log_progress import ProgressLines
 from thalweg._cli.options import Whole, clamp_threads, split_values
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from thalweg._cli.bench.registry import BenchmarkedRule
-    from thalweg._cli.bench.shapes import ShapeSet
-    from thalweg._cli.bench.timing import Timings
-    from thalweg.formula import Rule
+from thalweg._cli.registry import spelled
+from thalweg.errors import NotFoundError
+from thalweg.formula import Rule
 
 
 def _split_names(value: str, choices: tuple[str, ...], noun: str) -> list[str]:
@@ -32,15 +39,15 @@ def _split_names(value: str, choices: tuple[str, ...], noun: str) -> list[str]:
     Raises:
         click.BadParameter: A name is not among the choices, or there is none.
     """
-    spelled = {name.lower(): name for name in choices}
+    spellings = {name.lower(): name for name in choices}
     names = _split_value(value)
-    unknown = [name for name in names if name.lower() not in spelled]
+    unknown = [name for name in names if name.lower() not in spellings]
     if unknown or not names:
         bad = f"no {noun} '{unknown[0]}'" if unknown else f"no {noun} given"
         raise click.BadParameter(
             f"{bad}; here there are {', '.join(choices)}.", param_hint=f"--{noun}s"
         )
-    return list(dict.fromkeys(spelled[name.lower()] for name in names))
+    return list(dict.fromkeys(spellings[name.lower()] for name in names))
 
 
 def _split_value(value: str) -> list[str]:
@@ -53,10 +60,6 @@ def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
     Raises:
         click.BadParameter: A rule is unknown, for matrices, or has too many slots.
     """
-    from thalweg._cli.bench import registry
-    from thalweg._cli.bench.roofline import MOST_SLOTS
-    from thalweg._cli.registry import spelled
-    from thalweg.errors import NotFoundError
 
     entries: dict[str, BenchmarkedRule] = {}
     names = _split_value(value)
@@ -94,7 +97,7 @@ def _check_elements(name: str, rule: Rule) -> None:
         )
 
 
-@click.command(short_help="Time a step against other libraries and the machine.")
+@click.command()
 @click.argument("shapes", default="resnet50", metavar="[SHAPES|FILE]")
 @click.option(
     "--rules",
@@ -161,11 +164,6 @@ def bench(
       thalweg bench --rules optim:AdamW --set state_storage=8bit
       thalweg bench --rules Adam,mine.py:MyRule
     """
-    import torch
-
-    from thalweg._cli.bench import peers as others
-    from thalweg._cli.bench import shapes as sets
-    from thalweg._cli.bench import table
 
     try:
         shape_set = sets.load(shapes)
@@ -194,7 +192,6 @@ def bench(
 
 
 def _print_table(table_of_width: Callable[[int], object], warning: str) -> None:
-    from rich.text import Text
 
     console = make_console()
     if warning:
@@ -205,7 +202,6 @@ def _print_table(table_of_width: Callable[[int], object], warning: str) -> None:
 def _try_options(
     name: str, entry: BenchmarkedRule, options: dict[str, object], shapes: ShapeSet
 ) -> None:
-    from thalweg._cli.bench.workload import try_options
 
     try:
         try_options(entry, options, shapes.dtypes)
@@ -231,8 +227,6 @@ def _check_plot(path: Path) -> None:
 
 
 def _progress_bar(console: Console, disable: bool) -> Progress:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     # Refreshed between blocks of steps: a refreshing thread would disturb timed steps.
     return Progress(
         TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(),
@@ -245,8 +239,6 @@ def _check_memory(
     shapes: Any, entries: dict[str, BenchmarkedRule], peer_names: tuple[str, ...]
 ) -> None:
     """Raise ClickException if the free memory is too little for all peers of a rule."""
-    from thalweg._cli.bench import compare, memory
-    from thalweg._cli.bench.table import format_size
 
     free_bytes = memory.available_bytes()
     needed_bytes = max(
@@ -268,7 +260,6 @@ def _measure_all(
     options: dict[str, object],
     quiet: bool,
 ) -> list[Any]:
-    from thalweg._cli.bench import compare, table
 
     _check_memory(shapes, entries, peer_names)
     rows: list[Any] = []
@@ -277,7 +268,7 @@ def _measure_all(
     console = make_console(stderr=True)
     lines = None if console.is_terminal else ProgressLines()
     with _progress_bar(console, disable=quiet or lines is not None) as progress:
-        for place, (name, entry) in enumerate(entries.items()):
+        for index, (name, entry) in enumerate(entries.items()):
             task = progress.add_task(f"{name} on {shapes.name}", total=rounds, now="")
 
             def doing(activity: str, task: Any = task) -> None:
@@ -285,13 +276,13 @@ def _measure_all(
 
             def done(
                 count: int, total: int, timings: Timings, task: Any = task, name: str = name,
-                place: int = place,
+                index: int = index,
             ) -> None:  # fmt: skip
                 nonlocal has_explained
                 progress.update(task, completed=count, total=total)
                 if lines is not None:
-                    share = (place + count / total) / len(entries)
-                    lines.tell(share, lambda: f"{name}: {count} of {total} rounds")
+                    fraction = (index + count / total) / len(entries)
+                    lines.show(fraction, lambda: f"{name}: {count} of {total} rounds")
                 if not has_explained and count < total <= len(timings.cores_of_others):
                     has_explained = True
                     console.print(table.explain_delay(timings), highlight=False, soft_wrap=True)

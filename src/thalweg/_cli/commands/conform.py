@@ -8,17 +8,18 @@ import shlex
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
+from rich.text import Text
 
 from thalweg._cli.console import make_console
 from thalweg._cli.options import Whole, split_values
-from thalweg._cli.progress import show_busy, watch_shares
+from thalweg._cli.progress import show_busy, watch_fraction
 from thalweg._cli.terminal_escape import escape_text
-
-if TYPE_CHECKING:
-    from thalweg.conform import Divergence, Outcome
+from thalweg.conform import ConformError, Divergence, Outcome, atlas, compare, svg
+from thalweg.conform.external_optimizers import load_class
+from thalweg.conform.thalweg_optimizers import find_like, find_rule
 
 PARTS, FAILED = 1, 2
 _COLORS = {"bits": "green", "rounding": "yellow", "parts": "red"}
@@ -30,7 +31,7 @@ class NothingToCompare(click.ClickException):
     exit_code = FAILED
 
 
-@click.command(short_help="Check whether another optimizer takes the same steps as thalweg's.")
+@click.command()
 @click.argument("class_name", required=False, metavar="[PACKAGE:CLASS]")
 @click.option(
     "--rule",
@@ -44,7 +45,7 @@ class NothingToCompare(click.ClickException):
     help="An argument of the class, and of thalweg's optimizer if it has one of this name.",
 )  # fmt: skip
 @click.option(
-    "--ours", "own_arguments", multiple=True, callback=split_values, metavar="NAME=VALUE",
+    "--ours", "rule_arguments", multiple=True, callback=split_values, metavar="NAME=VALUE",
     help="An argument of thalweg's optimizer alone.",
 )  # fmt: skip
 @click.option(
@@ -72,7 +73,7 @@ def conform(
     class_name: str | None,
     rule: str | None,
     shared_arguments: dict[str, object],
-    own_arguments: dict[str, object],
+    rule_arguments: dict[str, object],
     group: dict[str, object],
     steps: int,
     atlas: Path | None,
@@ -107,41 +108,38 @@ def conform(
     if atlas is None:
         if list_path is not None:
             raise click.UsageError("--list goes with --atlas.")
-        _compare(class_name or "", rule, shared_arguments, own_arguments, group, steps, as_json)
-    if rule or shared_arguments or own_arguments or group:
+        _compare(class_name or "", rule, shared_arguments, rule_arguments, group, steps, as_json)
+    if rule or shared_arguments or rule_arguments or group:
         raise click.UsageError("--atlas takes rules and arguments from its list.")
     _draw(atlas, list_path, steps, as_json)
 
 
 def _compare(
     name: str, rule: str | None, shared_arguments: dict[str, object],
-    own_arguments: dict[str, object], group: dict[str, object], steps: int, as_json: bool,
+    rule_arguments: dict[str, object], group: dict[str, object], steps: int, as_json: bool,
 ) -> NoReturn:  # fmt: skip
-    from thalweg.conform import ConformError, compare
-    from thalweg.conform.external_optimizers import load_class
-    from thalweg.conform.thalweg_optimizers import find_like, find_rule
 
     try:
         # Keep output of the imported package off stdout, which may be JSON.
         with show_busy(f"comparing {escape_text(name)}"), contextlib.redirect_stdout(sys.stderr):
             external, note = load_class(name)
-            own_optimizer = find_rule(rule) if rule else find_like(external.name)
+            rule_optimizer = find_rule(rule) if rule else find_like(external.name)
             configured = replace(external.with_arguments(**shared_arguments), group=group)
             outcome = compare(
-                configured, own_optimizer.with_arguments(**own_arguments), steps=steps
+                configured, rule_optimizer.with_arguments(**rule_arguments), steps=steps
             )
     except ConformError as error:
         raise NothingToCompare(str(error)) from error
     if as_json:
         report = {
             "theirs": name,
-            "ours": own_optimizer.name,
+            "ours": rule_optimizer.name,
             "note": note,
             "outcome": asdict(outcome),
         }
         click.echo(json.dumps(_as_json(report), indent=2))
     else:
-        _print(name, own_optimizer.name, outcome, note)
+        _print(name, rule_optimizer.name, outcome, note)
     sys.exit(0 if outcome.agrees else PARTS)
 
 
@@ -159,15 +157,14 @@ def _as_json(value: object) -> object:
     return str(value)
 
 
-def _print(name: str, own_name: str, outcome: Outcome, note: str) -> None:
-    from rich.text import Text
+def _print(name: str, rule_name: str, outcome: Outcome, note: str) -> None:
 
     console = make_console(soft_wrap=True)
 
     def line(text: str, style: str = "") -> None:
         console.print(Text(escape_text(text), style=style))
 
-    line(f"{name} beside {own_name}, {outcome.steps} steps ({outcome.way})", "bold")
+    line(f"{name} beside {rule_name}, {outcome.steps} steps ({outcome.way})", "bold")
     line(_describe_verdict(outcome), _COLORS[outcome.verdict])
     if outcome.verdict == "parts":
         line(_describe_closing(outcome))
@@ -208,7 +205,6 @@ def _list_arguments(values: dict[str, object]) -> str:
 
 
 def _draw(path: Path, list_path: Path | None, steps: int, as_json: bool) -> None:
-    from thalweg.conform import ConformError, atlas, svg
 
     if path.suffix.lower() != ".svg":
         raise click.BadParameter(f"'{path}' must end in .svg.", param_hint="--atlas")
@@ -216,7 +212,7 @@ def _draw(path: Path, list_path: Path | None, steps: int, as_json: bool) -> None
         raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--atlas")
     try:
         table = atlas.read_list(list_path)
-        with watch_shares("importing") as progress:
+        with watch_fraction("importing") as progress:
             survey = atlas.survey(table, steps, progress)
     except ConformError as error:
         raise NothingToCompare(str(error)) from error

@@ -11,24 +11,27 @@ from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import torch
 
+from thalweg import engine, optim
+from thalweg._cli.options import usable_cores
 from thalweg._cli.progress import show_busy
 from thalweg._cli.terminal_escape import escape_text
+from thalweg._engines.cpu import guard_table, kernel_cache, machine_code, openmp, private_directory
+from thalweg._engines.cuda import driver
+from thalweg._engines.cuda.availability import takes_device, why_not_automatic, why_unfused
+from thalweg._engines.engine_selection import EngineName
 from thalweg.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    import torch
-
-    from thalweg._engines.engine_selection import EngineName
+from thalweg.version import __version__
 
 _PACKAGES = ("torch", "numpy", "llvmlite", "safetensors", "triton")
 _VARIABLES = re.compile("THALWEG_|TRITON_|NUMBA_(CPU|OPT|ENABLE_AVX)|OMP_|MKL_NUM|KMP_|GOMP_")
 
 
-@click.command(short_help="Show versions, engines, devices and the folder of compiled kernels.")
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def doctor(as_json: bool) -> None:
     """Show versions, engines, devices and the folder of compiled kernels, in twenty lines for a bug
@@ -71,12 +74,6 @@ def doctor(as_json: bool) -> None:
 
 
 def _examine_machine() -> dict[str, Any]:
-    import torch
-
-    from thalweg._cli.options import usable_cores
-    from thalweg._engines.cpu import guard_table
-    from thalweg._engines.cuda.availability import why_not_automatic
-    from thalweg.version import __version__
 
     own_versions = {"thalweg": __version__, "python": platform.python_version()}
     return {
@@ -103,9 +100,6 @@ def _describe_system() -> str:
 
 def _try_step() -> str:
     """Return why the CPU engine fails at a step on this machine; empty if its bits are right."""
-    import torch
-
-    from thalweg import engine, optim
 
     def take_step(name: EngineName) -> torch.Tensor:
         linspace = partial(torch.linspace, steps=1000, dtype=torch.float32, device="cpu")
@@ -128,7 +122,6 @@ def _try_step() -> str:
 
 def _threads_of_a_step() -> dict[str, object]:
     """Return the number of threads of a CPU step, and why there is one if torch has several."""
-    from thalweg._engines.cpu import openmp
 
     with warnings.catch_warnings():
         # The returned "trouble" says the same as the warning.
@@ -148,7 +141,6 @@ def _version_of(package: str) -> str | None:
 
 def _processor() -> dict[str, object]:
     """Return the processor's name with its tuning, or with the error if it is not supported."""
-    from thalweg._engines.cpu import machine_code
 
     name = machine_code.processor()
     try:
@@ -170,20 +162,16 @@ def _describe_processor(processor: dict[str, object]) -> str:
 
 def _describe_gpus() -> list[dict[str, str]]:
     """Return the name of each GPU, and how steps run there."""
-    import torch
-
-    from thalweg._engines.cuda import driver
-    from thalweg._engines.cuda.availability import takes_device, why_unfused
 
     gpus: list[dict[str, str]] = []
-    for number in range(torch.cuda.device_count()):
-        device = torch.device("cuda", number)
-        architecture = driver.of_torch().describe_device(number)
-        is_tried = torch.cuda.get_device_capability(number) >= (8, 0)
+    for index in range(torch.cuda.device_count()):
+        device = torch.device("cuda", index)
+        architecture = driver.of_torch().describe_device(index)
+        is_tried = torch.cuda.get_device_capability(index) >= (8, 0)
         steps = "Triton kernels" + ", never run on this capability" * (not is_tried)
         if not takes_device(device, "auto"):
             steps = f"torch functions: {why_unfused(device)}"
-        name = torch.cuda.get_device_name(number)
+        name = torch.cuda.get_device_name(index)
         gpus.append({"name": name, "architecture": architecture, "steps": steps})
     for kind in ("mps", "xpu"):
         if torch.get_device_module(kind).is_available():
@@ -193,7 +181,6 @@ def _describe_gpus() -> list[dict[str, str]]:
 
 def _kernels_folder() -> dict[str, object]:
     """Return the folder of compiled kernels, their number, and why none can be saved, or ""."""
-    from thalweg._engines.cpu import kernel_cache, private_directory
 
     folder, trouble = str(kernel_cache.kernels_folder()), ""
     if not private_directory.AVAILABLE:

@@ -10,16 +10,34 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich import box
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
 from thalweg._cli.console import make_console
 from thalweg._cli.log_progress import ProgressLines
+from thalweg._cli.registry import named, spelled
 from thalweg._cli.terminal_escape import escape_text
-
-if TYPE_CHECKING:
-    from thalweg.checkpoint.inspection import Listing
+from thalweg._formats.json_text import as_object
+from thalweg._formats.path_resolution import locate_checkpoint
+from thalweg.checkpoint.inspection import (
+    Listing,
+    differences,
+    format_arguments,
+    has_checksums,
+    in_words,
+    list_file,
+    list_verified,
+)
+from thalweg.checkpoint.package_conversion import convert_file, is_package_file
+from thalweg.checkpoint.tensorflow import convert as converted
+from thalweg.errors import ThalwegError
 
 Progress = Callable[[int, int], None]
 # Bytes above which progress is shown: a slow disk takes seconds to read them.
@@ -27,7 +45,7 @@ LARGE = 1 << 28
 DIFFER = 1
 
 
-@click.command(name="inspect", short_help="List the contents of a checkpoint.")
+@click.command(name="inspect")
 @click.argument("path", type=click.Path())
 @click.option("--tree", is_flag=True, help="Show the names as a tree.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -42,7 +60,6 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
       thalweg inspect --tree model.ckpt-5
       thalweg inspect --json weights.h5
     """
-    from thalweg.checkpoint.inspection import list_file
 
     with _watch_progress(path) as progress:
         listing = list_file(path, progress)
@@ -55,7 +72,7 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
     console.print(_print_tree(listing) if tree else _print_table(listing))
 
 
-@click.command(short_help="Verify the checksums of checkpoints.")
+@click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
@@ -70,8 +87,6 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
       thalweg verify run7/*.safetensors
       thalweg verify --json run7/checkpoint-12.safetensors
     """
-    from thalweg.checkpoint.inspection import has_checksums, list_verified
-    from thalweg.errors import ThalwegError
 
     reports: list[dict[str, object]] = []
     for path in paths:
@@ -101,7 +116,7 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     sys.exit(int(any(report["state"] == "failed" for report in reports)))
 
 
-@click.command(short_help="Compare two checkpoints.")
+@click.command()
 @click.argument("first_path", metavar="ONE", type=click.Path())
 @click.argument("second_path", metavar="OTHER", type=click.Path())
 @click.option("--rules", metavar="FILE", help="The mapping rules given to `thalweg convert`.")
@@ -117,7 +132,6 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
       thalweg diff run7/checkpoint-11.safetensors run7/checkpoint-12.safetensors
       thalweg diff model.ckpt-5 converted.safetensors
     """
-    from thalweg.checkpoint.inspection import differences
 
     with ExitStack() as stack:
         lines = differences(
@@ -137,7 +151,7 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
     sys.exit(DIFFER if lines else 0)
 
 
-@click.command(short_help="Convert a checkpoint of TensorFlow to thalweg, or back.")
+@click.command()
 @click.argument("path", type=click.Path())
 @click.argument("out", type=click.Path())
 @click.option(
@@ -158,7 +172,7 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
 )
 @click.option(
     "--set",
-    "numbers",
+    "hypers",
     multiple=True,
     metavar="NAME=VALUE",
     help="A hyperparameter that the file does not contain, such as learning_rate=0.01.",
@@ -175,7 +189,7 @@ def convert(
     rules: str | None,
     optimizer: str | None,
     which: int | None,
-    numbers: tuple[str, ...],
+    hypers: tuple[str, ...],
     allow_loss: bool,
     force: bool,
     as_json: bool,
@@ -198,17 +212,12 @@ def convert(
       thalweg convert --to tf run7/checkpoint-12.safetensors back.ckpt
       thalweg convert optimizer.pt optimizer.safetensors
     """
-    from thalweg._cli.registry import named, spelled
-    from thalweg.checkpoint.inspection import list_file
-    from thalweg.checkpoint.package_conversion import convert_file, is_package_file
-    from thalweg.checkpoint.tensorflow import convert as converted
-    from thalweg.errors import ThalwegError
 
     existing = [file for file in (out, f"{out}.index") if os.path.lexists(file)]
     if existing and not force:
         raise click.ClickException(f"{existing[0]} is there: give another OUT, or --force.")
     cls = None if optimizer is None else named(spelled(optimizer, "optimizer")).cls
-    arguments: dict[str, Any] = dict(map(_parse_number, numbers))
+    arguments: dict[str, Any] = dict(map(_parse_number, hypers))
     omitted_names: Sequence[str] = ()
     report: list[str] = []
     try:
@@ -276,12 +285,10 @@ def _watch_progress(path: str) -> Iterator[Progress | None]:
     console, name = make_console(stderr=True), escape_text(os.path.basename(path))
     if not console.is_terminal:
         lines = ProgressLines()
-        yield lambda done, total: lines.tell(
+        yield lambda done, total: lines.show(
             done / max(total, 1), lambda: f"{name}: {_format_size(done)} of {_format_size(total)}"
         )
         return
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
 
     columns: tuple[Any, ...] = (
         TextColumn("{task.description}", markup=False),
@@ -297,7 +304,6 @@ def _watch_progress(path: str) -> Iterator[Progress | None]:
 
 def _bytes_of(path: str) -> int:
     """Return the total size of the files of a checkpoint."""
-    from thalweg._formats.path_resolution import locate_checkpoint
 
     base = locate_checkpoint(path).path
     files = [base, *glob.glob(f"{glob.escape(base)}.data-*")]
@@ -317,17 +323,14 @@ def _as_json(listing: Listing) -> dict[str, object]:
 
 
 def _print_summary(listing: Listing) -> Iterator[str]:
-    from thalweg._formats.json_text import as_object
-    from thalweg.checkpoint.summary import format_arguments, in_words
-
     kinds = {"thalweg": "thalweg", "tensorflow": "TensorFlow", "keras": "Keras"}
     count = len(listing.tensors)
     yield f"{listing.path}: {kinds[listing.kind]}, {count} tensors, {_format_size(listing.bytes)}"
     yield from listing.optimizers
     optimizer = None if listing.optimizers else listing.document.get("optimizer")
     if isinstance(optimizer, dict):
-        numbers = format_arguments(optimizer.get("arguments"))
-        yield f"optimizer: {optimizer.get('class')}" + (f" ({numbers})" if numbers else "")
+        hypers = format_arguments(optimizer.get("arguments"))
+        yield f"optimizer: {optimizer.get('class')}" + (f" ({hypers})" if hypers else "")
     if listing.document.get("step") is not None and not listing.optimizers:
         yield f"step: {listing.document['step']}"
     for name, value in as_object(listing.document.get("metrics")).items():
@@ -335,9 +338,6 @@ def _print_summary(listing: Listing) -> Iterator[str]:
 
 
 def _print_table(listing: Listing) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("tensor", overflow="fold")
@@ -356,19 +356,17 @@ def _print_table(listing: Listing) -> Any:
 
 
 def _print_tree(listing: Listing) -> object:
-    from rich.text import Text
-    from rich.tree import Tree
 
     root = Tree(Text(escape_text(listing.path)))
     branches: dict[tuple[str, ...], Tree] = {(): root}
     for tensor in listing.tensors:
-        parts = tuple(tensor.name.split("/"))
-        for depth in range(1, len(parts)):
-            if parts[:depth] not in branches:
-                parent = branches[parts[: depth - 1]]
-                branches[parts[:depth]] = parent.add(Text(escape_text(parts[depth - 1])))
+        pieces = tuple(tensor.name.split("/"))
+        for depth in range(1, len(pieces)):
+            if pieces[:depth] not in branches:
+                parent = branches[pieces[: depth - 1]]
+                branches[pieces[:depth]] = parent.add(Text(escape_text(pieces[depth - 1])))
         shape = " x ".join(map(str, tensor.shape)) or "()"
-        branches[parts[:-1]].add(Text(escape_text(f"{parts[-1]}  {tensor.dtype} {shape}")))
+        branches[pieces[:-1]].add(Text(escape_text(f"{pieces[-1]}  {tensor.dtype} {shape}")))
     return root
 
 

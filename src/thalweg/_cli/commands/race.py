@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -15,15 +15,20 @@ from thalweg._base.literals import split_at_commas
 from thalweg._cli.console import make_console
 from thalweg._cli.launch import launch_ranks
 from thalweg._cli.options import RaceOptions, Rates, Stopped, Whole, clamp_threads
-from thalweg._cli.output_paths import check_writable, refuse_folder
-
-if TYPE_CHECKING:
-    from thalweg._cli.race.contestant import Contestant
-    from thalweg._cli.race.outcome import RaceOutcome
-
+from thalweg._cli.output_paths import check_writable, refuse_directory
+from thalweg._cli.race import events, html_page, outcome, plot, report
+from thalweg._cli.race.contestant import Contestant
+from thalweg._cli.race.contestants import line_up
+from thalweg._cli.race.errors import RaceError, need_modules
+from thalweg._cli.race.outcome import RaceOutcome
+from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS, PROBLEMS
+from thalweg._cli.race.race_diagnostics import is_measurable
+from thalweg._cli.race.sweep import enter_rates
+from thalweg._cli.race_progress import watch_race
+from thalweg._cli.race_target import race_to_targets
+from thalweg.distribute import Strategy
 
 SWEEP = "sweep"
-PROBLEMS = ("digits", "lines", "stdlib", "lm")
 # RaceOptions that are valid only with --target, and options that are valid only without.
 OF_TARGETS = ("trials", "studies", "resume", "jobs")
 OF_RACES = ("lr", "epochs", "seeds", "nproc", "logdir", "report")
@@ -35,20 +40,20 @@ def _parse_rates(context: click.Context, parameter: click.Parameter, value: str 
     """Parse --lr: `0.01`, `Adam=0.01,Ftrl=0.5`, a list of both, or `sweep`."""
     shared: float | None = None
     by_name: dict[str, float] = {}
-    parts = split_at_commas(value or "")
-    if SWEEP in map(str.lower, parts):
-        if len(parts) > 1:
+    pieces = split_at_commas(value or "")
+    if SWEEP in map(str.lower, pieces):
+        if len(pieces) > 1:
             raise click.BadParameter(
                 f"'{SWEEP}' stands alone: everyone tries as many learning rates."
             )
         return Rates(None, {}, sweep=True)
-    for part in parts:
-        name, equals, number = part.rpartition("=")
+    for piece in pieces:
+        name, equals, rate_text = piece.rpartition("=")
         try:
-            rate = float(number)
+            rate = float(rate_text)
         except ValueError:
             raise click.BadParameter(
-                f"'{part}' is neither a number nor NAME=NUMBER, nor '{SWEEP}'."
+                f"'{piece}' is neither a number nor NAME=NUMBER, nor '{SWEEP}'."
             ) from None
         if equals:
             by_name[name.strip()] = rate
@@ -71,7 +76,7 @@ def _parse_problems(
     return tuple(problems)
 
 
-@click.command(short_help="Train one model with several optimizers, side by side.")
+@click.command()
 @click.option(
     "--optimizers",
     metavar="A,B,...",
@@ -208,16 +213,13 @@ def race(context: click.Context, **values: Any) -> None:
       thalweg race --nproc 2
       thalweg race --target --trials 5 --studies 3
     """
-    from thalweg._cli.race.errors import need_modules
 
     options = RaceOptions(**values)
     _check_options(context, options.target)
-    problems = options.problems or (PROBLEMS if options.target else PROBLEMS[:1])
+    problems = options.problems or tuple(PROBLEMS)[: None if options.target else 1]
     options = options._replace(problems=problems)
     need_modules("matplotlib", *(["sklearn"] if {"digits", "lines"} & set(problems) else []))
     if options.target:
-        from thalweg._cli.race_target import race_to_targets
-
         race_to_targets(options)
     else:
         _check_sizes(options)
@@ -242,13 +244,13 @@ def _check_sizes(options: RaceOptions) -> None:
 
 def _start_race(options: RaceOptions) -> None:
     """Check the contestants and the output paths, then race in this process or in several."""
-    out, report = options.out, options.report
+    out, page = options.out, options.report
     output_paths = [out / "race.json", out / "race.png"]
     contestants = _choose_contestants(options)
     check_writable(out, output_paths)
-    if report is not None:
-        _check_page(report, output_paths, contestants)
-        output_paths.append(report)
+    if page is not None:
+        _check_page(page, output_paths, contestants)
+        output_paths.append(page)
     if options.nproc > 1:
         launch_ranks(options.nproc, _run_race, options, output_paths)
     else:
@@ -278,10 +280,6 @@ _REASONS = {
 
 
 def _choose_contestants(options: RaceOptions) -> list[Contestant]:
-    from thalweg._cli.race.contestants import line_up
-    from thalweg._cli.race.errors import RaceError
-    from thalweg._cli.race.problems import DEFAULT_OPTIMIZERS
-    from thalweg._cli.race.sweep import enter_rates
 
     try:
         contestants = line_up(
@@ -298,7 +296,6 @@ def _choose_contestants(options: RaceOptions) -> list[Contestant]:
 
 def _check_page(page: Path, output_paths: list[Path], contestants: list[Contestant]) -> None:
     """Raise an error if the page is not writable or no contestant can record diagnostics."""
-    from thalweg._cli.race.race_diagnostics import is_measurable
 
     check_writable(page.parent, [page], "--report")
     if os.path.realpath(page) in map(os.path.realpath, output_paths):
@@ -315,10 +312,6 @@ def _check_page(page: Path, output_paths: list[Path], contestants: list[Contesta
 
 def _run_race(options: RaceOptions, output_paths: list[Path]) -> None:
     """Run the race on this rank; rank 0 shows the progress and writes the files."""
-    from thalweg._cli.race import events, outcome, plot, report
-    from thalweg._cli.race.problems import PROBLEMS
-    from thalweg._cli.race_progress import watch_race
-    from thalweg.distribute import Strategy
 
     strategy, contestants = Strategy(), _choose_contestants(options)
     problem, seeds = options.problems[0], range(options.seed, options.seed + options.seeds)
@@ -334,18 +327,16 @@ def _run_race(options: RaceOptions, output_paths: list[Path]) -> None:
         ran(None)
         return
     console = make_console(stderr=options.as_json)
-    with _events_folder(options.logdir, problem) as events_folder:
+    with _make_events_directory(options.logdir, problem) as events_directory:
         with watch_race(make_console(stderr=True), problem) as progress:
             result = ran(progress)
         report.save(result, output_paths[0])
         plot.save(result, output_paths[1])
         if options.report is not None:
-            from thalweg._cli.race import html_page
-
             html_page.save(result, options.report)
-        if events_folder is not None:
-            events.save(result, events_folder)
-            output_paths.append(events_folder)
+        if events_directory is not None:
+            events.save(result, events_directory)
+            output_paths.append(events_directory)
     if options.as_json:
         click.echo(report.text(result))
     else:
@@ -367,22 +358,20 @@ def _describe_stop(result: RaceOutcome) -> str:
 
 
 @contextmanager
-def _events_folder(logdir: Path | None, problem: str) -> Iterator[Path | None]:
+def _make_events_directory(logdir: Path | None, problem: str) -> Iterator[Path | None]:
     if logdir is None:
         yield None
         return
-    from thalweg._cli.race import events
 
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(events.folder(logdir, problem))
+            directory = stack.enter_context(events.make_directory(logdir, problem))
         except OSError as error:
-            raise refuse_folder("--logdir", logdir, error) from error
-        yield folder
+            raise refuse_directory("--logdir", logdir, error) from error
+        yield directory
 
 
 def _print_race(console: Any, result: RaceOutcome, output_paths: list[Path]) -> None:
-    from thalweg._cli.race import report
 
     race = result.race
     console.print(f"[bold]{race.problem.description}[/bold]", highlight=False)

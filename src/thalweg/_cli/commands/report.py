@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from thalweg._cli.output_paths import check_writable
-from thalweg._cli.progress import watch_shares
+from thalweg._cli.progress import watch_fraction
+from thalweg._cli.race.report import whole
+from thalweg._cli.report.history import History, read_history
+from thalweg._cli.report.json_values import plain_warned
+from thalweg._cli.report.page import TrainingReport, draw, tell_damaged
 from thalweg._cli.terminal_escape import escape_text
-
-if TYPE_CHECKING:
-    from thalweg._cli.report.history import History
 
 # Bytes above which progress is shown: they take about two seconds.
 LARGE = 1 << 25
 
 
-@click.command(short_help="Draw a page of the diagnostics of a training.")
+@click.command()
 @click.argument("run", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "-o", "--out",
@@ -40,9 +40,6 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
       thalweg report run.jsonl
       thalweg report run.jsonl -o page.html --title "GPT-2 small, rate 6e-4"
     """
-    from thalweg._cli.race.report import whole
-    from thalweg._cli.report.json_values import plain_warned
-    from thalweg._cli.report.page import TrainingReport, draw, tell_damaged
 
     history = _read(run)
     out = out or run.with_suffix(".html")
@@ -68,10 +65,9 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
 
 
 def _read(run: Path) -> History:
-    from thalweg._cli.report.history import read_history
 
     if not run.is_file() or run.stat().st_size < LARGE:
         return read_history(run)
     name = escape_text(run.name)
-    with watch_shares(name) as progress:
-        return read_history(run, lambda share: progress(share, lambda: name))
+    with watch_fraction(name) as progress:
+        return read_history(run, lambda fraction: progress(fraction, lambda: name))

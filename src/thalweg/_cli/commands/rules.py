@@ -7,19 +7,25 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich import box
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
 
+from thalweg import optim
 from thalweg._base.literals import names_file
-from thalweg._cli import rule_loader
-from thalweg._cli.class_facts import numbers_of, sparse_words
+from thalweg._cli import registry, rule_loader
+from thalweg._cli.class_facts import describe_sparse_update, numbers_of
 from thalweg._cli.console import make_console
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from thalweg.formula import Rule, Slot
+from thalweg._cli.registry import OPTIM, by_class, torch_rules
+from thalweg._engines.pass_updates import sweeps_in_order
+from thalweg.errors import NotFoundError
+from thalweg.formula import FORMULAS, Rule, Slot
+from thalweg.rules import RULES
 
 
 @click.command()
@@ -32,14 +38,10 @@ def rules(as_json: bool) -> None:
       thalweg rules
       thalweg rules --json
     """
-    from thalweg._cli.registry import by_class, torch_rules
-    from thalweg.rules import RULES
 
     if as_json:
         click.echo(json.dumps([_describe_rule(rule) for rule in RULES], indent=2))
         return
-    from rich import box
-    from rich.table import Table
 
     # A line per rule in 80 columns, also for grep; `thalweg show` prints the details.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -48,7 +50,9 @@ def rules(as_json: bool) -> None:
         table.add_column(heading, overflow="fold")
     for rule in RULES:
         table.add_row(
-            rule.name, ", ".join(slot.name for slot in rule.slots) or "-", sparse_words(rule)
+            rule.name,
+            ", ".join(slot.name for slot in rule.slots) or "-",
+            describe_sparse_update(rule),
         )
     console = make_console()
     console.print(table)
@@ -68,7 +72,7 @@ def rules(as_json: bool) -> None:
     )  # fmt: skip
 
 
-@click.command(short_help="Print a rule: formula, slots, defaults, differences.")
+@click.command()
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 def show(name: str, as_json: bool) -> None:
@@ -100,8 +104,6 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _print_code(console: Console, text: str) -> Any:
-    from rich.syntax import Syntax
-    from rich.text import Text
 
     if not console.is_terminal or console.no_color:
         return Text(text)
@@ -113,7 +115,6 @@ _HOSTS = ("prepare", "per_optimizer", "per_variable")
 
 def sweep_words(rule: Rule) -> str:
     """Return a description of the sweeps of a step over memory, with the purpose of each."""
-    from thalweg._engines.pass_updates import sweeps_in_order
 
     *pass_names, _ = sweeps_in_order(rule)
     parts = [
@@ -148,7 +149,6 @@ def formula_source(rule: Rule) -> str:
 
     A function without available source is represented by a comment.
     """
-    from thalweg.formula import FORMULAS
 
     attributes = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
     parts = [
@@ -223,16 +223,15 @@ def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]
     if cls is None:
         return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
     return [
-        (number.hyper.name, number.default, number.doc)
-        if number.argument or number.default is not None
-        else (number.hyper.name, number.hyper.default, number.doc)
-        for number in numbers_of(rule, cls)
+        (hyper_facts.hyper.name, hyper_facts.default, hyper_facts.doc)
+        if hyper_facts.argument or hyper_facts.default is not None
+        else (hyper_facts.hyper.name, hyper_facts.hyper.default, hyper_facts.doc)
+        for hyper_facts in numbers_of(rule, cls)
     ]
 
 
 def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
     """Return a rule as JSON has it, with the defaults of a class that runs it."""
-    from thalweg._engines.pass_updates import sweeps_in_order
 
     return {
         "name": rule.name,
@@ -250,7 +249,7 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
         ],
         "powers": dict(rule.powers),
         "sweeps": len(sweeps_in_order(rule)),
-        "sparse": sparse_words(rule, cls),
+        "sparse": describe_sparse_update(rule, cls),
         "source": rule.source,
         "differs": rule.differs,
     }
@@ -258,20 +257,16 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
     """Return the rule of a name, and its class in `thalweg.optim` if it is one of these."""
-    from thalweg import optim
-    from thalweg._cli import registry
-    from thalweg.errors import NotFoundError
-    from thalweg.rules import RULES
 
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:
         return rules_by_name[name.lower()], None
-    titles = {rule.name.lower(): title for title, rule in registry.torch_rules().items()}
-    title = titles.get(name.lower(), name)
-    if names_file(title):
-        return rule_loader.load_rule(title), None
+    names_by_rule = {rule.name.lower(): label for label, rule in registry.torch_rules().items()}
+    label = names_by_rule.get(name.lower(), name)
+    if names_file(label):
+        return rule_loader.load_rule(label), None
     try:
-        entry = registry.named(registry.spelled(title))
+        entry = registry.named(registry.spelled(label))
         # Facts of torch's classes are those of thalweg.optim's classes of the same name.
         original = getattr(entry.cls, "factory", None)
         return entry.rule, original and getattr(optim, original.__name__, None)
@@ -281,13 +276,11 @@ def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
 
 def _of_torch(rule: Rule) -> Rule | None:
     """Return torch's rule of the same name as a rule of TensorFlow, or None."""
-    from thalweg._cli.registry import OPTIM, torch_rules
-    from thalweg.rules import RULES
 
     # A user-defined rule may have the name of a built-in one.
     if rule not in RULES:
         return None
-    torch_rules_by_name = {title.lower(): torch_rule for title, torch_rule in torch_rules().items()}
+    torch_rules_by_name = {label.lower(): torch_rule for label, torch_rule in torch_rules().items()}
     torch_rule_ = torch_rules_by_name.get((OPTIM + rule.name).lower())
     return None if torch_rule_ is rule else torch_rule_
 
@@ -301,7 +294,6 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
         torchs: Optional. Torch's rule of the same name, whose formula is printed beside.
         cls: Optional. The class of `thalweg.optim` that runs the rule.
     """
-    from rich.text import Text
 
     console.print(Text(rule.name, style="bold green"))
     if rule.source:
@@ -310,30 +302,28 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
     if torchs is not None:
         formulas = {"TensorFlow's formula": rule, "torch.optim's formula": torchs}
     _print_formulas(
-        console, {title: formula_source(shown_rule) for title, shown_rule in formulas.items()}
+        console, {label: formula_source(shown_rule) for label, shown_rule in formulas.items()}
     )
-    for title, lines in _sections_of(rule, cls):
-        console.print(Text(f"\n{title}", style="bold"))
+    for label, lines in _sections_of(rule, cls):
+        console.print(Text(f"\n{label}", style="bold"))
         for line in lines:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_formulas(console: Console, texts: dict[str, str]) -> None:
     """Print formulas under their titles, side by side if there is room for several."""
-    from rich.table import Table
-    from rich.text import Text
 
     widths = [max(map(len, text.splitlines())) for text in texts.values()]
     if len(texts) > 1 and sum(widths) + 3 <= console.width:
         table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
-        for title in texts:
-            table.add_column(title, header_style="bold", no_wrap=True)
+        for label in texts:
+            table.add_column(label, header_style="bold", no_wrap=True)
         table.add_row(*(_print_code(console, text) for text in texts.values()))
         console.print()
         console.print(table)
         return
-    for title, text in texts.items():
-        console.print(Text(f"\n{title}", style="bold"))
+    for label, text in texts.items():
+        console.print(Text(f"\n{label}", style="bold"))
         console.print(_print_code(console, text), soft_wrap=True)
 
 
@@ -356,5 +346,5 @@ def _sections_of(rule: Rule, cls: type[Any] | None) -> Iterator[tuple[str, list[
     for power, hyper in rule.powers.items():
         defaults.append(f"{power:<20} {hyper} to the power of the step")
     yield "Defaults", defaults
-    yield "Sparse gradient", [sparse_words(rule, cls)]
+    yield "Sparse gradient", [describe_sparse_update(rule, cls)]
     yield "Differs from torch.optim", [rule.differs or "nothing noted"]

@@ -7,22 +7,25 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from thalweg._cli.console import make_console
-from thalweg._cli.progress import watch_shares
+from thalweg._cli.progress import watch_fraction
+from thalweg._cli.scan import table
+from thalweg._cli.scan.script import Name, ScanError, Scanned
+from thalweg._cli.scan.script import scan as scanned
 from thalweg._cli.terminal_escape import escape_text
-
-if TYPE_CHECKING:
-    from thalweg._cli.scan.script import Name, Scanned
+from thalweg.errors import listed
 
 MISSING, UNREADABLE = 1, 2
 _COLORS = {"changed": "yellow", "missing": "red"}
 
 
-@click.command(short_help="List the TensorFlow names of a script that thalweg.tf lacks.")
+@click.command()
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER]...", type=click.Path())
 @click.option(
     "--names", is_flag=True, help="List all names that are available and all that are not."
@@ -49,15 +52,13 @@ def scan(files: tuple[str, ...], names: bool, markdown: bool, as_json: bool) -> 
     if names:
         _print_names(markdown, as_json)
         return
-    from thalweg._cli.scan.script import ScanError
-    from thalweg._cli.scan.script import scan as scanned
 
     scripts: list[Scanned] = []
     failed: list[str] = []
     paths = list(_find_scripts(files))
-    with watch_shares("scanning") as progress:
-        for number, path in enumerate(paths):
-            progress(number / len(paths), lambda path=path: escape_text(path))
+    with watch_fraction("scanning") as progress:
+        for index, path in enumerate(paths):
+            progress(index / len(paths), lambda path=path: escape_text(path))
             try:
                 scripts.append(scanned(path))
             except ScanError as error:
@@ -90,7 +91,6 @@ def _as_json(script: Scanned) -> dict[str, object]:
 
 
 def _print_found(scripts: list[Scanned]) -> None:
-    from rich.text import Text
 
     console = make_console(soft_wrap=True)
     for script in scripts:
@@ -118,9 +118,6 @@ def _count_states(script: Scanned) -> str:
 
 
 def _format_line(path: str, name: Name) -> object:
-    from rich.text import Text
-
-    from thalweg.errors import listed
 
     first, *other_lines = name.lines
     line = Text(f"{path}:{first}: {name.name}: ")
@@ -135,7 +132,6 @@ def _format_line(path: str, name: Name) -> object:
 
 
 def _print_names(markdown: bool, as_json: bool) -> None:
-    from thalweg._cli.scan import table
 
     names = table.names()
     if as_json:
@@ -144,8 +140,6 @@ def _print_names(markdown: bool, as_json: bool) -> None:
     if markdown:
         click.echo(table.markdown(names))
         return
-    from rich import box
-    from rich.table import Table
 
     rows: list[tuple[tuple[str, str], dict[str, str]]] = [
         (

@@ -7,18 +7,21 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from thalweg._cli.console import make_console
+from thalweg._cli.layer_table import make_table, rank_layers
 from thalweg._cli.options import INTERRUPTED, Whole
+from thalweg._cli.report.json_values import json_number, plain_number, plain_warned
+from thalweg._cli.report.page import tell_damaged
+from thalweg._cli.report.tail import Latest
 from thalweg._cli.terminal_escape import escape_text
-
-if TYPE_CHECKING:
-    from rich.console import Console, Group, RenderableType
-
-    from thalweg._cli.report.tail import Latest
+from thalweg.diagnostics.jsonl_reader import JsonLinesReader
 
 # Seconds between polls of the file.
 INTERVAL = 0.5
@@ -26,7 +29,7 @@ INTERVAL = 0.5
 MAX_WARNINGS = 3
 
 
-@click.command(short_help="Show the layers of a training while it runs, worst first.")
+@click.command()
 @click.argument("run", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--once", is_flag=True, help="Print one table and exit; the default if the output is piped."
@@ -48,10 +51,6 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
       thalweg watch run.jsonl --once --layers 5
       thalweg watch run.jsonl --json
     """
-    from rich.live import Live
-
-    from thalweg._cli.report.tail import Latest
-    from thalweg.diagnostics.jsonl_reader import JsonLinesReader
 
     console = make_console()
     # Without escape codes a table cannot be redrawn in place.
@@ -79,10 +78,8 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
 
 
 def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
-    from thalweg._cli.layer_table import rank_layers
-    from thalweg._cli.report.json_values import json_number, plain_number, plain_warned
 
-    places = rank_layers(latest.rows).indices[:layers].tolist() if latest.rows else []
+    indices = rank_layers(latest.rows).indices[:layers].tolist() if latest.rows else []
     return {
         "step": latest.step,
         "measured": latest.measured_step,
@@ -90,7 +87,7 @@ def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
         "layers": [
             {"name": latest.names[index]}
             | {key: plain_number(float(row[index])) for key, row in latest.rows.items()}
-            for index in places
+            for index in indices
         ],
         "warned": [plain_warned(warning) for warning in latest.warnings],
         "damaged": latest.damaged,
@@ -98,26 +95,21 @@ def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
 
 
 def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:
-    from rich.console import Group
-    from rich.text import Text
 
-    from thalweg._cli.layer_table import make_table, rank_layers
-    from thalweg._cli.report.page import tell_damaged
-
-    parts: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
+    renderables: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
     notes: list[Text] = []
     if latest.rows:
-        fitting = max(3, console.height - 10 - MAX_WARNINGS)
+        max_rows = max(3, console.height - 10 - MAX_WARNINGS)
         rows = {escape_text(key): row for key, row in latest.rows.items()}
-        worst = rank_layers(rows)
+        ranking = rank_layers(rows)
         names = [escape_text(name) for name in latest.names]
-        max_layers = layers or fitting
-        parts.append(make_table(rows, names, worst, max_layers, console.width))
+        max_layers = layers or max_rows
+        renderables.append(make_table(rows, names, ranking, max_layers, console.width))
         hidden = len(names) - max_layers
         remainder = f"; {hidden:,} more" if hidden > 0 else ""
-        notes.append(Text(f"Worst first: {worst.words}{remainder}.", style="dim"))
+        notes.append(Text(f"Worst first: {ranking.description}{remainder}.", style="dim"))
     for warning in latest.warnings[-MAX_WARNINGS:]:
         notes.append(Text(escape_text(warning), style="yellow"))
     if latest.damaged:
         notes.append(Text(tell_damaged(latest.damaged), style="yellow"))
-    return Group(*parts, *notes)
+    return Group(*renderables, *notes)

@@ -80,7 +80,7 @@ def _set_rates(
     with_rates: list[Contestant] = []
     for entry, contestant in zip(entries, contestants, strict=True):
         # A part of the name sets the rate of all that have it, unless it is all of another name.
-        short = (entry.text, entry.name, entry.title, entry.name.rpartition(":")[2])
+        short = (entry.text, entry.name, entry.label, entry.name.rpartition(":")[2])
         keys = [contestant.name.lower()]
         keys += [key for key in map(str.lower, short) if key not in exact]
         key = next((key for key in keys if key in by_key), None)
@@ -133,7 +133,7 @@ def _find_optimizer(entry: RaceEntry, problem: str) -> Contestant:
     return _enter_named(entry, spelling, (short or spelling) + options_text, problem)
 
 
-def _enter_named(entry: RaceEntry, spelling: str, title: str, problem: str) -> Contestant:
+def _enter_named(entry: RaceEntry, spelling: str, label: str, problem: str) -> Contestant:
     """Return the contestant of an optimizer in the registry."""
     registered = registry.named(spelling)
     learning_rate = (
@@ -145,7 +145,7 @@ def _enter_named(entry: RaceEntry, spelling: str, title: str, problem: str) -> C
             first = arguments["initial_accumulator_value"]
             rule = replace(rule, slots=(replace(rule.slots[0], initial=first), *rule.slots[1:]))
         return Contestant(
-            title,
+            label,
             lambda rate: RuleOptimizer(rule, rate, **entry.options),
             learning_rate,
             "thalweg.rules",
@@ -158,4 +158,4 @@ def _enter_named(entry: RaceEntry, spelling: str, title: str, problem: str) -> C
     def make(rate: float | None) -> Optimizer:
         return registered.make(learning_rate if rate is None else rate, **arguments)
 
-    return Contestant(title, make, learning_rate, registered.cls.__module__, arguments)
+    return Contestant(label, make, learning_rate, registered.cls.__module__, arguments)

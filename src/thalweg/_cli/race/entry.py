@@ -23,7 +23,7 @@ from thalweg.errors import did_you_mean
 from thalweg.formula import Rule
 
 # Prefixes before the colon in names of the library's optimizers.
-FACES = ("optim", "torch", "v1", "openseq2seq")
+FRONT_ENDS = ("optim", "torch", "v1", "openseq2seq")
 # Names of the argument for the learning rate.
 RATES = ("lr", "learning_rate")
 
@@ -45,7 +45,7 @@ class RaceEntry:
     rate: float | None = None
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """Return the text without the file or the package."""
         return self.name.rpartition(":")[2] + self.text[len(self.name) :]
 
@@ -53,7 +53,7 @@ class RaceEntry:
     def is_own(self) -> bool:
         """Return True for an object of a file or package, False for a name of the library."""
         package, colon, _ = self.name.partition(":")
-        is_package = bool(colon) and package.lower() not in FACES
+        is_package = bool(colon) and package.lower() not in FRONT_ENDS
         return is_package or names_file(self.name)
 
 
@@ -69,9 +69,9 @@ def parse_entry(text: str) -> RaceEntry:
     if begin < 0 or not text.endswith(")"):
         return RaceEntry(text, text)
     options: dict[str, Any] = {}
-    for part in split_at_commas(text[begin + 1 : -1]):
+    for piece in split_at_commas(text[begin + 1 : -1]):
         try:
-            name, value = parse_argument(part)
+            name, value = parse_argument(piece)
         except ValueError as error:
             raise RaceError(f"an option of '{text}': {error}") from error
         if name in options:
@@ -138,9 +138,9 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickles of the file need its module in sys.modules.
     sys.modules[spec.name] = module
-    folder = str(path.parent)
+    directory = str(path.parent)
     # The file may import modules beside it, as with `python file.py`.
-    sys.path.insert(0, folder)
+    sys.path.insert(0, directory)
     try:
         with _failures_named(str(path)):
             spec.loader.exec_module(module)
@@ -150,7 +150,7 @@ def _import_file(path: Path) -> ModuleType:
     finally:
         # The file may have changed the path itself.
         with contextlib.suppress(ValueError):
-            sys.path.remove(folder)
+            sys.path.remove(directory)
     return module
 
 

@@ -13,7 +13,7 @@ from thalweg._cli.race.outcome import RaceOutcome
 
 
 @contextmanager
-def folder(logdir: Path, problem: str) -> Iterator[Path]:
+def make_directory(logdir: Path, problem: str) -> Iterator[Path]:
     """Create and yield a new folder for a race: `logdir/<problem>`, or `<problem>-2`, `-3` ...
 
     Use as a context manager around the race: an error appears before the race begins, and the
@@ -23,8 +23,8 @@ def folder(logdir: Path, problem: str) -> Iterator[Path]:
         OSError: The folder cannot be created.
     """
     logdir.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        path = logdir / (problem if number == 1 else f"{problem}-{number}")
+    for suffix in count(1):
+        path = logdir / (problem if suffix == 1 else f"{problem}-{suffix}")
         try:
             path.mkdir()
             break
@@ -38,15 +38,15 @@ def folder(logdir: Path, problem: str) -> Iterator[Path]:
             path.rmdir()
 
 
-def save(outcome: RaceOutcome, folder: Path) -> None:
-    """Write a run `folder/<optimizer>` per contestant and, if there are several, per seed."""
+def save(outcome: RaceOutcome, directory: Path) -> None:
+    """Write a run `directory/<optimizer>` per contestant and, if there are several, per seed."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     for race in outcome.races:
         seed = f"/seed-{race.seed}" if len(outcome.races) > 1 else ""
         for lane in race.lanes:
             run = lane.name.replace("/", "_").replace(":", "_")
-            with SummaryWriter(str(folder / f"{run}{seed}")) as writer:
+            with SummaryWriter(str(directory / f"{run}{seed}")) as writer:
                 scalars = [("loss/batch", loss, step) for step, loss in enumerate(lane.losses, 1)]
                 for step, scores in lane.evaluations:
                     pairs = zip(("loss/train", "loss/test", "accuracy/test"), scores, strict=True)

@@ -33,7 +33,7 @@ def text(outcome: RaceOutcome) -> str:
         f"{race.steps:,} steps of {race.problem.batch_size} examples, seed {race.seed}{seeds_note}"
         f"{stop_note}. The best first, all from the same weights and over the same batches."
     )
-    trainings = [_make_training(standing.lanes[0]) for standing in rank_contestants([race])]
+    trainings = [_make_training(ranked.lanes[0]) for ranked in rank_contestants([race])]
     return draw(trainings, f"Race: {race.problem.description}", facts)
 
 

@@ -45,23 +45,23 @@ class Fraction:
     """One race's part of the total progress.
 
     Attributes:
-        title: The title of the race; empty for a single race.
-        offset: The share of the total that precedes this race.
-        share: The share of this race.
+        label: Which race it is; empty for a single race.
+        offset: The fraction of the total that precedes this race.
+        length: The fraction of the total that this race is.
         searching: Whether contestants try learning rates.
     """
 
-    title: str = ""
+    label: str = ""
     offset: float = 0.0
-    share: float = 1.0
+    length: float = 1.0
     searching: bool = False
 
     def done(self, race: Race) -> float:
-        """Return the completed share of the total, from the present step of `race`."""
-        return self.offset + self.share * race.step / race.steps
+        """Return the completed fraction of the total, from the present step of `race`."""
+        return self.offset + self.length * race.step / race.steps
 
 
-Progress = Callable[[Race, Fraction], None]
+Progress = Callable[[Fraction, Race], None]
 
 
 def race_seeds(
@@ -78,7 +78,7 @@ def race_seeds(
         sweeps: Whether contestants try learning rates in the first race and keep the best one.
         epochs, threads, strategy: See `run`.
         measures: Whether steps of the first race are measured; see `run`.
-        progress: Called from time to time with the present race and its part of the total.
+        progress: Called from time to time with the fraction that the present race is, and the race.
 
     Returns:
         The finished races; after Ctrl-C in the first race, its steps so far.
@@ -90,19 +90,19 @@ def race_seeds(
     first = len(sweep.FACTORS) if sweeps else 1
     total_races = first + len(seeds) - 1
     outcome = RaceOutcome([], len(seeds))
-    for number, seed in enumerate(seeds):
-        searching = sweeps and number == 0
-        offset = (first + number - 1) / total_races if number else 0.0
-        title = f"seed {seed} ({number + 1} of {len(seeds)})" if len(seeds) > 1 else ""
-        part = Fraction(
-            title, offset, 1 / total_races if number else first / total_races, searching
+    for index, seed in enumerate(seeds):
+        searching = sweeps and index == 0
+        offset = (first + index - 1) / total_races if index else 0.0
+        label = f"seed {seed} ({index + 1} of {len(seeds)})" if len(seeds) > 1 else ""
+        fraction = Fraction(
+            label, offset, 1 / total_races if index else first / total_races, searching
         )
         try:
             race = run(
                 load(seed), sweep.enter_rates(contestants) if searching else contestants,
                 epochs=epochs, seed=seed, threads=threads, strategy=strategy,
-                measures=measures and number == 0,
-                progress=None if progress is None else partial(_tell_part, progress, part),
+                measures=measures and index == 0,
+                progress=None if progress is None else partial(progress, fraction),
             )  # fmt: skip
         except KeyboardInterrupt:
             if not outcome.races:
@@ -119,7 +119,3 @@ def race_seeds(
         if race.stopped:
             break
     return outcome
-
-
-def _tell_part(progress: Progress, part: Fraction, race: Race) -> None:
-    progress(race, part)

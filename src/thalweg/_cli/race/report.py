@@ -71,8 +71,8 @@ def lay_out_table(
 
 
 def _format_ranks(ranked: Standing) -> str:
-    best, worst = ranked.first, ranked.last
-    return str(best) if best == worst else f"{best}-{worst}"
+    first, last = ranked.first, ranked.last
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def cells_of(ranked: Standing) -> list[str]:

@@ -221,9 +221,9 @@ def _take_turns(
 ) -> None:  # fmt: skip
     problem, lanes = race.problem, race.lanes
     interval = max(1, math.ceil(race.steps / EVALUATIONS))
-    for number, (begin, end) in enumerate(_cut_blocks(race.steps, interval)):
+    for index, (begin, end) in enumerate(_cut_blocks(race.steps, interval)):
         # Rotate, so that no contestant is always first.
-        turn = number % len(lanes)
+        turn = index % len(lanes)
         for lane in lanes[turn:] + lanes[:turn]:
             if lane.diverged_at is None:
                 _advance_lane(lane, problem, order[begin:end], strategy)

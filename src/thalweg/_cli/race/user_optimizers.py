@@ -52,8 +52,8 @@ class TorchForm(ApplyGradientsAdapter):
         try:
             inspect.signature(make).bind([], **self._rate, **options)
         except TypeError as error:
-            hint = "; --lr sets it" if "'lr'" in str(error) else ""
-            raise RaceError(f"'{text}' cannot be made: {error}{hint}.") from error
+            advice = "; --lr sets it" if "'lr'" in str(error) else ""
+            raise RaceError(f"'{text}' cannot be made: {error}{advice}.") from error
         except ValueError:
             # A callable without a signature is checked only by the call itself.
             pass
@@ -117,11 +117,11 @@ def enter_own(entry: RaceEntry, target: Any) -> Contestant:
         RaceError: The object is none of these.
         RuleError: The rule is invalid.
     """
-    text, title, rate, options = entry.text, entry.title, entry.rate, entry.options
+    text, label, rate, options = entry.text, entry.label, entry.rate, entry.options
     make: Callable[[float | None], Optimizer]
     if isinstance(target, Rule):
         check_rule(target)
-        title = target.name + text[len(entry.name) :]
+        label = target.name + text[len(entry.name) :]
         make = partial(RuleOptimizer, target, **options)
     elif isinstance(target, Optimizer):
         if options:
@@ -142,7 +142,7 @@ def enter_own(entry: RaceEntry, target: Any) -> Contestant:
         make = partial(TorchForm, target, text, **options)
     else:
         make = partial(_make_by_rate, target, entry)
-    return Contestant(title, make, rate, text, options)
+    return Contestant(label, make, rate, text, options)
 
 
 def _is_torch_form(factory: Any) -> bool:
@@ -182,8 +182,8 @@ def _default_rate(factory: Callable[..., Any]) -> float | None:
     """Return the default of the argument for the learning rate, or None if not a number."""
     parameters = _parameters_of(factory)
     default: Any = getattr(parameters.get(_find_rate_argument(parameters) or ""), "default", None)
-    is_number = isinstance(default, int | float) and not isinstance(default, bool)
-    return float(default) if is_number else None
+    is_scalar = isinstance(default, int | float) and not isinstance(default, bool)
+    return float(default) if is_scalar else None
 
 
 def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:

@@ -124,9 +124,9 @@ class ApplyGradientsAdapter:
         """Build and return the optimizers; AdamW for variables that a class of matrices lacks."""
         factory, options = self.factory, {**self._rate, **self._options}
         if self._is_mixed:
-            chosen, remaining = self._split(variables, lambda var: var.dim() > 1)
+            members, remaining = self._split(variables, lambda var: var.dim() > 1)
             # Three-dimensional parameters are kernels of Conv1d, not stacks of matrices.
-            matrix_group = {"params": self._name(chosen), "rule": factory, "heads": 1, **options}
+            matrix_group = {"params": self._name(members), "rule": factory, "heads": 1, **options}
             adamw_group = {"params": self._name(remaining), "rule": "AdamW", **self._rate}
             groups = [group for group in (matrix_group, adamw_group) if group["params"]]
             return [optim.Mixed(groups, **self._diagnostics_options)]
@@ -135,7 +135,7 @@ class ApplyGradientsAdapter:
             return list(product) if isinstance(product, list | tuple) else [product]
         flat, remaining = self._split(variables, lambda var: var.dim() == 2)
         kinds = ((factory, flat, options), (torch.optim.AdamW, remaining, self._rate))
-        return [cls(chosen, **arguments) for cls, chosen, arguments in kinds if chosen]
+        return [cls(members, **arguments) for cls, members, arguments in kinds if members]
 
     def _name(self, variables: list[Any]) -> list[Any]:
         """Return pairs of name and variable if diagnostics need names, else the variables."""

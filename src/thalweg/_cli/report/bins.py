@@ -28,7 +28,7 @@ class Bins(NamedTuple):
     width: int
     count: int
 
-    def place(self, steps: np.ndarray) -> np.ndarray:
+    def bin_of(self, steps: np.ndarray) -> np.ndarray:
         """Return the bin of each step."""
         return (steps - self.first) // self.width
 
@@ -44,9 +44,9 @@ def keep_largest(bins: Bins, steps: np.ndarray, values: np.ndarray) -> np.ndarra
     """Return the largest number per bin and column of a row per step; NaN counts as largest."""
     largest = np.full((bins.count, values.shape[1]), -np.inf)
     if len(steps):
-        places, starts = np.unique(bins.place(steps), return_index=True)
+        indices, starts = np.unique(bins.bin_of(steps), return_index=True)
         # np.maximum propagates NaN.
-        largest[places] = np.maximum.reduceat(values, starts)
+        largest[indices] = np.maximum.reduceat(values, starts)
     return largest
 
 

@@ -38,7 +38,7 @@ class History:
         self.interval = 1
         self.damaged = 0
         self._spikes = Spikes()
-        self._places: dict[tuple[str, ...], list[int]] = {}
+        self._columns_by_names: dict[tuple[str, ...], list[int]] = {}
         self._latest_step: int | None = None
 
     @property
@@ -55,7 +55,7 @@ class History:
         if record.loss is not None:
             self.losses[step] = record.loss
         if record.rows:
-            self.rows[step] = {key: self._place(header.names, record.rows[key])
+            self.rows[step] = {key: self._reorder(header.names, record.rows[key])
                                for key in PLOTTED_COLUMNS if key in record.rows}  # fmt: skip
         self.warnings += self._spikes.feed(
             record.rows, header.names, step, record.loss, header.sizes
@@ -64,11 +64,11 @@ class History:
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps that have a column, and its numbers, of shape (steps, parameters)."""
         steps = [step for step, rows in self.rows.items() if name in rows]
-        numbers = np.full((len(steps), len(self.names)), UNMEASURED)
+        values = np.full((len(steps), len(self.names)), UNMEASURED)
         for index, step in enumerate(steps):
             row = self.rows[step][name]
-            numbers[index, : len(row)] = row
-        return np.array(steps, np.int64), numbers
+            values[index, : len(row)] = row
+        return np.array(steps, np.int64), values
 
     def _go_back(self, step: int) -> None:
         for records in (self.losses, self.rows):
@@ -77,26 +77,28 @@ class History:
         self.warnings = [warning for warning in self.warnings if warning.step < step]
         self.resumed.append(step)
 
-    def _place(self, names: tuple[str, ...], row: np.ndarray) -> np.ndarray:
+    def _reorder(self, names: tuple[str, ...], row: np.ndarray) -> np.ndarray:
         """Return a row in the order of all names, which a resumed training may extend."""
-        if names not in self._places:
-            index_by_name = {name: place for place, name in enumerate(self.names)}
+        if names not in self._columns_by_names:
+            index_by_name = {name: index for index, name in enumerate(self.names)}
             self.names += [name for name in dict.fromkeys(names) if name not in index_by_name]
-            index_by_name = {name: place for place, name in enumerate(self.names)}
-            self._places[names] = [index_by_name[name] for name in names]
-        if self._places[names] == list(range(len(self.names))):
+            index_by_name = {name: index for index, name in enumerate(self.names)}
+            self._columns_by_names[names] = [index_by_name[name] for name in names]
+        if self._columns_by_names[names] == list(range(len(self.names))):
             return row
         reordered = np.full(len(self.names), UNMEASURED)
-        reordered[self._places[names]] = row
+        reordered[self._columns_by_names[names]] = row
         return reordered
 
 
-def read_history(path: Path, tell: Callable[[float], object] = lambda share: None) -> History:
+def read_history(
+    path: Path, progress: Callable[[float], object] = lambda fraction: None
+) -> History:
     """Read all records of a file.
 
     Args:
         path: The file.
-        tell: Called from time to time with the fraction read so far.
+        progress: Called from time to time with the fraction read so far.
 
     Raises:
         MissingFileError: The file does not exist.
@@ -104,9 +106,9 @@ def read_history(path: Path, tell: Callable[[float], object] = lambda share: Non
     """
     history = History()
     with JsonLinesReader(path, READ_COLUMNS) as reader:
-        for number, record in enumerate(reader.read_all()):
+        for index, record in enumerate(reader.read_all()):
             history.add(record)
-            if number % RECORDS_PER_UPDATE == 0:
-                tell(reader.share)
+            if index % RECORDS_PER_UPDATE == 0:
+                progress(reader.share)
         history.damaged = reader.damaged
     return history

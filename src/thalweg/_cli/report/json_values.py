@@ -16,5 +16,5 @@ def plain_number(value: float) -> float | str | None:
 
 def plain_warned(warning: Warned) -> dict[str, Any]:
     """Return a warning as a dictionary of JSON values."""
-    numbers = {"number": plain_number(warning.number), "usual": plain_number(warning.usual)}
-    return {**warning._asdict(), **numbers}
+    values = {"number": plain_number(warning.number), "usual": plain_number(warning.usual)}
+    return {**warning._asdict(), **values}

@@ -108,7 +108,7 @@ def _span(history: History) -> list[int]:
 
 def _describe_training(training: TrainingReport, bins: Bins) -> dict[str, Any]:
     history = training.history
-    places = {name: index for index, name in enumerate(history.names)}
+    index_by_name = {name: index for index, name in enumerate(history.names)}
     warnings = sorted(history.warnings, key=lambda warning: warning.step)
     return {
         "name": training.name,
@@ -122,7 +122,7 @@ def _describe_training(training: TrainingReport, bins: Bins) -> dict[str, Any]:
             for column in COLUMNS
             if len((column_data := history.column(column.key))[0])
         ],
-        "warned": [_list_warned(warning, places) for warning in warnings[:MAX_WARNINGS]],
+        "warned": [_list_warned(warning, index_by_name) for warning in warnings[:MAX_WARNINGS]],
         "more": max(0, len(warnings) - MAX_WARNINGS),
         "resumed": history.resumed,
     }
@@ -168,14 +168,14 @@ def _worst(values: list[float]) -> float | None:
 
 def _list_warned(warning: Warned, indices: dict[str, int]) -> list[Any]:
     """Return a warning as a list for the page's script, with layers as indices."""
-    numbers = plain_number(warning.number), plain_number(warning.usual)
+    values = plain_number(warning.number), plain_number(warning.usual)
     # Layers without a plotted column have no index.
     layers = [indices[name] for name in warning.layers if name in indices]
     return [
         indices.get(warning.name, -1),
         warning.step,
         warning.what,
-        *numbers,
+        *values,
         warning.kind,
         layers,
     ]

@@ -200,7 +200,7 @@ def differs(path: Path) -> tuple[Path, str]:
     if str(module_name).partition(".")[0] == "keras":
         return path[: 1 + len(path) - len(short_path)], "Keras 3, on its torch backend"
     function = inspect.unwrap(value) if callable(value) else value
-    matches = (words for words, known_object in _by_object() if known_object is function)
+    matches = (words for words, listed_object in _by_object() if listed_object is function)
     return path, next(matches, "")
 
 

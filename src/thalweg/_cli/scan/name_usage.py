@@ -276,8 +276,8 @@ class _UsageFinder(ast.NodeVisitor):
         ends = self._ends([node.body, *([handler] for handler in node.handlers)], exceptions)
         # The bindings of the body count more than those of the handlers.
         for end in reversed(ends):
-            known_paths = {name: path for name, path in end.items() if path is not None}
-            self._scope.names = {**end, **self._scope.names, **known_paths}
+            paths = {name: path for name, path in end.items() if path is not None}
+            self._scope.names = {**end, **self._scope.names, **paths}
         self._all([*node.orelse, *node.finalbody])
 
     def visit_TryStar(self, node: ast.TryStar) -> None:
@@ -350,9 +350,9 @@ class _UsageFinder(ast.NodeVisitor):
             [
                 *first.ifs,
                 *(
-                    part
+                    condition
                     for generator in inner_generators
-                    for part in (generator.iter, *generator.ifs)
+                    for condition in (generator.iter, *generator.ifs)
                 ),
             ]
         )
@@ -364,10 +364,10 @@ class _UsageFinder(ast.NodeVisitor):
 
 def _below(name: str) -> Path | None:
     """Return the path of a module below one of `ROOTS`, or None."""
-    parts = tuple(name.split("."))
+    segments = tuple(name.split("."))
     for root in ROOTS:
-        if parts[: len(root)] == root:
-            return parts[len(root) :]
+        if segments[: len(root)] == root:
+            return segments[len(root) :]
     return None
 
 

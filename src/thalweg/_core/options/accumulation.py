@@ -242,21 +242,21 @@ def _copy_shared(
         LayoutError: A dense sum shares memory with another sum or a parameter.
     """
     dense_sums = [grad_sum for grad_sum in sums if grad_sum is not None and not grad_sum.is_sparse]
-    storages = set(_storages_of(dense_sums))
-    if len(storages) < len(dense_sums) or not storages.isdisjoint(_storages_of(params)):
+    storages = set(_list_storages(dense_sums))
+    if len(storages) < len(dense_sums) or not storages.isdisjoint(_list_storages(params)):
         param_names = get_names(params)
         pairs = zip(sums, param_names, strict=True)
         sum_names = [
             f"{name}/{SUM}" for total, name in pairs if total is not None and not total.is_sparse
         ]
         check_disjoint([*dense_sums, *params], [*sum_names, *param_names])
-    if storages.isdisjoint(_storages_of(gradients)):
+    if storages.isdisjoint(_list_storages(gradients)):
         return gradients
-    grads_and_storages = zip(gradients, _storages_of(gradients), strict=True)
+    grads_and_storages = zip(gradients, _list_storages(gradients), strict=True)
     return [grad.clone() if storage in storages else grad for grad, storage in grads_and_storages]
 
 
-def _storages_of(tensors: Iterable[Tensor]) -> Iterable[int]:
+def _list_storages(tensors: Iterable[Tensor]) -> Iterable[int]:
     """Return an iterator of the storage addresses of the tensors."""
     return map(attrgetter("_cdata"), map(Tensor.untyped_storage, tensors))
 

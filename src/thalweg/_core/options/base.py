@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from torch import Tensor
 
 from thalweg._base.showing import show_value
-from thalweg.errors import InvalidTypeError
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 
 OptionT = TypeVar("OptionT", bound="Option")
@@ -82,11 +82,11 @@ class Option:
             InvalidArgumentError: Another option conflicts with this one.
         """
 
-    def check_param(self, param: Tensor, title: str) -> None:
+    def check_param(self, param: Tensor, label: str) -> None:
         """Check that the option supports a parameter.
 
         Args:
-            title: Name of the parameter, for the message.
+            label: Name of the parameter, for the message.
 
         Raises:
             InvalidTypeError: The option does not support the parameter.
@@ -114,6 +114,14 @@ class Option:
     def gradient_transforms(self) -> Mapping[str, Any]:
         """Return arguments of `GradientTransforms`, which change gradients before the rule."""
         return {}
+
+    def _check_choice(self, name: str, choice: str) -> None:
+        """Raise InvalidArgumentError unless the field `name` is None or the only choice."""
+        value = getattr(self, name)
+        if value not in (None, choice):
+            raise InvalidArgumentError(
+                f"{name} must be None or {choice!r}, not {show_value(value)}."
+            )
 
     def _check_bool(self, name: str) -> None:
         """Raise InvalidTypeError unless the field is a bool."""

@@ -29,12 +29,12 @@ class Clipping(Option):
         for name in ("clip_grad_norm", "clip_grad_value"):
             limit = getattr(self, name)
             if limit is not None:
-                number = float(as_number(name, limit))
-                if number < 0 or number == float("inf"):
+                bound = float(as_number(name, limit))
+                if bound < 0 or bound == float("inf"):
                     raise InvalidArgumentError(
                         f"{name} must be a number from 0 on, not {show_value(limit)}."
                     )
-                object.__setattr__(self, name, number)
+                object.__setattr__(self, name, bound)
 
     def gradient_transforms(self) -> dict[str, float | bool | None]:
         return {

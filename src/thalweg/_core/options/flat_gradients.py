@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg._base.exports import exported_from
-from thalweg._base.showing import show_value
 from thalweg._core.options.accumulation import Accumulation
 from thalweg._core.options.base import Option, Others
 from thalweg._core.options.step_in_backward import InBackward
@@ -27,10 +26,7 @@ class Flat(Option):
     gradients: str | None = None
 
     def __post_init__(self) -> None:
-        if self.gradients not in (None, "flat"):
-            raise InvalidArgumentError(
-                f"gradients must be None or 'flat', not {show_value(self.gradients)}."
-            )
+        self._check_choice("gradients", "flat")
 
     @property
     def is_ours(self) -> bool:

@@ -45,11 +45,11 @@ def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) ->
         if grad is None:
             continue
         values = values_of(grad)
-        share = values * reciprocal(values.new_full((), count))
+        scaled_grad = values * reciprocal(values.new_full((), count))
         if isinstance(grad, IndexedSlices):
-            calls.append(partial(total.detach().index_add_, 0, grad.indices.long(), share))
+            calls.append(partial(total.detach().index_add_, 0, grad.indices.long(), scaled_grad))
         else:
-            calls.append(partial(total.detach().add_, share))
+            calls.append(partial(total.detach().add_, scaled_grad))
     return calls
 
 

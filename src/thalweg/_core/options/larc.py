@@ -48,12 +48,12 @@ class Larc(NamedTuple):
         NumPy array. A variable of norm 0 has `min_update`; with `zero_by_zero` and a learning rate
         of 0 it has NaN, as 0 / 0.
         """
-        xp, place = functions_of(variable_norms), place_of(variable_norms)
+        xp, device = functions_of(variable_norms), place_of(variable_norms)
         with np.errstate(all="ignore"):
-            sizes = round_to(variable_norms, np.float32, place)
-            bounds = round_to(gradient_norms, np.float32, place) + float(self.epsilon)
+            sizes = round_to(variable_norms, np.float32, device)
+            bounds = round_to(gradient_norms, np.float32, device) + float(self.epsilon)
             if self.clips:
-                bounds = number(np.float32(float(learning_rate)), place) * bounds
+                bounds = number(np.float32(float(learning_rate)), device) * bounds
             ratio = float(self.eta) * sizes / bounds
             if not zero_by_zero:
                 ratio = xp.where((sizes == 0) & (bounds == 0), 0.0, ratio)

@@ -79,13 +79,13 @@ class Lookahead(Option):
         return with_slow_weights(rule)
 
     def scalars(self, lacked: Container[str], step: object) -> dict[str, Tensor | float]:
-        return {SHARE: self._share(step)}
+        return {SHARE: self._choose_alpha(step)}
 
-    def _share(self, step: Any) -> Tensor | float:
+    def _choose_alpha(self, step: Any) -> Tensor | float:
         """Return the interpolation factor in the step after `step` others; 0 between updates."""
         interval = self.lookahead or 1
         # A loaded step count may have a fraction, so a remainder of 0 is not a safe test.
         if isinstance(step, Tensor):
-            share = torch.full_like(step, self.lookahead_alpha, dtype=torch.float64)
-            return torch.where((step + 1) // interval > step // interval, share, 0.0)
+            alpha = torch.full_like(step, self.lookahead_alpha, dtype=torch.float64)
+            return torch.where((step + 1) // interval > step // interval, alpha, 0.0)
         return self.lookahead_alpha if (step + 1) // interval > step // interval else 0.0

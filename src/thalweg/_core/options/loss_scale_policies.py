@@ -58,8 +58,8 @@ def answer(
             state_tensors = {name: tensor.detach() for name, tensor in variables.items()}
             state = {name: tensor.cpu().numpy()[()] for name, tensor in state_tensors.items()}
             policy_amax = np.float32(amax) if in_float32 else amax
-        changes = policy(state, policy_amax, _overflows(has_nan, policy_amax)).items()
-        is_finite = ~_overflows(has_nan, amax)
+        changes = policy(state, policy_amax, _has_overflowed(has_nan, policy_amax)).items()
+        is_finite = ~_has_overflowed(has_nan, amax)
     calls: list[Call] = [
         partial(state_tensors[name].fill_, new_value if is_on_device else new_value.item())
         for name, new_value in changes
@@ -67,7 +67,7 @@ def answer(
     return Decision(is_finite if is_on_device else bool(is_finite), calls)
 
 
-def _overflows(has_nan: object, amax: object) -> Any:
+def _has_overflowed(has_nan: object, amax: object) -> Any:
     """Return whether the gradients contain NaN or infinity, as a bool or a tensor."""
     return has_nan | ~vectors.functions_of(amax).isfinite(amax)
 

@@ -11,7 +11,7 @@ from thalweg._base.exports import exported_from
 from thalweg._base.showing import show_value
 from thalweg._core.options.base import Option
 from thalweg._core.options.update_targets import MASTER
-from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.errors import InvalidTypeError
 from thalweg.formula import STORED
 from thalweg.variable import REDUCED
 
@@ -77,7 +77,4 @@ class Offload(Option):
     state_device: str | None = None
 
     def __post_init__(self) -> None:
-        if self.state_device not in (None, "cpu"):
-            raise InvalidArgumentError(
-                f"state_device must be None or 'cpu', not {show_value(self.state_device)}."
-            )
+        self._check_choice("state_device", "cpu")

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from thalweg.errors import RuleError
+from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
+from thalweg._engines.formula_parser import Composed
 from thalweg.formula import ChainedFormula, Formula, Rule, Slot
+
+
+class _Identity(Composed):
+    """Formula that returns its inputs: a variable and slots.
+
+    Args:
+        slot_count: The number of slots.
+    """
+
+    def __init__(self, slot_count: int) -> None:
+        self._count = 1 + slot_count
+        self.__qualname__ = "identity"
+
+    def compose(self) -> FormulaGraph:
+        """Return a graph whose results are its inputs, of which the slots have no names."""
+        names = ("var", *[""] * (self._count - 1))
+        return FormulaGraph(names, (), tuple(stream_nodes(self._count)))
 
 
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
@@ -18,18 +37,8 @@ def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
         name: Name of the new rule.
         formula: Maps a variable and the new slot to their new values; see `ChainedFormula`.
         slot: Name of the new slot, the last one.
-
-    Raises:
-        RuleError: The rule has no `update_untouched`, and more than six slots.
     """
-    count = len(rule.element_slots)
-    if rule.update_untouched is None and count >= len(_UNTOUCHED):
-        max_slots = len(_UNTOUCHED) - 1
-        raise RuleError(
-            f"{name}: rule {rule.name!r} has {count} slots, and can have {max_slots} beside another"
-            " formula, or any number with an update_untouched of its own."
-        )
-    untouched = rule.update_untouched or _UNTOUCHED[count]
+    untouched: Any = rule.update_untouched or _Identity(len(rule.element_slots))
     return replace(
         rule,
         name=name,
@@ -40,45 +49,3 @@ def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
         slots=(*rule.slots, Slot(slot)),
         duplicates="sum",
     )
-
-
-def _untouched_0(var: object) -> object:
-    return (var,)
-
-
-def _untouched_1(var: object, a: object) -> object:
-    return var, a
-
-
-def _untouched_2(var: object, a: object, b: object) -> object:
-    return var, a, b
-
-
-def _untouched_3(var: object, a: object, b: object, c: object) -> object:
-    return var, a, b, c
-
-
-def _untouched_4(var: object, a: object, b: object, c: object, d: object) -> object:
-    return var, a, b, c, d
-
-
-def _untouched_5(var: object, a: object, b: object, c: object, d: object, e: object) -> object:
-    return var, a, b, c, d, e
-
-
-def _untouched_6(
-    var: object, a: object, b: object, c: object, d: object, e: object, f: object
-) -> object:
-    return var, a, b, c, d, e, f
-
-
-# Identity formulas by the number of slots; the formula parser needs fixed signatures.
-_UNTOUCHED: tuple[Formula, ...] = (
-    _untouched_0,
-    _untouched_1,
-    _untouched_2,
-    _untouched_3,
-    _untouched_4,
-    _untouched_5,
-    _untouched_6,
-)

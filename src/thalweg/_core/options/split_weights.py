@@ -9,7 +9,6 @@ from torch import Tensor
 
 from thalweg._base.exports import exported_from
 from thalweg._base.locks import importing
-from thalweg._base.showing import show_value
 from thalweg._core.options.base import Option, Others
 from thalweg._core.options.master_weights import Masters, Offload
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -35,10 +34,7 @@ class SplitWeights(Option):
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        if self.weights not in (None, "split"):
-            raise InvalidArgumentError(
-                f"weights must be None or 'split', not {show_value(self.weights)}."
-            )
+        self._check_choice("weights", "split")
 
     def check_beside(self, options: Others) -> None:
         for option_class, keyword in ((Masters, "masters"), (Offload, "state_device")):
@@ -48,10 +44,10 @@ class SplitWeights(Option):
                     " a weight is kept."
                 )
 
-    def check_param(self, param: Tensor, title: str) -> None:
+    def check_param(self, param: Tensor, label: str) -> None:
         if param.dtype != torch.bfloat16:
             raise InvalidTypeError(
-                f"'{title}' is {dtype_name(param.dtype)}, and weights='split' is for parameters of"
+                f"'{label}' is {dtype_name(param.dtype)}, and weights='split' is for parameters of"
                 " bfloat16."
             )
 

@@ -35,7 +35,9 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
         from thalweg._engines.codecs.rules import find_storage_fault
     slots_by_name = {slot.name: slot for slot in rule.element_slots}
     if isinstance(storage, str):
-        choose_codec = _default_codec if storage == NATURAL else partial(_codec_for, storage)
+        choose_codec = (
+            _select_default_codec if storage == NATURAL else partial(_select_codec, storage)
+        )
         codecs = {name: choose_codec(slot) for name, slot in slots_by_name.items()}
     else:
         codecs = dict(storage)
@@ -59,12 +61,12 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
     return stored_rule
 
 
-def _default_codec(slot: Slot) -> str:
+def _select_default_codec(slot: Slot) -> str:
     """Return the codec of "8bit" for a slot."""
-    return PLAIN if slot.exact or slot.dtype is not None else _codec_for("softsign8", slot)
+    return PLAIN if slot.exact or slot.dtype is not None else _select_codec("softsign8", slot)
 
 
-def _codec_for(codec: str, slot: Slot) -> str:
+def _select_codec(codec: str, slot: Slot) -> str:
     """Return the name of the codec, or of its counterpart for a nonnegative slot."""
     with importing:
         from thalweg._engines.codecs import OF_SLOTS
@@ -112,6 +114,7 @@ class StateCodec(Option):
         return store_slots(rule, cast("Storage", self.state_storage))
 
     def check_beside(self, options: Others) -> None:
+        """Raise InvalidArgumentError beside another option that chooses dtype or device."""
         storage_settings = {
             "state_dtype": options.of(StateDtype).state_dtype,
             "state_device": options.of(Offload).state_device,

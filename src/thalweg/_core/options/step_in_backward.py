@@ -30,6 +30,7 @@ class InBackward(Option):
         self._check_bool("in_backward")
 
     def check_beside(self, options: Others) -> None:
+        """Raise InvalidArgumentError beside an option that needs all gradients together."""
         needing = {
             "clip_grad_norm": options.of(Clipping).clip_grad_norm,
             "accumulate": options.of(Accumulation).accumulate > 1,

@@ -37,10 +37,7 @@ class Rounding(Option):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.round not in (None, "stochastic"):
-            raise InvalidArgumentError(
-                f"round must be None or 'stochastic', not {show_value(self.round)}."
-            )
+        self._check_choice("round", "stochastic")
         seed: Any = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidTypeError(f"seed must be an integer, not {show_value(self.seed)}.")
@@ -58,7 +55,7 @@ class Rounding(Option):
                 " are copies of what a step updates."
             )
 
-    def check_rows(self, title: str) -> None:
+    def check_rows(self, label: str) -> None:
         """Raise for a sparse gradient of the parameter with this name.
 
         Raises:
@@ -66,7 +63,7 @@ class Rounding(Option):
         """
         if self.round is not None:
             raise NotImplementedError(
-                f"The gradient of '{title}' is sparse, and round={self.round!r} is for dense ones:"
+                f"The gradient of '{label}' is sparse, and round={self.round!r} is for dense ones:"
                 " leave out one of them, or update it with an optimizer of its own."
             )
 

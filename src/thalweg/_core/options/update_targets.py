@@ -98,8 +98,8 @@ class StateStorage(NamedTuple):
             return torch.float32 if dtype in REDUCED else dtype
         if self.state is not None:
             return self.state
-        is_wide = self.masters or self.is_split
-        return torch.float32 if is_wide and dtype in REDUCED else dtype
+        is_full_precision = self.masters or self.is_split
+        return torch.float32 if is_full_precision and dtype in REDUCED else dtype
 
     def widen_slots(
         self, param_state: dict[str, object], slots: Sequence[Slot], param: Tensor
@@ -153,7 +153,8 @@ class UpdateTargets:
         storage = self._storage
         lacking = [p for p in params if storage.has_master(p) and MASTER not in state.get(p, {})]
         shards = list(map(local, lacking))
-        masters = laid_out(shards, [torch.float32] * len(lacking), 0.0, device=storage.device)
+        devices = [storage.device or shard.device for shard in shards]
+        masters = laid_out(shards, [torch.float32] * len(lacking), 0.0, devices=devices)
         new_targets = {
             id(param): beside(master.copy_(shard.detach()), param)
             for param, shard, master in zip(lacking, shards, masters, strict=True)
@@ -161,7 +162,7 @@ class UpdateTargets:
         offloaded = [p for p in params if storage.is_away(p) and not storage.has_master(p)]
         new_targets |= {id(param): self._stand_in_of(param) for param in offloaded}
         self._params = list(params)
-        self._memory_keys = [_memory_key(param) for param in params]
+        self._memory_keys = [_make_memory_key(param) for param in params]
         self._targets = []
         for param in params:
             param_state: Mapping[str, Tensor] = state.get(param) or {}
@@ -190,59 +191,61 @@ class UpdateTargets:
         shard = local(param).detach()
         memory_format = torch.preserve_format if layout.is_dense(shard) else torch.contiguous_format
         device = self._storage.device
-        part = torch.empty_like(
+        host_copy = torch.empty_like(
             shard, device=device, pin_memory=shard.is_cuda, memory_format=memory_format
         )
-        stand_in = beside(part.copy_(shard), param)
-        self._stand_ins[id(param)] = param, _memory_key(param), stand_in
-        self._versions[id(param)] = _version_of(param)
+        stand_in = beside(host_copy.copy_(shard), param)
+        self._stand_ins[id(param)] = param, _make_memory_key(param), stand_in
+        self._versions[id(param)] = _read_version(param)
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """Copy parameters that the user has written since the last step to their offloaded targets.
+        """Copy the parameters that were written since the last step to their offloaded targets.
 
-        Return the targets of all parameters, as `stand_for`.
+        Return the targets of all parameters, in the order of `stand_for`.
         """
         for param, target in self._offloaded:
-            version = _version_of(param)
+            version = _read_version(param)
             if version != self._versions.get(id(param)):
-                shard, part = local(param).detach(), local(target)
+                shard, host_copy = local(param).detach(), local(target)
                 layout.check_memory(shard, f"'{name_of(param)}'")
-                layout.check_memory(part, f"What stands for '{name_of(param)}'")
-                new_weights = shard.to(part.device)
-                part.copy_(
-                    new_weights if new_weights.dtype == part.dtype else resumed(part, new_weights)
+                layout.check_memory(host_copy, f"What stands for '{name_of(param)}'")
+                new_weights = shard.to(host_copy.device)
+                host_copy.copy_(
+                    new_weights
+                    if new_weights.dtype == host_copy.dtype
+                    else resumed(host_copy, new_weights)
                 )
                 self._versions[id(param)] = version
         return self._targets
 
     def settle(self) -> None:
-        """Record the versions of offloaded parameters after a step has written them."""
+        """Record the versions of offloaded parameters, which a step has just written."""
         for param, _ in self._offloaded:
-            self._versions[id(param)] = _version_of(param)
+            self._versions[id(param)] = _read_version(param)
             # The constraint has changed the parameter alone: the next refresh copies its output.
             if variable_constraint(param) is not None:
                 del self._versions[id(param)]
 
 
-def _version_of(param: Tensor) -> tuple[int, int]:
+def _read_version(param: Tensor) -> tuple[int, int]:
     """Return torch's counters of writes to a parameter, and to the local part of a DTensor."""
     return param._version, local(param)._version
 
 
-def _memory_key(param: Tensor) -> tuple[object, object]:
+def _make_memory_key(param: Tensor) -> tuple[object, object]:
     """Return a key of the parameter's storage, dtype and layout for `_lies_at`."""
     # A weak reference keeps the address of a freed storage from being reused.
-    return StorageWeakRef(local(param).untyped_storage()), _metadata(param)
+    return StorageWeakRef(local(param).untyped_storage()), _read_metadata(param)
 
 
 def _lies_at(param: Tensor, memory_key: tuple[Any, Any]) -> bool:
     """Return True if the parameter still has the storage, dtype and layout of the key."""
     storage_ref, metadata = memory_key
     is_same_storage = storage_ref.cdata == local(param).untyped_storage()._cdata  # pyright: ignore
-    return is_same_storage and metadata == _metadata(param)
+    return is_same_storage and metadata == _read_metadata(param)
 
 
-def _metadata(param: Tensor) -> tuple[Any, ...]:
+def _read_metadata(param: Tensor) -> tuple[Any, ...]:
     """Return dtype, shape, strides and storage offset of the parameter."""
     return param.dtype, param.shape, param.stride(), param.storage_offset()

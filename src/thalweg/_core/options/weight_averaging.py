@@ -55,9 +55,9 @@ class Average(Option):
         return add_average(rule)
 
     def scalars(self, lacked: Container[str], step: object) -> dict[str, Tensor | float]:
-        return {WEIGHT: self._weight(EMA in lacked, step)}
+        return {WEIGHT: self._choose_weight(EMA in lacked, step)}
 
-    def _weight(self, is_new: bool, step: object) -> Tensor | float:
+    def _choose_weight(self, is_new: bool, step: object) -> Tensor | float:
         """Return the weight of the parameter in its average: 1 in the first step."""
         weight = 1 - cast("float", self.ema_decay)
         if isinstance(step, Tensor) and not is_new:

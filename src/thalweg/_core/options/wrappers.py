@@ -176,10 +176,10 @@ class RowFloor(_Share):
     default, maximum = 0.3825, None
     row_floor: bool | float | None = None
 
-    def check_param(self, param: Tensor, title: str) -> None:
+    def check_param(self, param: Tensor, label: str) -> None:
         if self.row_floor is not None and param.dim() != 2:
             raise InvalidArgumentError(
-                f"'{title}' has shape {tuple(param.shape)}, and row_floor is for parameters of two"
+                f"'{label}' has shape {tuple(param.shape)}, and row_floor is for parameters of two"
                 " dimensions: leave it to another optimizer, or to a group of Mixed whose rule is"
                 " not wrapped by thalweg.rules.wrappers.row_floor."
             )

@@ -25,12 +25,12 @@ def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
     """
     return [
         message
-        for group in _groups(pairs)
+        for group in _group_writes(pairs)
         for message in _describe_lost_values(_drop_repeated(group))
     ]
 
 
-def _groups(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
+def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
     """Yield the writes of each run of overlapping memory, in the order of the pairs."""
     writes = [(plain(entry.own), entry, value) for entry, value in pairs]
     spans = [
@@ -74,8 +74,8 @@ def _describe_lost_values(group: Sequence[_Write]) -> list[str]:
     for view, value in zip(views, values, strict=True):
         view.copy_(value)
     return [
-        f"{group[index][1].name!r} and {_later_name(group, index)!r} share memory here, and are"
-        " given different values"
+        f"{group[index][1].name!r} and {_find_later_name(group, index)!r} share memory here, and"
+        " are given different values"
         for index, (view, value) in enumerate(zip(views, values, strict=True))
         if not alike(view, value)
     ]
@@ -89,7 +89,7 @@ def _view(memory: Tensor, tensor: Tensor, offset: int) -> Tensor:
     return torch._neg_view(view) if tensor.is_neg() else view  # pyright: ignore
 
 
-def _later_name(group: Sequence[_Write], index: int) -> str:
+def _find_later_name(group: Sequence[_Write], index: int) -> str:
     """Return the name of the first later entry that overlaps the one at the index."""
     start, end = byte_span(group[index][0])
     for tensor, entry, _ in group[index + 1 :]:
@@ -113,9 +113,9 @@ def alike(tensor1: Tensor, tensor2: Tensor) -> bool:
     """Return True if two tensors have the same dtype, device, and bits."""
     if tensor1.dtype != tensor2.dtype or tensor1.device != tensor2.device:
         return False
-    return torch.equal(_bits(tensor1), _bits(tensor2))
+    return torch.equal(_view_bits(tensor1), _view_bits(tensor2))
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def _view_bits(tensor: Tensor) -> Tensor:
     contiguous = plain(tensor).resolve_conj().resolve_neg().contiguous()
     return contiguous.view(-1).view(torch.uint8)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._base.context_managers import ContextSetting
+from thalweg._base.showing import holds_elements
 from thalweg._core.slots import SlotShards, SlotStore
 from thalweg._engines.layout import check_memory
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
@@ -32,14 +33,14 @@ def uncopied() -> ContextSetting:
     )
 
 
-def taken(tensor: Tensor, title: str = "") -> Tensor:
+def taken(tensor: Tensor, label: str = "") -> Tensor:
     """Return the value of a tensor for a state: a detached copy, or an alias inside `uncopied`.
 
     Raises:
         LayoutError: The storage of the tensor to copy was freed or truncated.
     """
     if not _uncopied.get():
-        check_held(tensor, title)
+        check_held(tensor, label)
     return tensor.detach() if _uncopied.get() else tensor.detach().clone()
 
 
@@ -86,15 +87,15 @@ class Entry:
         if problem is not None:
             return f"{self.name!r} is {problem}"
         if candidate.shape != self.shape or candidate.dtype not in (self.own.dtype, *self.dtypes):
-            return f"{self.name!r} is {_kind(candidate)}, not {_kind(self.own, self.shape)}"
+            return f"{self.name!r} is {_describe(candidate)}, not {_describe(self.own, self.shape)}"
         if not is_writable(self.own):
             return f"{self.name!r} has no memory of its own here"
         if self.lowest is None:
             return None
-        number, highest = int(kept(candidate).item()), torch.iinfo(self.own.dtype).max
-        if self.lowest <= number <= highest:
+        value, highest = int(kept(candidate).item()), torch.iinfo(self.own.dtype).max
+        if self.lowest <= value <= highest:
             return None
-        return f"{self.name!r} is {number}, not between {self.lowest} and {highest}"
+        return f"{self.name!r} is {value}, not between {self.lowest} and {highest}"
 
     def calls(self, new_value: Any, is_ours: bool = False) -> list[Call]:
         """Return C functions that set the tensor to a value, which is converted and copied now.
@@ -148,11 +149,11 @@ def of_slots(store: SlotStore, var: Tensor, key: str) -> list[Entry]:
     """
     entries: list[Entry] = []
     for name, slot in store.all_of(var).items():
-        parts = store.parts_of(name)
-        if parts is None:
+        shards = store.parts_of(name)
+        if shards is None:
             entries.append(Entry(f"{key}/{name}", slot))
         else:
-            entries.append(Part(f"{key}/{name}", slot, var=var, parts=parts))
+            entries.append(Part(f"{key}/{name}", slot, var=var, parts=shards))
     return entries
 
 
@@ -175,6 +176,7 @@ class Number:
         return self.value
 
     def difference(self, candidate: object) -> str | None:
+        """Return why the number cannot be set to a value, as a message; None if it can."""
         try:
             self.setting(candidate)
         except (InvalidTypeError, InvalidArgumentError):
@@ -212,19 +214,19 @@ def flaw(candidate: object) -> str | None:
         if candidate.is_nested:
             return "a nested tensor"
         if candidate.is_meta:
-            return f"{_kind(candidate)} on the meta device"
+            return f"{_describe(candidate)} on the meta device"
         if candidate.layout != torch.strided:
-            return f"{_kind(candidate)}, {candidate.layout}"
+            return f"{_describe(candidate)}, {candidate.layout}"
         if not _is_whole(candidate):
-            return f"{_kind(candidate)} without its storage"
+            return f"{_describe(candidate)} without its storage"
     return None
 
 
-def readable(tensor: Tensor, title: str) -> Tensor:
+def readable(tensor: Tensor, label: str) -> Tensor:
     """Return the tensor, or a plain copy of a tensor of a subclass.
 
     Raises:
-        InvalidTypeError: `flaw` rejects the tensor, or reading fails; `title` begins the message.
+        InvalidTypeError: `flaw` rejects the tensor, or reading fails; `label` begins the message.
     """
     try:
         problem = flaw(tensor)
@@ -232,7 +234,7 @@ def readable(tensor: Tensor, title: str) -> Tensor:
             return tensor if type(tensor) is Tensor else kept(tensor)
     except Exception as error:
         problem = f"a tensor that cannot be read: {error}"
-    raise InvalidTypeError(f"{title} is {problem}.")
+    raise InvalidTypeError(f"{label} is {problem}.")
 
 
 def kept(
@@ -256,7 +258,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _kind(tensor: Tensor, shape: Sequence[int] | None = None) -> str:
+def _describe(tensor: Tensor, shape: Sequence[int] | None = None) -> str:
     """Return the dtype and shape of the tensor for messages; `shape` replaces its shape."""
     with DisableTorchFunctionSubclass():
         dimensions = tensor.shape if shape is None else shape
@@ -283,12 +285,7 @@ def is_cut(tensor: Tensor) -> bool:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Return True if the storage holds all elements; True for tensors without a single storage."""
-    if tensor.layout != torch.strided or not tensor.numel():
-        return True
-    ends = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    required_bytes = (tensor.storage_offset() + sum(ends) + 1) * tensor.element_size()
-    return not has_storage(tensor) or tensor.untyped_storage().nbytes() >= required_bytes
+    return tensor.layout != torch.strided or not has_storage(tensor) or holds_elements(tensor)
 
 
 def is_writable(tensor: Tensor) -> bool:

@@ -35,11 +35,11 @@ Given = tuple[Sequence[Item], Mapping[str, Any], bool]
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
-def check_eager(title: str, variables: Iterable[object] = (), is_eager: object = True) -> None:
+def check_eager(label: str, variables: Iterable[object] = (), is_eager: object = True) -> None:
     """Raise FailedPreconditionError unless the state is eager and no variable is symbolic."""
     if not is_eager or any(map(is_symbolic, variables)):
         raise FailedPreconditionError(
-            f"{title} is variables of a graph, whose values a session has: save and restore them by"
+            f"{label} is variables of a graph, whose values a session has: save and restore them by"
             " thalweg.v1.train.Saver."
         )
 
@@ -74,19 +74,19 @@ def differences(
             messages.append(f"{name!r} cannot be read: {error}")
     for name in state:
         if name not in entries_by_name:
-            shown_name = repr(name) if isinstance(name, str) else shown(name)
-            messages.append(f"{shown_name} belongs to nothing here")
+            name_text = repr(name) if isinstance(name, str) else shown(name)
+            messages.append(f"{name_text} belongs to nothing here")
     return [message for message in messages if message]
 
 
 def mismatch(
-    messages: Sequence[str], title: str = "", outcome: str = "Nothing was loaded."
+    messages: Sequence[str], label: str = "", outcome: str = "Nothing was loaded."
 ) -> CheckpointMismatchError:
     """Return an error that lists differences.
 
     Args:
         messages: The differences.
-        title: Description of the state, or "".
+        label: Description of the state, or "".
         outcome: Last sentence of the message.
     """
     if any(message.startswith(("'Variable/", "'Variable#")) for message in messages[:LISTED]):
@@ -94,7 +94,7 @@ def mismatch(
             "Variables without a name are matched by their order; thalweg.named_variables(module)"
             f" names them. {outcome}"
         )
-    start = f"{title}: " if title else ""
+    start = f"{label}: " if label else ""
     return CheckpointMismatchError(f"{start}{listed(messages, '; ')}. {outcome}")
 
 
@@ -175,33 +175,33 @@ def _check_aliases(loadings: Sequence[Loading]) -> None:
 
 
 def fitting(
-    entries: Sequence[Item], state: Mapping[str, object], title: str, calls: Iterable[Call] = ()
+    entries: Sequence[Item], state: Mapping[str, object], label: str, calls: Iterable[Call] = ()
 ) -> Loading:
     """Return the loading of a state that must have all entries and no others.
 
     Args:
         entries: Entries of the optimizer.
         state: Values by name.
-        title, calls: `what` and `then` of the `Loading`.
+        label, calls: `what` and `then` of the `Loading`.
 
     Raises:
         CheckpointMismatchError: The state has differences; the message lists up to ten.
     """
-    return _fitting([(entries, state, True)], title, calls)
+    return _fitting([(entries, state, True)], label, calls)
 
 
-def _fitting(parts: Sequence[Given], title: str, calls: Iterable[Call]) -> Loading:
+def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Loading:
     """Return one loading of all parts, or raise CheckpointMismatchError for differences."""
-    messages = [message for part in parts for message in differences(*part)]
+    messages = [message for group in groups for message in differences(*group)]
     if messages:
-        raise mismatch(messages, title)
+        raise mismatch(messages, label)
     pairs = [
         (entry, state[entry.name])
-        for entries, state, _ in parts
+        for entries, state, _ in groups
         for entry in entries
         if entry.name in state
     ]
-    return Loading(pairs, list(calls), title)
+    return Loading(pairs, list(calls), label)
 
 
 class StateDict(Copied):
@@ -220,8 +220,17 @@ class StateDict(Copied):
     def _loading(
         self, state_dict: object, var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
-        """Validate a state under the lock; yield its `Loading`, which the caller writes in the
-        block.
+        """Return a context manager that holds the lock of the object while a state is loaded.
+
+        The block receives the validated `Loading`, and has to write it by `restore`.
+
+        Args:
+            state_dict, var_list: As given to the public method, for `_given_state`.
+            names: Returns unique names of variables, by which entries are found.
+
+        Raises:
+            CheckpointMismatchError: The state differs from the entries of the object.
+            FailedPreconditionError: This thread is within a step of the object.
         """
         state, variables = self._given_state(state_dict, var_list)
         with self._locked().to_load(), writable():
@@ -234,14 +243,14 @@ class StateDict(Copied):
         """Return the parsed state and its variables; raise for an argument of the wrong type."""
         raise NotImplementedError
 
-    def _fitting(self, given: object, variables: object, names: Names) -> Loading:
+    def _fitting(self, state: object, variables: object, names: Names) -> Loading:
         """Create missing slots on a twin of this object; return the loading that also copies its
         attributes.
         """
         twin = staged(self)
         twin._forget_awaited()
-        title, parts = twin._state_parts(given, variables, names)
-        return _fitting(parts, title, published(self, twin))
+        label, groups = twin._state_parts(state, variables, names)
+        return _fitting(groups, label, published(self, twin))
 
     def _forget_awaited(self) -> None:
         """Discard values that wait for the creation of their slots."""

@@ -31,17 +31,17 @@ def staged(holder: _T) -> _T:
     The twin shares tensors with `holder`, but has copies of its lists, dictionaries, sets and
     slots. Attributes that are `Staged` have twins, too.
     """
-    return _staged(holder, {})
+    return _stage_twin(holder, {})
 
 
-def _staged(holder: _T, twins: dict[int, object]) -> _T:
+def _stage_twin(holder: _T, twins: dict[int, object]) -> _T:
     """Return the twin of `holder`; `twins` collects the twins by `id` of their originals."""
     twin = twins[id(holder)] = object.__new__(type(holder))
     attributes: dict[str, Any] = {}
     for name, value in vars(holder).items():
         if isinstance(value, Staged):
             has_twin = id(value) in twins
-            attributes[name] = twins[id(value)] if has_twin else _staged(value, twins)
+            attributes[name] = twins[id(value)] if has_twin else _stage_twin(value, twins)
         else:
             is_container = type(value) in _CONTAINERS or isinstance(value, SlotStore)
             attributes[name] = copy.copy(value) if is_container else value
@@ -53,10 +53,10 @@ def published(holder: object, twin: object) -> list[Call]:
     """Return C functions that copy all attributes of a twin to `holder`, and those of the twins of
     its `Staged` attributes to these.
     """
-    return _published(holder, twin, set())
+    return _publish_twin(holder, twin, set())
 
 
-def _published(holder: object, twin: object, visited: set[int]) -> list[Call]:
+def _publish_twin(holder: object, twin: object, visited: set[int]) -> list[Call]:
     """Return the calls of `published`; add the `id` of `holder` and of each `Staged` attribute to
     `visited`.
     """
@@ -68,7 +68,7 @@ def _published(holder: object, twin: object, visited: set[int]) -> list[Call]:
         if isinstance(value, Staged):
             value_twin = new_attributes.pop(name, value)
             if id(value) not in visited:
-                calls += _published(value, value_twin, visited)
+                calls += _publish_twin(value, value_twin, visited)
     return [*calls, partial(attributes.update, new_attributes)]
 
 
@@ -99,10 +99,10 @@ def making(
     """Return `whole(holder, unless)`; or a context manager that does nothing if each variable has
     slots.
     """
-    known_ids = set(map(id, holder._slots.owners()))
+    owned_ids = set(map(id, holder._slots.owners()))
     requested_ids = (id(handle_of(var)) for var in variables)
     return (
-        contextlib.nullcontext() if known_ids.issuperset(requested_ids) else whole(holder, unless)
+        contextlib.nullcontext() if owned_ids.issuperset(requested_ids) else whole(holder, unless)
     )
 
 

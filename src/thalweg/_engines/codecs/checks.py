@@ -42,10 +42,10 @@ def check_encoded(request: StepRequest) -> None:
         LayoutError: A slot is not contiguous, not aligned, or has no memory.
     """
     rows = zip(request.variables, request.gradients, request.slots, request.titles, strict=True)
-    for var, grad, slots, title in rows:
+    for var, grad, slots, label in rows:
         for index, codec in enumerate(list_codecs(request.rule.codecs, slots)):
             slot, codec_name = slots[index], request.rule.codecs[index]
-            name = f"slot '{request.rule.element_slots[index].name}' of '{title}'"
+            name = f"slot '{request.rule.element_slots[index].name}' of '{label}'"
             # Else a slot in numbers, which has the shape of the variable.
             if codec is None and codec_name and slot.shape != var.shape:
                 raise InvalidTypeError(
@@ -53,24 +53,24 @@ def check_encoded(request: StepRequest) -> None:
                     f" {codec_name}, as uint8, or in numbers of shape {tuple(var.shape)}."
                 )
             if codec is not None:
-                _check_variable(codec, var, grad, title, name)
+                _check_variable(codec, var, grad, label, name)
                 _check_records(codec, var, slot, name)
 
 
-def _check_variable(codec: Codec, var: Tensor, grad: object, title: str, name: str) -> None:
+def _check_variable(codec: Codec, var: Tensor, grad: object, label: str, name: str) -> None:
     """Raise an error if the dtype of a variable, or its gradient, is not supported."""
     if codec.is_beside and var.dtype != torch.bfloat16:
         raise InvalidTypeError(
-            f"'{title}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."
+            f"'{label}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."
         )
     if var.dtype == torch.float64:
         raise InvalidTypeError(
-            f"'{title}' is float64, and {name} is kept in {codec.name}, which holds float32 for"
+            f"'{label}' is float64, and {name} is kept in {codec.name}, which holds float32 for"
             " parameters of float32, bfloat16 and float16."
         )
     if isinstance(grad, IndexedSlices):
         raise NotImplementedError(
-            f"The gradient of '{title}' is sparse, and {name} is kept in {codec.name}, block by"
+            f"The gradient of '{label}' is sparse, and {name} is kept in {codec.name}, block by"
             " block: give a dense gradient, which a rule of yours with whole=True makes of it, or"
             " update it with an optimizer of its own, without state_storage."
         )

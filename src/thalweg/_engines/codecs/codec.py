@@ -19,9 +19,9 @@ LARGEST_PEAK = 0x7F7FFFFF
 NAN = 0x7FC00000
 
 
-def as_it_is(number: Any) -> Any:
+def as_it_is(value: Any) -> Any:
     """Return the number unchanged: the `prepare` of most codecs."""
-    return number
+    return value
 
 
 @dataclass(frozen=True, eq=False)

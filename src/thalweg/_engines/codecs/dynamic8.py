@@ -21,17 +21,17 @@ def border(tenth, count):
     return tenth * (0.1 + 0.18 / count)
 
 
-def decade(share, count):
+def decade(ratio, count):
     """Return the end of the decade in which a share lies: a power of ten from 1e-6 to 1.
 
     The decade that ends at 1 has `count` numbers.
     """
-    low = where(share < border(1e-4, count / 16), 1e-5, 1e-4)
-    low = where(share < border(1e-5, count / 32), 1e-6, low)
-    high = where(share < border(1.0, count), 1e-1, 1.0)
-    high = where(share < border(1e-1, count / 2), 1e-2, high)
-    high = where(share < border(1e-2, count / 4), 1e-3, high)
-    return where(share < border(1e-3, count / 8), low, high)
+    low = where(ratio < border(1e-4, count / 16), 1e-5, 1e-4)
+    low = where(ratio < border(1e-5, count / 32), 1e-6, low)
+    high = where(ratio < border(1.0, count), 1e-1, 1.0)
+    high = where(ratio < border(1e-1, count / 2), 1e-2, high)
+    high = where(ratio < border(1e-2, count / 4), 1e-3, high)
+    return where(ratio < border(1e-3, count / 8), low, high)
 
 
 def end_of(count, upper_count):
@@ -56,22 +56,22 @@ def count_of(end, upper_count):
     return where(end < 5e-4, low, where(end < 0.5, high, upper_count))
 
 
-def within(share, end, count):
+def within(ratio, end, count):
     """Return the real index of a share among the numbers of its decade.
 
     It is 0 at the first of the `count` numbers and `count - 1` at the last. From there it grows
     evenly to `count`, the first number of the next decade: that gap is 3 times as wide as those of
     the decade below it, 3/5 of those above it, and half of the last decade's before 1.
     """
-    place = (share / end - 0.1) * count / 0.9 - 0.5
-    gap_place = place - (count - 1.0)
-    gap_rank = count - 1.0 + where(end > 0.5, gap_place * 2.0, gap_place * (1 / 3))
-    return where(gap_place > 0, gap_rank, minimum(place, place * (5 / 3)))
+    position = (ratio / end - 0.1) * count / 0.9 - 0.5
+    gap_position = position - (count - 1.0)
+    gap_rank = count - 1.0 + where(end > 0.5, gap_position * 2.0, gap_position * (1 / 3))
+    return where(gap_position > 0, gap_rank, minimum(position, position * (5 / 3)))
 
 
-def number_at(place, end, count):
+def number_at(position, end, count):
     """Return the share at an index of a decade, the inverse of `within` without gaps."""
-    return (0.1 + (place + 0.5) * 0.9 / count) * end
+    return (0.1 + (position + 0.5) * 0.9 / count) * end
 
 
 def power_below(rank):
@@ -81,37 +81,37 @@ def power_below(rank):
     return where(rank < 16, low, high)
 
 
-def encode(number, scale):
+def encode(value, scale):
     """Return the rank of a number, with its sign."""
-    share = absolute(number / scale)
-    end = decade(share, 64.0)
+    ratio = absolute(value / scale)
+    end = decade(ratio, 64.0)
     count = count_of(end, 64.0)
-    rank = where(share < FIRST, share * (1 / FIRST), count + within(share, end, count))
-    return where(number < 0, -minimum(rank, 127.0), rank)
+    rank = where(ratio < FIRST, ratio * (1 / FIRST), count + within(ratio, end, count))
+    return where(value < 0, -minimum(rank, 127.0), rank)
 
 
 def decode(code, scale):
     """Return the number of a code; 128, which is read as -128, is the scale."""
     rank = absolute(code)
     count = power_below(rank)
-    share = number_at(rank - count, end_of(count, 64.0), count)
-    share = where(code < 0, -share, share)
-    return where(rank < 1, 0.0, where(rank > 127.5, 1.0, share)) * scale
+    ratio = number_at(rank - count, end_of(count, 64.0), count)
+    ratio = where(code < 0, -ratio, ratio)
+    return where(rank < 1, 0.0, where(rank > 127.5, 1.0, ratio)) * scale
 
 
-def encode_positive(number, scale):
+def encode_positive(value, scale):
     """Return the rank of a nonnegative number."""
-    share = number / scale
-    end = decade(share, 128.0)
+    ratio = value / scale
+    end = decade(ratio, 128.0)
     count = count_of(end, 128.0)
-    rank = minimum(count - 1.0 + within(share, end, count), 255.0)
-    return where(share < FIRST_POSITIVE, share * (1 / FIRST_POSITIVE), rank)
+    rank = minimum(count - 1.0 + within(ratio, end, count), 255.0)
+    return where(ratio < FIRST_POSITIVE, ratio * (1 / FIRST_POSITIVE), rank)
 
 
 def decode_positive(code, scale):
     count = power_below(code + 1.0)
-    share = number_at(code + 1.0 - count, end_of(count, 128.0), count)
-    return where(code < 1, 0.0, where(code > 254.5, 1.0, share)) * scale
+    ratio = number_at(code + 1.0 - count, end_of(count, 128.0), count)
+    return where(code < 1, 0.0, where(code > 254.5, 1.0, ratio)) * scale
 
 
 DYNAMIC8 = Codec(

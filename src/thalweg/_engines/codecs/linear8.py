@@ -7,9 +7,9 @@ from thalweg._engines.codecs.codec import Codec
 STEP = 1 / 127  # 127 times it is 1 in float32, too
 
 
-def encode(number, scale):
+def encode(value, scale):
     """Return the number in steps of a 127th of the scale."""
-    return number * (127.0 / scale)
+    return value * (127.0 / scale)
 
 
 def decode(code, scale):

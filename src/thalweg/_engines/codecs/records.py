@@ -36,21 +36,21 @@ def _evaluate(formula: Formula, *tensors: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(results[0]))
 
 
-def encode_numbers(codec: Codec, numbers: Tensor, dithers: Tensor | None = None) -> Tensor:
+def encode_numbers(codec: Codec, values: Tensor, dithers: Tensor | None = None) -> Tensor:
     """Return the records of numbers, of shape (codec.bytes_of(len(numbers)),).
 
     Args:
-        numbers: Float32 numbers in one dimension.
+        values: Float32 numbers in one dimension.
         dithers: The dither of each number, from `dithers_of`; None for the nearest codes.
     """
-    blocks = _in_blocks(codec, numbers)
-    prepared_numbers = _evaluate(codec.prepare, blocks)
+    blocks = _in_blocks(codec, values)
+    prepared = _evaluate(codec.prepare, blocks)
     # Compared as integers: denormals are not flushed to zero, and NaN is the largest.
-    peaks = (prepared_numbers.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
+    peaks = (prepared.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
     has_scale = (peaks > LEAST_PEAK) & (peaks <= LARGEST_PEAK)
     scales = torch.where(has_scale, peaks, _ONE_BITS).view(torch.float32)
-    scaled_numbers = torch.where(has_scale, prepared_numbers, 0)
-    codes = _evaluate(codec.encode, scaled_numbers, scales)
+    scaled = torch.where(has_scale, prepared, 0)
+    codes = _evaluate(codec.encode, scaled, scales)
     unusual = torch.where(peaks > LARGEST_PEAK, NAN, 0)
     scale_bits = torch.where(has_scale, peaks, unusual).to(torch.int32)
     if dithers is None:
@@ -61,12 +61,12 @@ def encode_numbers(codec: Codec, numbers: Tensor, dithers: Tensor | None = None)
     return torch.cat([scale_bits.view(torch.uint8), code_bytes], 1).reshape(-1)
 
 
-def _in_blocks(codec: Codec, numbers: Tensor) -> Tensor:
+def _in_blocks(codec: Codec, values: Tensor) -> Tensor:
     """Return numbers in rows of a block, the last one padded with 0."""
-    missing = -len(numbers) % codec.block
+    missing = -len(values) % codec.block
     if missing:
-        numbers = torch.cat([numbers, numbers.new_zeros(missing)])
-    return numbers.view(-1, codec.block)
+        values = torch.cat([values, values.new_zeros(missing)])
+    return values.view(-1, codec.block)
 
 
 def decode_numbers(codec: Codec, records: Tensor, count: int) -> Tensor:
@@ -78,13 +78,13 @@ def decode_numbers(codec: Codec, records: Tensor, count: int) -> Tensor:
     return _evaluate(codec.decode, codes, scales).reshape(-1)[:count]
 
 
-def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
+def encode_tensor(codec: Codec, values: Tensor) -> Tensor:
     """Return the records of a tensor, a new uint8 tensor, in row-major order of its elements.
 
     Numbers get the nearest code, but a positive number of a positive codec never becomes 0. With
     `split8` the records are the lower bits alone.
     """
-    flat = _flat(numbers)
+    flat = _flatten(values)
     if codec.is_beside:
         return split_numbers(flat)[1]
     dithers = dithers_of(len(flat), -1, device=flat.device) if codec.positive else None
@@ -92,16 +92,16 @@ def encode_tensor(codec: Codec, numbers: Tensor) -> Tensor:
 
 
 def encode_results(
-    codec: Codec, numbers: Tensor, scalars: Scalars, places: Iterable[tuple[int, Positions]]
+    codec: Codec, values: Tensor, scalars: Scalars, extents: Iterable[tuple[int, Positions]]
 ) -> Tensor:
     """Return the records of numbers that a step has computed, those of several slots joined.
 
     Args:
         scalars: The scalars of the step; the dithers depend on its number, if it has one.
-        places: For each slot, its size and the positions of its elements in the full parameter.
+        extents: For each slot, its size and the positions of its elements in the full parameter.
     """
-    flat, step = _flat(numbers), int({**UNCOUNTED, **scalars}[SCALARS[0]])
-    dithers = [dithers_of(size, step, origin, flat.device) for size, origin in places]
+    flat, step = _flatten(values), int({**UNCOUNTED, **scalars}[SCALARS[0]])
+    dithers = [dithers_of(size, step, origin, flat.device) for size, origin in extents]
     return encode_numbers(codec, flat, torch.cat(dithers))
 
 
@@ -117,21 +117,21 @@ def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     return decode_numbers(codec, records, var.numel()).view(var.shape)
 
 
-def split_tensor(numbers: Tensor, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def split_tensor(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return a bfloat16 tensor of the upper bits of numbers, and the records of `split8`.
 
     Args:
         bits: Random bits for each number, as for `split_numbers`.
     """
-    upper, codes = split_numbers(_flat(numbers), bits)
-    return upper.view(numbers.shape), codes
+    upper, codes = split_numbers(_flatten(values), bits)
+    return upper.view(values.shape), codes
 
 
-def _flat(numbers: Tensor) -> Tensor:
-    return numbers.detach().float().contiguous().view(-1)
+def _flatten(values: Tensor) -> Tensor:
+    return values.detach().float().contiguous().view(-1)
 
 
-def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
+def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
     """Return the lower bits, `split8` records, of numbers whose upper bits are kept in bfloat16.
 
     torch rounds ties to even: for a tie half a place up, the restored number is a 256th too low.
@@ -140,7 +140,7 @@ def lower_of(numbers: Tensor, upper: Tensor | None = None) -> Tensor:
         upper: Optional. bfloat16 numbers, used where one is a nearest bfloat16 of its number;
             elsewhere, and by default, the upper bits are those that torch rounds to.
     """
-    flat = _flat(numbers)
+    flat = _flatten(values)
     base = flat.to(torch.bfloat16)
     if upper is not None:
         upper_flat = upper.detach().to(flat.device).contiguous().reshape(-1)

@@ -12,9 +12,9 @@ from thalweg.formula import sqrt
 STEP = 1 / 255  # 255 times it is 1 in float32, too
 
 
-def root(number):
+def root(value):
     """Return the square root, which an update has often computed already, so that it is free."""
-    return sqrt(number)
+    return sqrt(value)
 
 
 def encode(value, scale):

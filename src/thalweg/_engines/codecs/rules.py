@@ -33,7 +33,7 @@ def find_storage_fault(rule: Rule) -> str:
                 f" {', '.join(name for name, entry in OF_SLOTS.items() if not entry.positive)}"
             )
     coded = {slot.name for slot in rule.element_slots if slot.storage}
-    for name, formula, inputs in _line_formulas(rule):
+    for name, formula, inputs in _iterate_line_formulas(rule):
         streams = trace_formula(formula).streams
         read = coded.intersection(inputs[k] for k in streams if k < len(inputs))
         if read:
@@ -44,14 +44,14 @@ def find_storage_fault(rule: Rule) -> str:
     return ""
 
 
-def _line_formulas(rule: Rule) -> Iterator[tuple[str, Any, list[str]]]:
+def _iterate_line_formulas(rule: Rule) -> Iterator[tuple[str, Any, list[str]]]:
     """Yield name, formula and input names of measures that kernels reduce over rows or columns."""
-    slots, made = [slot.name for slot in rule.element_slots], list[str]()
+    slots, pass_names = [slot.name for slot in rule.element_slots], list[str]()
     for rule_pass in rule.passes:
         if isinstance(rule_pass, Measure):
-            yield rule_pass.makes, rule_pass.function, ["var", "grad", *made, *slots]
-        made += getattr(rule_pass, "of_elements", ())
+            yield rule_pass.makes, rule_pass.function, ["var", "grad", *pass_names, *slots]
+        pass_names += getattr(rule_pass, "of_elements", ())
     if rule.is_of_lines:
         for measures in (rule.measures, *(level.measures for level in rule.levels)):
             for name, formula in measures.items():
-                yield name, formula, ["var", "grad", *made, *slots]
+                yield name, formula, ["var", "grad", *pass_names, *slots]

@@ -11,9 +11,9 @@ from thalweg._engines.codecs.codec import Codec
 from thalweg.formula import absolute
 
 
-def encode(number, scale):
+def encode(value, scale):
     """Return the code as a real number; halves are added, since the full sum may overflow."""
-    half = number * 0.5
+    half = value * 0.5
     return half / (scale * 0.5 + absolute(half)) * 254.0
 
 

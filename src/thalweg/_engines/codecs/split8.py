@@ -20,33 +20,33 @@ INFINITY = 0x7F80  # the bits of a bfloat16
 NAN = 0x7FC000  # the 24 bits of NaN
 
 
-def split_numbers(numbers: Tensor, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the nearest bfloat16 numbers, and codes in uint8, both of the shape of `numbers`.
+def split_numbers(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the nearest bfloat16 numbers, and codes in uint8, both of the shape of `values`.
 
     A code is an int8 in the bits of a uint8: the 24-bit number less 256 times the bits of the
     bfloat16. NaN becomes the NaN of bfloat16 with code 0.
 
     Args:
-        numbers: Float32 numbers of any shape.
+        values: Float32 numbers of any shape.
         bits: Optional. Random bits, of which the lower 8 round to 24 bits in place of the nearest.
     """
-    number_bits = numbers.view(torch.int32)
-    incremented_bits = number_bits + (HALF if bits is None else bits & 0xFF)
-    is_nan = (number_bits & 0x7FFFFFFF) > 0x7F800000
-    words = torch.where(is_nan, NAN, (incremented_bits >> 8) & 0xFFFFFF)
+    value_bits = values.view(torch.int32)
+    incremented_bits = value_bits + (HALF if bits is None else bits & 0xFF)
+    is_nan = (value_bits & 0x7FFFFFFF) > 0x7F800000
+    rounded_bits = torch.where(is_nan, NAN, (incremented_bits >> 8) & 0xFFFFFF)
     # Sign-extended, as int16 has it.
-    upper = (words + HALF) << 8 >> 16
-    return upper.to(torch.int16).view(torch.bfloat16), (words & 0xFF).to(torch.uint8)
+    upper = (rounded_bits + HALF) << 8 >> 16
+    return upper.to(torch.int16).view(torch.bfloat16), (rounded_bits & 0xFF).to(torch.uint8)
 
 
-def lower_beside(numbers: Tensor, upper: Tensor) -> Tensor:
+def lower_beside(values: Tensor, upper: Tensor) -> Tensor:
     """Return uint8 codes that correct bfloat16 numbers to float32 numbers of the same shape.
 
     A correction beyond half a last place is clamped. Beside infinities and NaN the code is 0.
     """
-    words = (numbers.view(torch.int32).long() + HALF) >> 8
+    rounded_bits = (values.view(torch.int32).long() + HALF) >> 8
     upper_bits = upper.view(torch.int16).long()
-    codes = (words - (upper_bits << 8)).clamp(-128, 127)
+    codes = (rounded_bits - (upper_bits << 8)).clamp(-128, 127)
     is_finite = (upper_bits & 0x7FFF) < INFINITY
     return (codes * is_finite).to(torch.int8).view(torch.uint8)
 

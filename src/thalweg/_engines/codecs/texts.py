@@ -13,16 +13,16 @@ PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 
 
 def define_codecs(
-    writer: FormulaWriter, codecs: Iterable[Codec], parts: Iterable[str] = PARTS
+    writer: FormulaWriter, codecs: Iterable[Codec], roles: Iterable[str] = PARTS
 ) -> dict[str, str]:
     """Return the source of formulas of codecs, by the name of the function without its prefix.
 
     Args:
         writer: Writes the source.
         codecs: The codecs.
-        parts: The formulas that are written: some of `PARTS`.
+        roles: The formulas that are written: some of `PARTS`.
     """
-    names = {f"{part}_{codec.name}": getattr(codec, part) for codec in codecs for part in parts}
+    names = {f"{role}_{codec.name}": getattr(codec, role) for codec in codecs for role in roles}
     return {name: writer.define_function(name, trace_formula(x)) for name, x in names.items()}
 
 
@@ -47,5 +47,5 @@ def codec_fields(codec: Codec) -> dict[str, Field]:
         "kind": "int8" if codec.signed else "uint8",
         "round_to": "positive_code" if codec.positive else "signed_code",
         "limits": f", {codec.least}" if codec.positive else "",
-        **{part: f"{FUNCTION_PREFIX}{part}_{codec.name}" for part in PARTS},
+        **{role: f"{FUNCTION_PREFIX}{role}_{codec.name}" for role in PARTS},
     }

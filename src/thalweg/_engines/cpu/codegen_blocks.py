@@ -127,6 +127,7 @@ class _Element(Element):
         return super().begins_at(stream)
 
     def load_value(self, stream: int) -> str:
+        """Return the expression of element i of a stream: joined, decoded, or as it is stored."""
         if stream == self.update.lower:
             return f"join_bfloat(p0[i], p{stream}[i])"
         codec = self.update.blocks.get(stream)
@@ -136,10 +137,11 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
+        """Return the statement that stores a number: split, rounded, or for encoding."""
         if self.update.lower is not None and stream in (0, self.update.lower):
-            part = "lower" if stream else "upper"
+            half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"
-            return f"p{stream}[i] = {part}_of({value}, {bits})"
+            return f"p{stream}[i] = {half}_of({value}, {bits})"
         codec = self.update.blocks.get(stream)
         if codec is not None:
             value = f"{codec_fields(codec)['prepare']}({value})"
@@ -151,12 +153,12 @@ class _Element(Element):
 def _update_chunk(element: Element) -> list[str]:
     """Return lines that decode, update and encode a chunk, block by block, and draw random bits."""
     update = element.update
-    random_streams, written_codecs = update.random_streams, update.written_blocks
+    random_streams, output_codecs = update.random_streams, update.written_blocks
     inline_codecs = {k: codec for k, codec in update.blocks.items() if _is_decoded_inline(codec)}
     block_codecs = {k: codec for k, codec in update.blocks.items() if k not in inline_codecs}
-    encoding = _fill(_CLEAR, written_codecs)
+    encoding = _fill(_CLEAR, output_codecs)
     for template in (_SCALE, _ENCODE):
-        encoding += _fill_blocks(template, written_codecs)
+        encoding += _fill_blocks(template, output_codecs)
     lines = fill(
         _CHUNK,
         step=STEP,
@@ -166,9 +168,9 @@ def _update_chunk(element: Element) -> list[str]:
         elements=_loop_over_elements(element),
         encoding=encoding,
     )
-    begin = [read_origin(update)] if random_streams or written_codecs else []
+    begin = [read_origin(update)] if random_streams or output_codecs else []
     begin += begin_draws(update, random_streams.values()) if random_streams else []
-    begin += _begin_dithers(update) if written_codecs else []
+    begin += _begin_dithers(update) if output_codecs else []
     return [*begin, *lines]
 
 

@@ -81,27 +81,28 @@ def loop_over_rows(element: Element, first: str, count: str) -> list[str]:
         first, count: Expressions of integers.
     """
     update = element.update
-    place, index = f"tensor * {update.width} + {update.vectors_at}", len(update.vectors)
+    first_vector, index = f"tensor * {update.width} + {update.vectors_at}", len(update.vectors)
     return [
-        f"rows, columns = base[{place} + {index}], base[{place} + {index + 1}]",
+        f"rows, columns = base[{first_vector} + {index}], base[{first_vector} + {index + 1}]",
         "done = 0",
-        *_loop_over_short_rows(element, first, count, place),
-        *_loop_over_long_rows(element, first, count, place),
+        *_loop_over_short_rows(element, first, count, first_vector),
+        *_loop_over_long_rows(element, first, count, first_vector),
     ]
 
 
-def _loop_over_short_rows(element: Element, first: str, count: str, place: str) -> list[str]:
+def _loop_over_short_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
     """Return a loop over rows of up to `SHORT` elements, `LANES` elements at a time.
 
     Before each iteration the vectors' numbers are copied to arrays with one number per element.
 
     Args:
         element, first, count: As for `loop_over_rows`.
-        place: An expression of the index of the first vector's address in the table.
+        first_vector: An expression of the index of the first vector's address in the table.
     """
     vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer
     pointers = {
-        vector: f"{pointer}(base[{place} + {k}])" for k, vector in enumerate(vectors.values())
+        vector: f"{pointer}(base[{first_vector} + {k}])"
+        for k, vector in enumerate(vectors.values())
     }
     texts = {
         name: f"{LITERAL}({spread_name(vector)}[i - done])" for name, vector in vectors.items()
@@ -120,7 +121,7 @@ def _loop_over_short_rows(element: Element, first: str, count: str, place: str) 
     ]
 
 
-def _loop_over_long_rows(element: Element, first: str, count: str, place: str) -> list[str]:
+def _loop_over_long_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
     """Return a loop over the remaining rows, with a loop over the elements of each."""
     fmt = STORAGE[element.compute]
     templates = {
@@ -129,7 +130,7 @@ def _loop_over_long_rows(element: Element, first: str, count: str, place: str) -
     }
     vector_lines = [
         templates[name.rstrip("0123456789")].format(
-            name=name, pointer=fmt.pointer, size=fmt.size, place=place, k=k
+            name=name, pointer=fmt.pointer, size=fmt.size, place=first_vector, k=k
         )
         for k, name in enumerate(element.update.vectors.values())
     ]
@@ -156,10 +157,10 @@ def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
     if not pointers:
         return ["pass"]
 
-    def see(place: str, column: str) -> list[str]:
+    def see(lane: str, column: str) -> list[str]:
         indices = {"row": "line", "column": f"along + {column}"}
         return [
-            f"{spread_name(name)}[{place}] = all_{name}[{indices[name.rstrip('0123456789')]}]"
+            f"{spread_name(name)}[{lane}] = all_{name}[{indices[name.rstrip('0123456789')]}]"
             for name in pointers
         ]
 

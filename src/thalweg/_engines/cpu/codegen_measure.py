@@ -205,6 +205,7 @@ class Elements(Sweep):
         return nest(header, self._measure_element())
 
     def _measure_element(self) -> list[str]:
+        """Return the body of one element's function, which returns a number for each measure."""
         lines: list[str] = []
         for stream in self.used:
             kind = "float32" if stream in self.codecs else self.storage[stream]
@@ -226,15 +227,17 @@ class Elements(Sweep):
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         """Return lines that assign a measure of element i to `v{index}`."""
         # A measure is inlined: a function each would double the time to compile.
-        is_narrow = self.are_like_update[index]
-        letter, kind = ("n", STAGE_LITERAL) if is_narrow else ("w", "float64")
+        is_like_update = self.are_like_update[index]
+        letter, kind = ("n", STAGE_LITERAL) if is_like_update else ("w", "float64")
         inputs = [(f"{stream}", f"{letter}{stream}") for stream in formula_graph.streams]
         vectors = self.see_vectors()
         for name in formula_graph.scalars:
             value = vectors.get(name) or self.scalar[name]
-            inputs.append((name, f"{kind}({value})" if is_narrow or name in vectors else value))
+            inputs.append(
+                (name, f"{kind}({value})" if is_like_update or name in vectors else value)
+            )
         lines = [f"{LOCAL_PREFIX}{name} = {value}" for name, value in inputs]
-        writer = FormulaWriter(STAGE_LITERAL if is_narrow else LITERAL)
+        writer = FormulaWriter(STAGE_LITERAL if is_like_update else LITERAL)
         operations, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         return [*lines, *operations, f"v{index} = float64({result})"]
 
@@ -280,7 +283,7 @@ def _is_count(formula_graph: FormulaGraph) -> bool:
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
-def _lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
+def _make_lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
     """Return source lines for placeholders of the templates `_SETUP` and `_LEAVES`, by placeholder.
 
     The lines reserve the lanes, which are running sums, and scratch memory; copy or decode elements
@@ -329,7 +332,7 @@ def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
     leaves |= {k: f"lanes{index}[0]" for index, k in enumerate(summed_indices)}
     sum_formulas = tuple(formulas[k] for k in summed_indices)
     sweep = Elements(replace(measurement, formulas=sum_formulas))
-    fields = _lane_fields(sweep, gathers)
+    fields = _make_lane_fields(sweep, gathers)
     leaf_lines = fill(
         _LEAVES,
         pointers=sweep.point_at_leaf() or ["pass"],

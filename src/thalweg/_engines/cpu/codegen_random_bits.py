@@ -43,23 +43,23 @@ def read_origin(update: TracedUpdate) -> str:
     return f"origin = int64_pointer({first_of(update, len(update.storage) + 1)})[chunk]"
 
 
-def begin_draws(update: TracedUpdate, numbers: Iterable[int]) -> list[str]:
+def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
     """Return source lines that assign the local variables from which a chunk's random bits are
     drawn.
 
     The lines assign `step`, `key_low` and `key_high` from scalars; `number`, which identifies the
     random stream of the variable, from the kernel's table; and an array `words{k}`, still without
-    random bits, for each k in `numbers`.
+    random bits, for each k in `indices`.
 
     Args:
         update: The traced update, which must have the names in `SCALARS` among its scalars.
-        numbers: The indices of the random numbers that an element needs.
+        indices: The indices of the random numbers that an element needs.
     """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
     return [
         *(f"{local_name} = int64({update.scalar[name]})" for name, local_name in names.items()),
         f"number = {first_of(update, len(update.storage))}",
-        *(f"words{k} = words()" for k in numbers),
+        *(f"words{k} = words()" for k in indices),
     ]
 
 
@@ -69,13 +69,13 @@ def draw_for(streams: Mapping[int, int]) -> list[str]:
     Args:
         streams: The index of the random number of each stream, by stream.
     """
-    numbers, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
-    round_lines = _fill_template(_PRODUCTS, numbers) + _fill_template(_WORDS, numbers)
+    indices, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
+    round_lines = _fill_template(_PRODUCTS, indices) + _fill_template(_WORDS, indices)
     keys = "k0, k1 = k0 + {}, k1 + {}".format(*INCREMENTS)
     loop_lines = [
-        *_fill_template(_COUNTER, numbers),
+        *_fill_template(_COUNTER, indices),
         *[*round_lines, keys] * ROUNDS,
-        *_fill_template(_STORE_WORDS, numbers),
+        *_fill_template(_STORE_WORDS, indices),
     ]
     draw_lines = fill(
         _DRAW,
@@ -91,11 +91,11 @@ def draw_for(streams: Mapping[int, int]) -> list[str]:
     return [*draw_lines, *addresses]
 
 
-def _fill_template(template: str, numbers: Iterable[int]) -> list[str]:
+def _fill_template(template: str, indices: Iterable[int]) -> list[str]:
     """Return the lines of a template filled for each index of a random number."""
     first, second = MULTIPLIERS
     fields = {"first": first, "second": second, "mask": MASK}
-    return [line for k in numbers for line in fill(template, k=k, **fields)]
+    return [line for k in indices for line in fill(template, k=k, **fields)]
 
 
 def round_by_draw(stream: int, kind: str, value: str) -> str:

@@ -251,13 +251,13 @@ class _LongTile:
         """
         values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
         if self._reduction.has_columns:
-            total = place = f"{self._column}[shift + i]"
+            total = cell = f"{self._column}[shift + i]"
             for value in values:
                 total = self._reduction.join(total, value)
-            lines.append(f"{place} = {total}")
+            lines.append(f"{cell} = {total}")
         for row, value in enumerate(values if self.has_row else ()):
-            place = f"{self._row}[i + {row * _HALF}{' - half' if upper else ''}]"
-            lines.append(f"{place} = {self._reduction.join(place, value) if upper else value}")
+            cell = f"{self._row}[i + {row * _HALF}{' - half' if upper else ''}]"
+            lines.append(f"{cell} = {self._reduction.join(cell, value) if upper else value}")
         return lines
 
     @property
@@ -291,13 +291,13 @@ class _LongTile:
                 ],
             )
         if "variable" in targets:
-            place, partner = (f"{self._column}[shift + lane{suffix}]" for suffix in ("", " + span"))
+            cell, partner = (f"{self._column}[shift + lane{suffix}]" for suffix in ("", " + span"))
             lines += fill(
                 _FOLD_TILES,
                 lanes=LANES,
                 half=LANES // 2,
-                place=place,
-                pair=self._reduction.join(place, partner),
+                place=cell,
+                pair=self._reduction.join(cell, partner),
                 keep=[
                     f"target{k}[tile + side] = {self._column}[shift]" for k in targets["variable"]
                 ],
@@ -400,8 +400,8 @@ def _write_long_tiles(
     rows = [name for name in addresses if name.startswith("row")]
     columns = [name for name in addresses if name.startswith("column")]
     column_lanes = sum(reduction.has_columns for reduction in reductions)
-    wide = min(WIDE, _MAX_LANES // LANES // max(1, column_lanes) or 1)
-    tiles = [_LongTile(reduction, name, wide) for name, reduction in enumerate(reductions)]
+    tiles_at_once = min(WIDE, _MAX_LANES // LANES // max(1, column_lanes) or 1)
+    tiles = [_LongTile(reduction, name, tiles_at_once) for name, reduction in enumerate(reductions)]
     row_loop = _RowLoop(sweep, tiles, [f"{x} = {pointer}({addresses[x]})[line]" for x in rows])
     bytes_of_column = 8 * column_lanes + 4 * sum("row" in x.targets for x in reductions)
     bytes_of_column += sum(STORAGE[sweep.storage[stream]].size for stream in sweep.read)
@@ -409,7 +409,7 @@ def _write_long_tiles(
     lines = fill(
         _LONG_TILES,
         zero=[line for tile in tiles for line in tile.zero] or ["pass"],
-        wide=wide,
+        wide=tiles_at_once,
         several=_ROWS_AT_ONCE,
         long=_CACHE_BYTES // bytes_of_column,
         columns=[f"{x} = {pointer}({addresses[x]} + column * {size})" for x in columns],
@@ -431,17 +431,17 @@ def generate_lines(measures: tuple[Measure, ...], measurement: Measurement) -> K
     """
     reductions, sweep = share_reductions(measures, _TileReduction), Elements(measurement)
     compute, storage = sweep.compute, sweep.storage
-    sides = len(storage) + len(sweep.vectors)
+    size_column = len(storage) + len(sweep.vectors)
     names = enumerate(sweep.vectors.values(), len(storage))
     addresses = {name: f"base[tensor * streams + {column}]" for column, name in names}
-    targets = [f"base[tensor * streams + {sides + 4 + k}]" for k in range(len(measures))]
+    targets = [f"base[tensor * streams + {size_column + 4 + k}]" for k in range(len(measures))]
     targets = [f"target{k} = float64_pointer({target})" for k, target in enumerate(targets)]
     short_lanes, short_tiles = _write_short_tiles(sweep, reductions, addresses, compute)
     long_lanes, long_tiles = _write_long_tiles(sweep, reductions, addresses, compute)
-    setup = fill(_SETUP, width=sides + 4 + len(measures), lanes=[*long_lanes, *short_lanes])
+    setup = fill(_SETUP, width=size_column + 4 + len(measures), lanes=[*long_lanes, *short_lanes])
     slice_lines = fill(
         _SLICE,
-        sides=sides,
+        sides=size_column,
         targets=targets,
         scalars=load_scalars(len(sweep.scalars)),
         short_tiles=short_tiles,

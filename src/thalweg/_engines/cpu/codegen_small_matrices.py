@@ -81,16 +81,16 @@ target[first // {lanes} * {width}] = {total}[0]
 """
 
 
-def stream_of_pass(rule: Rule, storage: Sequence[str], place: int) -> int:
+def stream_of_pass(rule: Rule, storage: Sequence[str], index: int) -> int:
     """Return the table's column with the address of a pass's results, one per block.
 
     The columns before have the addresses of streams, and of slots of rows and columns.
 
     Args:
         storage: The storage types of the streams.
-        place: The index of the pass in the rule.
+        index: The index of the pass in the rule.
     """
-    return len(storage) + len(rule.shaped_slots) + place
+    return len(storage) + len(rule.shaped_slots) + index
 
 
 def names_of_blocks(rule: Rule) -> list[str]:
@@ -124,9 +124,9 @@ class _MeasureGroup(Elements):
         scalars: The local name of each scalar of the kernel.
     """
 
-    def __init__(self, number: int, measurement: Measurement, scalars: Mapping[str, str]) -> None:
+    def __init__(self, position: int, measurement: Measurement, scalars: Mapping[str, str]) -> None:
         super().__init__(measurement)
-        self._name = f"measured{number}"
+        self._name = f"measured{position}"
         self.scalar = {name: scalars[name] for name in self.scalar}
         streams = [f"p{stream}" for stream in self.read]
         self.arguments = [*streams, *self.scalar.values(), *self.see_vectors().values()]
@@ -189,7 +189,7 @@ class SmallMatrixKernel:
             vectors = tuple(sweep.rule.vectors.items())
             update = Update(sweep.update, self._plain_storage, sweep.stages, vectors=vectors)
             self._update = TracedUpdate(update)
-        self._place = {name: place for place, name in enumerate(self._list_scalars())}
+        self._place = {name: index for index, name in enumerate(self._list_scalars())}
         self._arrays: dict[str, str] = {}  # calls that reserve arrays, by name
         self._definitions = [
             HEADER.format(literal=LITERAL, compute="float64"),
@@ -210,11 +210,11 @@ class SmallMatrixKernel:
         there is one. It writes the slots of rows and columns only with an update.
         """
         slots, totals = self._read_slots(), list[str]()
-        for number, pass_group in enumerate(_group_passes(self._passes)):
+        for position, pass_group in enumerate(_group_passes(self._passes)):
             if isinstance(pass_group, FusedStage):
                 self._run_stage(pass_group)
             else:
-                totals += self._measure(number, pass_group)
+                totals += self._measure(position, pass_group)
         write_lines = list[str]()
         if self._update is not None:
             self._update_elements(self._update)
@@ -227,12 +227,12 @@ class SmallMatrixKernel:
         read_lines = [line for stream in sorted(self._read) for line in self._read_stream(stream)]
         matrix_lines, names = self._loop_matrices(), tuple(self._place)
         arrays = [f"{name} = {call}" for name, call in self._arrays.items()]
-        narrow_scalars = [f"t{k} = {STAGE_LITERAL}(s{k})" for k in range(len(names))]
+        cast_scalars = [f"t{k} = {STAGE_LITERAL}(s{k})" for k in range(len(names))]
         chunks = fill(
             _CHUNKS,
             width=stream_of_pass(self._rule, self._storage, len(self._rule.passes)),
             n_scalars=len(names),
-            scalars=[*load_scalars(len(names)), *narrow_scalars] or ["pass"],
+            scalars=[*load_scalars(len(names)), *cast_scalars] or ["pass"],
             lanes=LANES,
             block=[*slots, *read_lines, *matrix_lines, *totals, *write_lines],
         )
@@ -257,19 +257,19 @@ class SmallMatrixKernel:
         A name that a later part reads is kept in a stack array, with a number per matrix.
         """
         names, loops = [_find_names(lines) for _, lines in self._parts], list[str]()
-        for number, (flush, lines) in enumerate(self._parts):
-            read_names, assigned_names = names[number]
-            earlier_names = {name for _, assigned in names[:number] for name in assigned}
-            kept_names = [
+        for position, (flush, lines) in enumerate(self._parts):
+            read_names, assigned_names = names[position]
+            earlier_names = {name for _, assigned in names[:position] for name in assigned}
+            stored_names = [
                 name
                 for name in assigned_names
-                if any(name in read for read, _ in names[number + 1 :])
+                if any(name in read for read, _ in names[position + 1 :])
             ]
-            for name in kept_names:
+            for name in stored_names:
                 array_type = self._array_type if name in self._narrow_names else "lanes"
                 self._reserve(f"kept_{name}", 1, array_type)
             loads = [f"{name} = kept_{name}[lane]" for name in read_names if name in earlier_names]
-            stores = [f"kept_{name}[lane] = {name}" for name in kept_names]
+            stores = [f"kept_{name}[lane] = {name}" for name in stored_names]
             loop = nest("for lane in range(count):", [*loads, *lines, *stores])
             if flush:
                 loop = ["found = begin_denormals(flush)", *loop, "end_denormals(found)"]
@@ -284,11 +284,13 @@ class SmallMatrixKernel:
                 stage_scalars = read_stage(self._rule, rule_pass).scalars
                 names |= dict.fromkeys(name for name in stage_scalars if name not in SIZES)
             else:
-                measurement = self._measurement([rule_pass], self._rule.vectors)
+                measurement = self._make_measurement([rule_pass], self._rule.vectors)
                 names |= dict.fromkeys(Elements(measurement).scalars)
         return names | dict.fromkeys(self._update.scalars if self._update is not None else ())
 
-    def _measurement(self, measures: Sequence[Measure], kinds: Mapping[str, str]) -> Measurement:
+    def _make_measurement(
+        self, measures: Sequence[Measure], kinds: Mapping[str, str]
+    ) -> Measurement:
         """Return the formulas of measures over lanes; `kinds` as `Measurement.vectors`."""
         return Measurement(
             distinct_formulas(measures),
@@ -308,12 +310,12 @@ class SmallMatrixKernel:
     def _read_slots(self) -> list[str]:
         """Return lines that transpose slots of rows and columns onto the stack, and load them."""
         lines: list[str] = []
-        for place, slot in enumerate(self._rule.shaped_slots):
+        for index, slot in enumerate(self._rule.shaped_slots):
             axis = str(slot.per)
-            count, fmt = self._counts[axis], STORAGE[self._lines[place]]
+            count, fmt = self._counts[axis], STORAGE[self._lines[index]]
             name = self._reserve(f"slot_{slot.name}", count, self._array_type)
-            stream = len(self._storage) + place
-            lines.append(self._point_at(stream, self._lines[place], count))
+            stream = len(self._storage) + index
+            lines.append(self._point_at(stream, self._lines[index], count))
             lines += load_into_lanes(f"x{stream}", name, (1, count), fmt.load, "")
             self._vectors[slot.name] = values = Values(f"own_{slot.name}", axis)
             self._add_part([f"{values.at(k)} = {name}[lane + {k * LANES}]" for k in range(count)])
@@ -322,15 +324,15 @@ class SmallMatrixKernel:
     def _write_slots(self) -> list[str]:
         """Return lines that store the slots of rows and columns that stages have changed."""
         lines: list[str] = []
-        for place, slot in enumerate(self._rule.shaped_slots):
+        for index, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
-                count, fmt = self._counts[str(slot.per)], STORAGE[self._lines[place]]
+                count, fmt = self._counts[str(slot.per)], STORAGE[self._lines[index]]
                 name = self._reserve(f"new_{slot.name}", count)
                 slot_values = self._slot_values[slot.name]
                 self._add_part(
                     [f"{name}[lane + {k * LANES}] = {slot_values.at(k)}" for k in range(count)]
                 )
-                target = f"x{len(self._storage) + place}"
+                target = f"x{len(self._storage) + index}"
                 lines += store_from_lanes(name, target, (1, count), fmt.save, "")
         return lines
 
@@ -364,43 +366,43 @@ class SmallMatrixKernel:
         They are rounded while denormals are kept, and stored in this type: LLVM would otherwise
         compare the wider numbers, of which none is denormal.
         """
-        narrow_values = {name: Values(f"seen_{name}", self._vectors[name].axis) for name in names}
-        for name, values in narrow_values.items():
+        cast_values = {name: Values(f"seen_{name}", self._vectors[name].axis) for name in names}
+        for name, values in cast_values.items():
             lines = range(self._counts[values.axis])
             self._narrow_names |= {values.at(k) for k in lines}
             self._add_part(
                 [f"{values.at(k)} = {STAGE_LITERAL}({self._vectors[name].at(k)})" for k in lines]
             )
-        return narrow_values
+        return cast_values
 
     @staticmethod
     def _index_vectors(vectors: Mapping[str, Values], row: int, column: int) -> dict[str, str]:
         """Return the local name of each vector's number in a row and column."""
-        places = {"row": row, "column": column}
-        return {name: values.at(places[values.axis]) for name, values in vectors.items()}
+        indices = {"row": row, "column": column}
+        return {name: values.at(indices[values.axis]) for name, values in vectors.items()}
 
     def _list_elements(self) -> Iterator[tuple[int, int, int]]:
         """Yield the index of each element, with its row and column."""
-        for number in range(prod(self._sides)):
-            yield number, *divmod(number, self._sides[1])
+        for position in range(prod(self._sides)):
+            yield position, *divmod(position, self._sides[1])
 
-    def _measure(self, number: int, measures: list[Measure]) -> list[str]:
+    def _measure(self, position: int, measures: list[Measure]) -> list[str]:
         """Append lines that compute consecutive measures, by one function of an element.
 
         Return lines that write the results of measures over variables, to run after all matrices.
 
         Args:
-            number: The index of the group of measures, for names.
+            position: The index of the group of measures, for names.
         """
-        scalars = {name: f"s{place}" for name, place in self._place.items()}
+        scalars = {name: f"s{index}" for name, index in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}
-        measurement = self._measurement(measures, kinds)
-        group = _MeasureGroup(number, measurement, scalars)
+        measurement = self._make_measurement(measures, kinds)
+        group = _MeasureGroup(position, measurement, scalars)
         self._definitions += group.define()
         self._read |= {*group.read}
         vectors = self._narrow(group.vectors)
         lines, totals = list[str](), list[str]()
-        values = {formula: f"value{number}_{k}" for k, formula in enumerate(measurement.formulas)}
+        values = {formula: f"value{position}_{k}" for k, formula in enumerate(measurement.formulas)}
         for k, row, column in self._list_elements():
             targets = ", ".join(f"{name}_{k}" for name in values.values())
             call = group.call(self._index_vectors(vectors, row, column))
@@ -424,7 +426,7 @@ class SmallMatrixKernel:
 
     def _run_stage(self, stage: FusedStage) -> None:
         """Append the lines of a fused stage; record the names of the vectors and slots it sets."""
-        formula, title = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
+        formula, prefix = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: f"{letter}{place}" for name, place in self._place.items()}
         inputs |= {name: str(count) for name, count in zip(SIZES, self._sides, strict=False)}
@@ -432,7 +434,7 @@ class SmallMatrixKernel:
         inputs |= {name: f"{x.name}_{LINE}" for name, x in self._slot_values.items()}
         kinds = {slot.name: self._lines[k] for k, slot in enumerate(self._rule.shaped_slots)}
         stores = {"row": list[tuple[Node, str]](), "column": list[tuple[Node, str]]()}
-        new_values = {name: Values(f"{title}_new_{name}", self._rule.vectors[name])
+        new_values = {name: Values(f"{prefix}_new_{name}", self._rule.vectors[name])
                       for name in stage.makes}  # fmt: skip
         for (name, values), result in zip(new_values.items(), formula.graph.results, strict=True):
             # Later stages read a slot as it is stored, in at most the type of the arithmetic.
@@ -441,7 +443,7 @@ class SmallMatrixKernel:
             template = _ROUND_TRIP.get(kind, f"{kind}({{}})") if kind else "{}"
             store = f"{values.name}_{LINE} = {template.format('{0}')}"
             stores[values.axis].append((result, store))
-        writer = StageWriter(formula, title, literal, inputs, self._counts)
+        writer = StageWriter(formula, prefix, literal, inputs, self._counts)
         self._add_part(writer.write(stores))
         for name, values in new_values.items():
             (self._slot_values if name in kinds else self._vectors)[name] = values

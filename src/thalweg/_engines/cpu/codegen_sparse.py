@@ -65,19 +65,19 @@ class _Row(Element, ABC):
         address = f"base[{stream}] + offset * {fmt.size}" if stream != 1 else "gradient"
         return f"p{stream} = {fmt.pointer}({address})"
 
-    def entry_address(self) -> str:
+    def write_entry_address(self) -> str:
         return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
 
-    def entry_value(self, numbers: str) -> str:
+    def write_entry_value(self, pointer: str) -> str:
         """Return an expression for element i of an entry, in the type of the arithmetic.
 
         Stages of entries, if the update has any, are applied, and their result is rounded to the
         type of the variable.
 
         Args:
-            numbers: The name of the pointer to the entry.
+            pointer: The name of the pointer to the entry.
         """
-        value = STORAGE[self.update.storage[1]].load.format(f"{numbers}[i]")
+        value = STORAGE[self.update.storage[1]].load.format(f"{pointer}[i]")
         if not self.update.entries:
             return value
         value, kind = self.update.apply_stages(self.update.entries, value), self.update.storage[0]
@@ -111,10 +111,10 @@ class _SummedRow(_Row):
         Entries with stages, or of another type than the variable, are always copied to scratch.
         """
         var, grad = self.update.storage[:2]
-        start = [f"gradient = {self.entry_address()}", _NEXT_ENTRY]
+        start = [f"gradient = {self.write_entry_address()}", _NEXT_ENTRY]
         pointers = f"{STORAGE[grad].pointer}(gradient), {self.compute}_pointer(scratch)"
         pointer_line = f"values, wide = {pointers}"
-        value = self.entry_value("values")
+        value = self.write_entry_value("values")
         if self.update.entries or var != grad:
             copy = _nest_in_row(f"wide[i] = {value}")
             return [*start, pointer_line, *copy, *self._add_entries()]
@@ -124,8 +124,8 @@ class _SummedRow(_Row):
     def _add_entry(self, value: str) -> list[str]:
         """Return lines that store the sum of an expression and the next entry, and advance."""
         pointer = STORAGE[self.update.storage[1]].pointer
-        add = _nest_in_row(f"wide[i] = {value} + {self.entry_value('more')}")
-        return [f"more = {pointer}({self.entry_address()})", *add, _NEXT_ENTRY]
+        add = _nest_in_row(f"wide[i] = {value} + {self.write_entry_value('more')}")
+        return [f"more = {pointer}({self.write_entry_address()})", *add, _NEXT_ENTRY]
 
     def _add_entries(self) -> list[str]:
         """Return lines that add further entries, and point at the sum in the variable's type."""
@@ -146,14 +146,14 @@ class _SuccessiveRow(_Row):
 
     def update_row(self) -> list[str]:
         entry_lines = [
-            f"gradient = {self.entry_address()}",
+            f"gradient = {self.write_entry_address()}",
             _NEXT_ENTRY,
             *self.update_by_gradient(),
         ]
         return [*self._begin_row(), *nest("while entry >= 0:", entry_lines)]
 
     def read_value(self, stream: int) -> str:
-        return super().read_value(stream) if stream != 1 else self.entry_value("p1")
+        return super().read_value(stream) if stream != 1 else self.write_entry_value("p1")
 
     def begins_at(self, stream: int) -> str:
         return self.load_value(stream)

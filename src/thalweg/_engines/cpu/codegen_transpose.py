@@ -17,13 +17,13 @@ LANES = 32  # matrices side by side
 
 
 def load_into_lanes(
-    source: str, target: str, sides: tuple[int, int], load: str, spare: str
+    source: str, target: str, shape: tuple[int, int], load: str, spare: str
 ) -> list[str]:
     """Return lines that copy `count` matrices from memory into lanes.
 
     Args:
         source: The name of a pointer to the first matrix.
-        sides: Rows and columns; matrices of more than `SIDE` elements take two steps.
+        shape: Rows and columns; matrices of more than `SIDE` elements take two steps.
         load: The template that loads a number.
         spare: The name of lanes for the first of two steps.
     """
@@ -31,45 +31,45 @@ def load_into_lanes(
     def move(lanes: str) -> Callable[[str, str], str]:
         return lambda lane, place: f"{lanes}[{lane}] = {load.format(f'{source}[{place}]')}"
 
-    rows, columns = sides
+    rows, columns = shape
     if rows * columns <= SIDE:
         return _move_numbers(rows * columns, LANES, "count", move(target))
     return [
         *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare)),
-        *_move_columns(sides, target + "[{lane}] = " + spare + "[{spare}]"),
+        *_move_columns(shape, target + "[{lane}] = " + spare + "[{spare}]"),
     ]
 
 
 def store_from_lanes(
-    source: str, target: str, sides: tuple[int, int], save: str, spare: str
+    source: str, target: str, shape: tuple[int, int], save: str, spare: str
 ) -> list[str]:
     """Return lines that copy `count` matrices from lanes into memory.
 
     Args:
         target: The name of a pointer to the first matrix.
-        sides, spare: As for `load_into_lanes`.
+        shape, spare: As for `load_into_lanes`.
         save: The template that converts a number to the stored type.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:
         return lambda lane, place: f"{target}[{place}] = {save.format(f'{lanes}[{lane}]')}"
 
-    rows, columns = sides
+    rows, columns = shape
     if rows * columns <= SIDE:
         return _move_numbers(rows * columns, LANES, "count", move(source))
     return [
-        *_move_columns(sides, spare + "[{spare}] = " + source + "[{lane}]"),
+        *_move_columns(shape, spare + "[{spare}] = " + source + "[{lane}]"),
         *_move_numbers(columns, rows * LANES, f"count * {rows}", move(spare)),
     ]
 
 
-def _move_columns(sides: tuple[int, int], template: str) -> list[str]:
+def _move_columns(shape: tuple[int, int], template: str) -> list[str]:
     """Return one loop over matrices i per column, which moves the numbers of its rows.
 
     Args:
         template: A statement; `lane` and `spare` are indices in lanes and in spare lanes.
     """
-    (rows, columns), lines = sides, list[str]()
+    (rows, columns), lines = shape, list[str]()
     for column in range(columns):
         moves = [
             template.format(
@@ -93,11 +93,11 @@ def _move_numbers(
         length: An expression for the iterations.
         move: Returns a statement, given the index in lanes and the index in memory.
     """
-    places = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
-    return nest(f"for i in range({length}):", [move(*indices) for indices in places])
+    pairs = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
+    return nest(f"for i in range({length}):", [move(*indices) for indices in pairs])
 
 
-def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list[str]:
+def reduce_values(measure: Measure, values: str, shape: tuple[int, int]) -> list[str]:
     """Return expressions that reduce the values of a matrix.
 
     Args:
@@ -106,7 +106,7 @@ def reduce_values(measure: Measure, values: str, sides: tuple[int, int]) -> list
     Returns:
         An expression for each row or each column, or one for the variable.
     """
-    rows, columns = map(range, sides)
+    rows, columns = map(range, shape)
     reduction = ReductionText(measure.reduce)
     if measure.over == "row":
         return [

@@ -92,21 +92,21 @@ class Loop:
     def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
         """Return a C function that takes the address of a block of results and arguments."""
         arguments: list[str] = []
-        place = self._result_count
+        position = self._result_count
         for kind in kinds:
             if kind is None:
-                arguments.append(f"block[{place}]")
-                place += 1
+                arguments.append(f"block[{position}]")
+                position += 1
                 continue
             dtype, rank = kind
             item = "uint8" if dtype.name == "bool" else dtype.name
-            shape = "".join(f", block[{place + 1 + axis}]" for axis in range(rank))
-            arguments.append(f"array({item}_pointer(block[{place}]){shape})")
-            place += 1 + rank
+            shape = "".join(f", block[{position + 1 + axis}]" for axis in range(rank))
+            arguments.append(f"array({item}_pointer(block[{position}]){shape})")
+            position += 1 + rank
         source = _SOURCE.format(
             functions=self._text,
             function=self._name,
-            results=", ".join(f"block[{place}]" for place in range(self._result_count)),
+            results=", ".join(f"block[{position}]" for position in range(self._result_count)),
             arguments=", ".join(arguments),
         )
         name = f"j_{digest(source, compiler_digest())}"

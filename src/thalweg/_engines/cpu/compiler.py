@@ -180,22 +180,15 @@ class _Compiler:
             self._write_target(element, value)
 
     def _visit_AugAssign(self, assignment: Any) -> None:
-        operand = (
-            ast.Name(assignment.target.id)
-            if isinstance(assignment.target, ast.Name)
-            else assignment.target
-        )
-        self._write_target(
-            assignment.target,
-            self._write_value(ast.BinOp(operand, assignment.op, assignment.value)),
-        )
+        operation = ast.BinOp(assignment.target, assignment.op, assignment.value)
+        self._write_target(assignment.target, self._write_value(operation))
 
     def _write_target(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
             self._assign_name(target.id, value)
         else:
-            place, kind = self._write_address(target)
-            self._builder.store(self.code.cast_to(value, kind).llvm, place)
+            pointer, kind = self._write_address(target)
+            self._builder.store(self.code.cast_to(value, kind).llvm, pointer)
 
     def _visit_Return(self, statement: Any) -> None:
         """Store the results of the inlined function, and jump to its end."""
@@ -294,8 +287,8 @@ class _Compiler:
     def _visit_Subscript(self, subscript: Any) -> Value:
         if isinstance(subscript.value, ast.Attribute):  # a shape
             return self._write_value(subscript.value.value).shape[subscript.slice.value]
-        place, kind = self._write_address(subscript)
-        return Value(self._builder.load(place), kind)
+        pointer, kind = self._write_address(subscript)
+        return Value(self._builder.load(pointer), kind)
 
     def _write_address(self, subscript: Any) -> tuple[Any, Kind]:
         """Return the address of an element of an array or pointer, and its kind."""
@@ -303,14 +296,14 @@ class _Compiler:
         indices = (
             subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else [subscript.slice]
         )
-        place, *other_indices = [
+        offset, *other_indices = [
             self.code.cast_to(self._write_value(index_node), INT64).llvm for index_node in indices
         ]
         if isinstance(array, Array):
             for length, index in zip(array.shape[1:], other_indices, strict=True):
-                place = self._builder.add(self._builder.mul(place, length.llvm), index)
+                offset = self._builder.add(self._builder.mul(offset, length.llvm), index)
             array = array.data
-        return self._builder.gep(array.llvm, [place]), array.kind.item
+        return self._builder.gep(array.llvm, [offset]), array.kind.item
 
     def _visit_UnaryOp(self, operation: ast.UnaryOp) -> Value:
         value = self._write_value(operation.operand)

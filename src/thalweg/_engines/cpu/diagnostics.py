@@ -86,13 +86,13 @@ def make_diagnosed_updates(
         streams = streams_of(request, group.members)
         if group.kernel.vectors or streams.draws or not STORAGE.keys() >= {*streams.names}:
             continue
-        place, sign = find_momentum(request.rule)
-        stream = None if place is None else place + 2
+        position, sign = find_momentum(request.rule)
+        stream = None if position is None else position + 2
         kernel = diagnosed_kernel(
             streams.describe_update(request), len(measured_stages), stream, sign
         )
         if kernel is not None:
-            updates[id(group)] = DiagnosedUpdate(group, streams.sizes, kernel, place is not None)
+            updates[id(group)] = DiagnosedUpdate(group, streams.sizes, kernel, position is not None)
     return updates
 
 

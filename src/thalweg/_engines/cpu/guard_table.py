@@ -346,7 +346,7 @@ class GuardTable:
         """Create the records of lists, of dictionaries and of options that may change."""
         lists = [(id(items), len(ids), ids.ctypes.data) for items, ids in self._lists]
         dicts = [
-            (id(entries), len(words) // 2, words.ctypes.data, pointer, 0, (words < 0).any())
+            (id(entries), len(words) // 2, words.ctypes.data, pointer, 0, int((words < 0).any()))
             for entries, words, pointer in self._dicts
         ]
         options = [

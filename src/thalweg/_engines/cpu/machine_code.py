@@ -33,7 +33,7 @@ def _make_target() -> tuple[str, str, str]:
     binding.initialize_native_asmprinter()
     name, features, avx, _ = map(os.environ.get, SETTINGS)
     if features is None:
-        features = "" if name == "generic" else _cpu_features(avx != "0")
+        features = "" if name == "generic" else _list_cpu_features(avx != "0")
     return binding.get_process_triple(), processor(), features
 
 
@@ -52,7 +52,7 @@ def tuning() -> Tuning:
         return tuning_of(processor(), os.environ.get(VARIABLE, ""))
 
 
-def _cpu_features(avx: bool) -> str:
+def _list_cpu_features(avx: bool) -> str:
     """Return the features of this processor for LLVM, with AVX or without."""
     from llvmlite import binding
 
@@ -68,7 +68,7 @@ def _cpu_features(avx: bool) -> str:
     return cpu_features.flatten() + vector_option
 
 
-def _optimization_level() -> int:
+def _read_optimization_level() -> int:
     """Return LLVM's optimization level, from 0 to 3, by the environment variable NUMBA_OPT."""
     level = os.environ.get("NUMBA_OPT", "3")
     return int(level) if level in ("0", "1", "2") else 3
@@ -79,9 +79,9 @@ def target_digest() -> str:
     """Return a text that differs where object code differs: target, LLVM, settings, this module."""
     from llvmlite import binding
 
-    own_source = Path(__file__).read_text()
+    source = Path(__file__).read_text()
     settings = [os.environ.get(name) for name in SETTINGS]
-    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), own_source])
+    return "\n".join([*_make_target(), repr(binding.llvm_version_info), repr(settings), source])
 
 
 @cache
@@ -94,7 +94,7 @@ def _target_machine() -> Any:
     return binding.Target.from_triple(triple).create_target_machine(
         cpu=cpu,
         features=features,
-        opt=_optimization_level(),
+        opt=_read_optimization_level(),
         reloc="pic" if triple.startswith("p") else reloc,
         codemodel="jitdefault",
         jit=True,
@@ -138,7 +138,7 @@ def _optimize_module(name: str, source: str, briefly: bool) -> Any:
     unoptimized = build_module(name, source, "half" not in source or _has_halves())
     unoptimized.triple, unoptimized.data_layout = machine.triple, str(machine.target_data)
     module = binding.parse_assembly(str(unoptimized))
-    options = binding.create_pipeline_tuning_options(1 if briefly else _optimization_level())
+    options = binding.create_pipeline_tuning_options(1 if briefly else _read_optimization_level())
     options.loop_vectorization = not briefly
     # Unrolling takes a fifth of LLVM's time, and kernels wait for memory.
     options.loop_unrolling = False

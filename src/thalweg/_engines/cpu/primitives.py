@@ -93,14 +93,14 @@ class Code:
         builder: The llvmlite builder, positioned where the function continues.
     """
 
-    def __init__(self, name: str, halves: bool, words: int = 0) -> None:
+    def __init__(self, name: str, halves: bool, argument_count: int = 0) -> None:
         self.halves = halves
         self.module = ir.Module(name)
         kind = ir.FunctionType(ir.VoidType(), [_BYTE])
-        if words:
-            kind = ir.FunctionType(_I64, [_I64] * words)
+        if argument_count:
+            kind = ir.FunctionType(_I64, [_I64] * argument_count)
         self.function = ir.Function(self.module, kind, name)
-        self._returns = words > 0
+        self._returns = argument_count > 0
         self._entry = ir.IRBuilder(self.function.append_basic_block("rooms"))
         self._start = self.append_block("start")
         self.builder = ir.IRBuilder(self._start)
@@ -140,11 +140,11 @@ class Code:
     def write_constant(self, value: float, kind: Kind) -> Value:
         return Value(ir.Constant(kind.llvm, value), kind)
 
-    def cast_to(self, number: Value, kind: Kind) -> Value:
+    def cast_to(self, value: Value, kind: Kind) -> Value:
         """Return a number converted to a kind; integers that do not fit lose their high bits."""
-        operand, source_kind, write = number.llvm, number.kind, self.builder
+        operand, source_kind, write = value.llvm, value.kind, self.builder
         if source_kind == kind:
-            return number
+            return value
         if source_kind.is_float and not kind.is_float:
             cast_operand = write.fptosi(operand, kind.llvm)
         elif source_kind.is_float:
@@ -176,12 +176,12 @@ class Code:
     def compare_values(self, sign: str, a: Value, b: Value) -> Value:
         """Return the bool of a comparison such as "<"; NaN differs from every number."""
         kind = common_kind(a.kind, b.kind)
-        left_operand, right_operand = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
+        lhs, rhs = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
         if not kind.is_float:
             compare = self.builder.icmp_signed if kind.signed else self.builder.icmp_unsigned
         else:
             compare = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
-        return Value(compare(sign, left_operand, right_operand), BOOL)
+        return Value(compare(sign, lhs, rhs), BOOL)
 
 
 Function = Callable[..., Value | None]
@@ -220,14 +220,14 @@ def _take_ticket(code: Code, pointer: Value) -> Value:
     return Value(code.builder.atomic_rmw("add", pointer.llvm, increment, "monotonic"), kind)
 
 
-def _call_address(kind: Kind, code: Code, address: Value, *numbers: Value) -> Value:
+def _call_address(kind: Kind, code: Code, address: Value, *values: Value) -> Value:
     """Return the result of the C function at an address, whose parameters are of the same kind.
 
     The high bits of a result narrower than int64 are undefined.
     """
-    function_type = ir.FunctionType(kind.llvm, [kind.llvm] * len(numbers))
+    function_type = ir.FunctionType(kind.llvm, [kind.llvm] * len(values))
     function = code.builder.inttoptr(address.llvm, function_type.as_pointer())
-    operands = [code.cast_to(number, kind).llvm for number in numbers]
+    operands = [code.cast_to(value, kind).llvm for value in values]
     return Value(code.builder.call(function, operands), kind)
 
 
@@ -246,24 +246,24 @@ def _half_to_float(code: Code, bits: Value) -> Value:
     return Value(code.builder.fpext(half, FLOAT32.llvm), FLOAT32)
 
 
-def _float_to_half(code: Code, number: Value) -> Value:
+def _float_to_half(code: Code, value: Value) -> Value:
     """Return the nearest float16, ties to even; float64 becomes float32 first, as in torch."""
-    number = code.cast_to(number, FLOAT32)
+    value = code.cast_to(value, FLOAT32)
     if not code.halves:
-        return _half_from_float(code, number)
-    half = code.builder.fptrunc(number.llvm, _HALF)
+        return _half_from_float(code, value)
+    half = code.builder.fptrunc(value.llvm, _HALF)
     return Value(code.builder.bitcast(half, _I16), UINT16)
 
 
-def _i32(number: int) -> Any:
-    return ir.Constant(_I32, number)
+def _i32(value: int) -> Any:
+    return ir.Constant(_I32, value)
 
 
 def _float_from_half(code: Code, bits: Value) -> Value:
     """Return a float16 as float32, by integer operations alone."""
     write = code.builder
-    wide = write.zext(bits.llvm, _I32)
-    size = write.and_(wide, _i32(0x7FFF))
+    extended = write.zext(bits.llvm, _I32)
+    size = write.and_(extended, _i32(0x7FFF))
     shifted = write.shl(size, _i32(13))
     normal = write.add(shifted, _i32((127 - 15) << 23))
     special = write.or_(shifted, _i32(0x7F800000))  # infinity and NaN
@@ -271,14 +271,14 @@ def _float_from_half(code: Code, bits: Value) -> Value:
     magnitude = write.select(write.icmp_unsigned(">=", size, _i32(0x7C00)), special, normal)
     is_small = write.icmp_unsigned("<", size, _i32(0x0400))
     magnitude = write.select(is_small, write.bitcast(small, _I32), magnitude)
-    sign = write.shl(write.and_(wide, _i32(0x8000)), _i32(16))
+    sign = write.shl(write.and_(extended, _i32(0x8000)), _i32(16))
     return Value(write.bitcast(write.or_(magnitude, sign), FLOAT32.llvm), FLOAT32)
 
 
-def _half_from_float(code: Code, number: Value) -> Value:
+def _half_from_float(code: Code, value: Value) -> Value:
     """Return the float16 nearest to a float32, ties to even, by integer operations alone."""
     write = code.builder
-    bits = write.bitcast(number.llvm, _I32)
+    bits = write.bitcast(value.llvm, _I32)
     size = write.and_(bits, _i32(0x7FFFFFFF))
     last_bit = write.and_(write.lshr(size, _i32(13)), _i32(1))
     down = write.sub(size, _i32((127 - 15) << 23))
@@ -297,50 +297,50 @@ def _half_from_float(code: Code, number: Value) -> Value:
 
 
 def _bfloat_to_float(code: Code, bits: Value) -> Value:
-    wide = code.builder.shl(code.builder.zext(bits.llvm, _I32), ir.Constant(_I32, 16))
-    return Value(code.builder.bitcast(wide, FLOAT32.llvm), FLOAT32)
+    extended = code.builder.shl(code.builder.zext(bits.llvm, _I32), ir.Constant(_I32, 16))
+    return Value(code.builder.bitcast(extended, FLOAT32.llvm), FLOAT32)
 
 
-def _float_to_bfloat(code: Code, number: Value) -> Value:
+def _float_to_bfloat(code: Code, value: Value) -> Value:
     """Return the nearest bfloat16, ties to even; NaN becomes 0x7FC0, float64 is rounded first."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
-    number = code.cast_to(number, FLOAT32)
-    bits = write.bitcast(number.llvm, _I32)
+    value = code.cast_to(value, FLOAT32)
+    bits = write.bitcast(value.llvm, _I32)
     last_bit = write.and_(write.lshr(bits, sixteen), ir.Constant(_I32, 1))
     rounded_bits = write.add(bits, write.add(last_bit, ir.Constant(_I32, 0x7FFF)))
-    nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
+    nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
     bfloat_bits = write.select(nan, ir.Constant(_I32, 0x7FC0), write.lshr(rounded_bits, sixteen))
     return Value(write.trunc(bfloat_bits, _I16), UINT16)
 
 
-def _is_nearest_bfloat(code: Code, number: Value, bits: Value) -> Value:
+def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
     """Return True if a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
-    write, number = code.builder, code.cast_to(number, FLOAT32)
-    float_bits = write.bitcast(number.llvm, _I32)
+    write, value = code.builder, code.cast_to(value, FLOAT32)
+    float_bits = write.bitcast(value.llvm, _I32)
     distance = write.sub(float_bits, write.shl(write.zext(bits.llvm, _I32), _i32(16)))
     is_close = write.icmp_unsigned("<=", write.add(distance, _i32(0x8000)), _i32(0x10000))
-    is_number = write.fcmp_ordered("ord", number.llvm, number.llvm)
-    return Value(write.and_(is_close, is_number), BOOL)
+    is_not_nan = write.fcmp_ordered("ord", value.llvm, value.llvm)
+    return Value(write.and_(is_close, is_not_nan), BOOL)
 
 
-def _round_to_bfloat(code: Code, number: Value, bits: Value) -> Value:
+def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
     """Return a bfloat16 rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
-    write, number = code.builder, code.cast_to(number, FLOAT32)
-    float_bits = write.bitcast(number.llvm, _I32)
+    write, value = code.builder, code.cast_to(value, FLOAT32)
+    float_bits = write.bitcast(value.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
     is_below_largest = write.icmp_unsigned("<", size, _i32(0x7F7F0000))
     # Beyond the largest, which is odd, ties go up as well: half a place rounds to the nearest.
     addend = write.select(is_below_largest, write.zext(bits.llvm, _I32), _i32(0x8000))
     upper_bits = write.lshr(write.add(float_bits, addend), _i32(16))
-    nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
+    nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
     return Value(write.trunc(write.select(nan, _i32(0x7FC0), upper_bits), _I16), UINT16)
 
 
-def _round_to_half(code: Code, number: Value, bits: Value) -> Value:
+def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
     """Return a float16 rounded by random bits; see `thalweg._engines.philox.round_to_half`."""
     write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
-    number = code.cast_to(number, FLOAT32)
-    float_bits = write.bitcast(number.llvm, _I32)
+    value = code.cast_to(value, FLOAT32)
+    float_bits = write.bitcast(value.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
     exponent = write.lshr(size, _i32(23))
     is_small = write.icmp_unsigned("<", exponent, _i32(113))
@@ -352,17 +352,19 @@ def _round_to_half(code: Code, number: Value, bits: Value) -> Value:
     )
     is_below_largest = write.icmp_unsigned("<", size, _i32(0x477FE000))
     finite_size = write.select(is_below_largest, size_in_units, one_float)
-    whole_units = write.sitofp(write.fptosi(finite_size, _I32), FLOAT32.llvm)
-    fraction = write.fmul(write.fsub(finite_size, whole_units), ir.Constant(FLOAT32.llvm, 65536.0))
+    integer_units = write.sitofp(write.fptosi(finite_size, _I32), FLOAT32.llvm)
+    fraction = write.fmul(
+        write.fsub(finite_size, integer_units), ir.Constant(FLOAT32.llvm, 65536.0)
+    )
     fraction = write.fadd(fraction, write.uitofp(write.zext(bits.llvm, _I32), FLOAT32.llvm))
     rounds_up = write.fcmp_ordered(">=", fraction, ir.Constant(FLOAT32.llvm, 65536.0))
     zero = ir.Constant(FLOAT32.llvm, 0.0)
     rounded_size = write.fmul(
-        write.fadd(whole_units, write.select(rounds_up, one_float, zero)), unit
+        write.fadd(integer_units, write.select(rounds_up, one_float, zero)), unit
     )
     half_bits = write.zext(_float_to_half(code, Value(rounded_size, FLOAT32)).llvm, _I32)
     sign = write.and_(write.lshr(float_bits, _i32(16)), _i32(0x8000))
-    nearest = write.zext(_float_to_half(code, number).llvm, _I32)
+    nearest = write.zext(_float_to_half(code, value).llvm, _I32)
     selected_bits = write.select(is_below_largest, write.or_(half_bits, sign), nearest)
     return Value(write.trunc(selected_bits, _I16), UINT16)
 
@@ -391,14 +393,14 @@ def _float_of(code: Code, bits: Value) -> Value:
 def _dither_of(code: Code, step: Value, rank: Value) -> Value:
     """Return a dither of a step, by its rank; see `thalweg._engines.codecs.dither`."""
     write = code.builder
-    number, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
+    value, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
     place = write.and_(place, _i32(dither.PERIOD - 1))
     offset = write.mul(place, _i32(dither.ELEMENT_STRIDE))
-    total = write.add(write.mul(number, _i32(dither.STEP_STRIDE)), offset)
-    share = write.sitofp(write.lshr(total, _i32(dither.SHIFT)), FLOAT32.llvm)
+    total = write.add(write.mul(value, _i32(dither.STEP_STRIDE)), offset)
+    fraction = write.sitofp(write.lshr(total, _i32(dither.SHIFT)), FLOAT32.llvm)
     half = ir.Constant(FLOAT32.llvm, 0.5)
-    dither_value = write.fmul(write.fadd(share, half), ir.Constant(FLOAT32.llvm, dither.UNIT))
-    is_uncounted = write.icmp_signed("<", number, _i32(0))
+    dither_value = write.fmul(write.fadd(fraction, half), ir.Constant(FLOAT32.llvm, dither.UNIT))
+    is_uncounted = write.icmp_signed("<", value, _i32(0))
     return Value(write.select(is_uncounted, half, dither_value), FLOAT32)
 
 
@@ -418,10 +420,10 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
     one_float = ir.Constant(FLOAT32.llvm, 1.0)
-    share = write.select(write.fcmp_ordered("<", size, one_float), size, one_float)
+    fraction = write.select(write.fcmp_ordered("<", size, one_float), size, one_float)
     sign = write.and_(bits, _i32(0x80000000))
     signed = write.bitcast(write.or_(write.bitcast(dither_value.llvm, _I32), sign), FLOAT32.llvm)
-    code_value = write.fptosi(write.fadd(write.fmul(x.llvm, share), signed), _I32)
+    code_value = write.fptosi(write.fadd(write.fmul(x.llvm, fraction), signed), _I32)
     return Value(write.trunc(code_value, _I8), KINDS["uint8"])
 
 
@@ -431,45 +433,43 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
 def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
     """Return the float32 of a bfloat16 and its lower bits, ignored for zero, infinity and NaN."""
     write = code.builder
-    wide = write.zext(upper.llvm, _I32)
-    size = write.and_(wide, _i32(0x7FFF))
+    extended = write.zext(upper.llvm, _I32)
+    size = write.and_(extended, _i32(0x7FFF))
     size_minus_one = write.sub(size, _i32(1))  # zero becomes the largest of all
-    has_lower_part = write.icmp_unsigned("<", size_minus_one, _i32(0x7F7F))
+    has_correction = write.icmp_unsigned("<", size_minus_one, _i32(0x7F7F))
     signed = write.shl(write.sext(codes.llvm, _I32), _i32(8))
-    lower_bits = write.select(has_lower_part, signed, _i32(0))
-    float_bits = write.add(write.shl(wide, _i32(16)), lower_bits)
+    lower_bits = write.select(has_correction, signed, _i32(0))
+    float_bits = write.add(write.shl(extended, _i32(16)), lower_bits)
     return Value(write.bitcast(float_bits, FLOAT32.llvm), FLOAT32)
 
 
-def _round_to_24_bits(code: Code, number: Value, bits: Value) -> Any:
+def _round_to_24_bits(code: Code, value: Value, bits: Value) -> Any:
     """Return the upper 24 bits of a float32, rounded by 8 random bits."""
     write = code.builder
-    float_bits = write.bitcast(code.cast_to(number, FLOAT32).llvm, _I32)
+    float_bits = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
     random_bits = write.and_(write.zext(bits.llvm, _I32), _i32(0xFF))
     upper_bits = write.lshr(write.add(float_bits, random_bits), _i32(8))
-    is_nan = write.fcmp_unordered("uno", number.llvm, number.llvm)
+    is_nan = write.fcmp_unordered("uno", value.llvm, value.llvm)
     return write.select(is_nan, _i32(0x7FC000), upper_bits)
 
 
-def _upper_of(code: Code, number: Value, bits: Value) -> Value:
+def _upper_of(code: Code, value: Value, bits: Value) -> Value:
     write = code.builder
-    rounded_word = write.add(_round_to_24_bits(code, number, bits), _i32(0x80))
+    rounded_word = write.add(_round_to_24_bits(code, value, bits), _i32(0x80))
     return Value(write.trunc(write.lshr(rounded_word, _i32(8)), _I16), UINT16)
 
 
-def _lower_of(code: Code, number: Value, bits: Value) -> Value:
-    return Value(code.builder.trunc(_round_to_24_bits(code, number, bits), _I8), KINDS["uint8"])
+def _lower_of(code: Code, value: Value, bits: Value) -> Value:
+    return Value(code.builder.trunc(_round_to_24_bits(code, value, bits), _I8), KINDS["uint8"])
 
 
 # Integers
 
 
 def _minimum_of_integers(code: Code, a: Value, b: Value) -> Value:
-    left_operand, right_operand, kind = code.cast_alike(a, b)
+    lhs, rhs, kind = code.cast_alike(a, b)
     return Value(
-        code.builder.select(
-            code.builder.icmp_signed("<", right_operand, left_operand), right_operand, left_operand
-        ),
+        code.builder.select(code.builder.icmp_signed("<", rhs, lhs), rhs, lhs),
         kind,
     )
 
@@ -499,20 +499,16 @@ def _sign(code: Code, x: Value) -> Value:
 
 
 def _where(code: Code, condition: Value, a: Value, b: Value) -> Value:
-    left_operand, right_operand, kind = code.cast_alike(a, b)
-    return Value(
-        code.builder.select(code.cast_to(condition, BOOL).llvm, left_operand, right_operand), kind
-    )
+    lhs, rhs, kind = code.cast_alike(a, b)
+    return Value(code.builder.select(code.cast_to(condition, BOOL).llvm, lhs, rhs), kind)
 
 
 def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
     """Return the minimum or maximum by the sign of its comparison; NaN if either operand is."""
-    left_operand, right_operand, kind = code.cast_alike(a, b)
-    is_nan = code.builder.fcmp_unordered("uno", left_operand, left_operand)
-    selects_left_operand = code.builder.or_(
-        code.builder.fcmp_ordered(sign, left_operand, right_operand), is_nan
-    )
-    return Value(code.builder.select(selects_left_operand, left_operand, right_operand), kind)
+    lhs, rhs, kind = code.cast_alike(a, b)
+    is_nan = code.builder.fcmp_unordered("uno", lhs, lhs)
+    selects_lhs = code.builder.or_(code.builder.fcmp_ordered(sign, lhs, rhs), is_nan)
+    return Value(code.builder.select(selects_lhs, lhs, rhs), kind)
 
 
 def _call_libm(name: str, code: Code, *arguments: Value) -> Value:

@@ -47,8 +47,8 @@ def open_folder(stack: ExitStack, path: str) -> int:
     parent, base = os.path.split(path)
     parent_descriptor, parent_path = _walk_down(stack, parent)
     reasons: list[_Unsafe] = []
-    for number in range(1, _FRESH + 1):
-        name = base if number == 1 else f"{base}-{number}"
+    for attempt in range(1, _FRESH + 1):
+        name = base if attempt == 1 else f"{base}-{attempt}"
         full = os.path.join(parent_path, name)
         try:
             descriptor, is_new = _enter_folder(stack, name, parent_descriptor, full)
@@ -65,11 +65,11 @@ def open_folder(stack: ExitStack, path: str) -> int:
     raise reasons[0]
 
 
-def read_file(folder: int, name: str) -> bytes | None:
+def read_file(directory: int, name: str) -> bytes | None:
     """Return the content of a file; None if it is missing or others may have written it."""
     try:
         # Opening a pipe of this name must not block.
-        with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder) as descriptor:
+        with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, directory) as descriptor:
             status = os.fstat(descriptor)
             _check_private(status, name)
             # Others may have made a hard link to a file of the user.
@@ -81,7 +81,7 @@ def read_file(folder: int, name: str) -> bytes | None:
         return None
 
 
-def write_file(folder: int, name: str, content: bytes) -> None:
+def write_file(directory: int, name: str, content: bytes) -> None:
     """Write a file atomically, by a rename, as other processes may read or write it.
 
     Raises:
@@ -91,14 +91,14 @@ def write_file(folder: int, name: str, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         with (
-            _open_descriptor(temporary, flags, folder) as descriptor,
+            _open_descriptor(temporary, flags, directory) as descriptor,
             open(descriptor, "wb", closefd=False) as file,
         ):
             file.write(content)
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
+            os.unlink(temporary, dir_fd=directory)
         raise
 
 
@@ -111,13 +111,13 @@ def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
     # The working directory may belong to another user.
     if not os.path.isabs(path):
         raise PermissionError(f"{path} is not absolute")
-    root_descriptor = descriptor = stack.enter_context(_open_descriptor("/", _passing_flags()))
+    root_descriptor = descriptor = stack.enter_context(_open_descriptor("/", _get_passing_flags()))
     current_path, names, link_count = "/", _split_path(path), 0
     _check_private(os.fstat(root_descriptor), current_path, is_ancestor=True)
     while names:
         name = names.pop()
         full = os.path.join(current_path, name)
-        target = _link_target(name, descriptor, full)
+        target = _read_link_target(name, descriptor, full)
         if target is None:
             descriptor, _ = _enter_folder(stack, name, descriptor, full, is_ancestor=True)
             current_path = full
@@ -133,23 +133,23 @@ def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
 
 def _split_path(path: str) -> list[str]:
     """Return the names in a path, the last one first."""
-    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    return [component for component in reversed(path.split("/")) if component not in ("", ".")]
 
 
-def _link_target(name: str, folder: int, full: str) -> str | None:
+def _read_link_target(name: str, directory: int, full: str) -> str | None:
     """Return the target of a link of the user or root; None for anything else."""
     try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
     if not stat.S_ISLNK(status.st_mode):
         return None
     _check_owner(status, full)
-    return os.readlink(name, dir_fd=folder)
+    return os.readlink(name, dir_fd=directory)
 
 
 def _enter_folder(
-    stack: ExitStack, name: str, folder: int, full: str, is_ancestor: bool = False
+    stack: ExitStack, name: str, directory: int, full: str, is_ancestor: bool = False
 ) -> tuple[int, bool]:
     """Return the descriptor of a folder, made if it is missing, and True if it was made.
 
@@ -159,12 +159,16 @@ def _enter_folder(
     is_new = False
     try:
         try:
-            descriptor = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
+            descriptor = stack.enter_context(
+                _open_descriptor(name, _get_passing_flags(), directory)
+            )
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=folder)
+                os.mkdir(name, 0o700, dir_fd=directory)
                 is_new = True
-            descriptor = stack.enter_context(_open_descriptor(name, _passing_flags(), folder))
+            descriptor = stack.enter_context(
+                _open_descriptor(name, _get_passing_flags(), directory)
+            )
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EMLINK):  # EMLINK: a link, on FreeBSD
             raise _Unsafe(f"{full} is no folder") from error
@@ -173,16 +177,16 @@ def _enter_folder(
     return descriptor, is_new
 
 
-def _passing_flags() -> int:
+def _get_passing_flags() -> int:
     """Return the flags that open a folder to enter it."""
     # O_PATH opens folders that the user can enter but not list, too.
     return os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 @contextmanager
-def _open_descriptor(name: str, flags: int, folder: int | None = None) -> Generator[int]:
+def _open_descriptor(name: str, flags: int, directory: int | None = None) -> Generator[int]:
     """Open a name in a folder, without following links, and close it at the end."""
-    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         yield descriptor
     finally:

@@ -73,8 +73,45 @@ class Leaves:
         return self._tree.combine(leaves)
 
 
-class Sweep:
-    """A sum kernel with its arguments, to launch repeatedly.
+class MeasureLaunch:
+    """Measuring kernel with its argument block, to launch repeatedly.
+
+    Args:
+        kernel: The kernel.
+        rows: Scalars, from `scalar_rows`.
+        elements: The number of elements that are measured.
+        begin: Words of the block before those of the scalars; the second is the number of slices.
+        end: Words of the block after those of the scalars.
+
+    Attributes:
+        address: The address of the block.
+    """
+
+    def __init__(
+        self,
+        kernel: Compiled,
+        rows: Float64,
+        elements: int,
+        begin: Sequence[int],
+        end: Sequence[int] = (),
+    ) -> None:
+        self.kernel, self.rows, self._elements = kernel, rows, elements
+        scalars = rows.shape[1] if len(rows) > 1 else 0, rows.ctypes.data
+        self._block = np.array([*begin, *scalars, *end], np.int64)
+        self.address: int = self._block.ctypes.data
+
+    @property
+    def is_serial(self) -> bool:
+        """Return True if the launch is too small for several threads."""
+        return launch.is_serial(self._elements)
+
+    def threads(self) -> int:
+        """Return the number of threads for a launch now."""
+        return launch.threads_for(int(self._block[1]), self._elements)
+
+
+class Sweep(MeasureLaunch):
+    """A sum kernel with its arguments.
 
     Args:
         kernel: From `launch.sum_kernel`.
@@ -84,31 +121,18 @@ class Sweep:
 
     Attributes:
         leaves: (leaves, measures) float64, which each launch overwrites.
-        address: The address of the argument block.
     """
 
     def __init__(
         self, leaf_plan: Leaves, kernel: Compiled, base: Int64, rows: Float64, flush: bool
     ) -> None:
-        self._leaf_plan, self.kernel, self.rows, self._base = leaf_plan, kernel, rows, base
+        self._leaf_plan, self._base = leaf_plan, base
         self.leaves = np.empty((len(leaf_plan.chunks), kernel.measures), np.float64)
-        self._block = np.array(
-            [
-                0,
-                len(leaf_plan.bounds) - 1,
-                flush,
-                leaf_plan.bounds.ctypes.data,
-                leaf_plan.chunks.ctypes.data,
-                base.ctypes.data,
-                rows.shape[1] if len(rows) > 1 else 0,
-                rows.ctypes.data,
-                self.leaves.ctypes.data,
-                base.shape[1],
-                0 if leaf_plan.offsets is None else leaf_plan.offsets.table.ctypes.data,
-            ],
-            np.int64,
-        )
-        self.address = self._block.ctypes.data
+        offsets = 0 if leaf_plan.offsets is None else leaf_plan.offsets.table.ctypes.data
+        block = [0, len(leaf_plan.bounds) - 1, flush, leaf_plan.bounds.ctypes.data]
+        block += [leaf_plan.chunks.ctypes.data, base.ctypes.data]
+        more = self.leaves.ctypes.data, base.shape[1], offsets
+        super().__init__(kernel, rows, leaf_plan.elements, block, more)
 
     def copy_chunks(self) -> Int64:
         """Replace the chunks by a copy whose lengths may change, and return the copy."""
@@ -126,15 +150,6 @@ class Sweep:
         """Return the address of the leaves, the number of tensors, the address of leaf counts."""
         counts = self._leaf_plan.counts
         return self.leaves.ctypes.data, len(counts), counts.ctypes.data
-
-    @property
-    def is_serial(self) -> bool:
-        """Return True if the sweep is too small for several threads."""
-        return launch.is_serial(self._leaf_plan.elements)
-
-    def threads(self) -> int:
-        """Return the number of threads for a call now."""
-        return launch.threads_for(len(self._leaf_plan.bounds) - 1, self._leaf_plan.elements)
 
     def sums(self) -> Float64:
         """Return the sums of the last call, (tensors, measures)."""
@@ -232,8 +247,8 @@ def sums_of(
         name = np.dtype(compute or layout.compute_dtype(dtype)).name
         kernel = launch.sum_kernel(Measurement((formula,), storage, name, stages))
         leaves = Leaves(sizes)
-        parts = leaves.measure(kernel, pair_base, scalars, flush and bool(stages))
-        return leaves.combine(parts)[:, 0]
+        leaf_sums = leaves.measure(kernel, pair_base, scalars, flush and bool(stages))
+        return leaves.combine(leaf_sums)[:, 0]
 
     def of_other(tensor: Tensor) -> Tensor:
         compute_torch_dtype = torch.float64 if compute is np.float64 else None
@@ -256,7 +271,7 @@ def max_abs(tensors: Sequence[Tensor]) -> Float64:
         return table_peaks(work, dtype, 0)
 
     def of_other(tensor: Tensor) -> Tensor:
-        wide = tensor.double()
-        return wide.abs().max() if tensor.numel() else wide.new_zeros(())
+        doubles = tensor.double()
+        return doubles.abs().max() if tensor.numel() else doubles.new_zeros(())
 
     return _measure_tensors(tensors, of_memory, of_other)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from thalweg._base.rule_passes import Measure
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.codegen_row_column import WIDE
 from thalweg._engines.cpu.launch import Compiled
-from thalweg._engines.cpu.reductions import scalar_rows
+from thalweg._engines.cpu.reductions import MeasureLaunch, scalar_rows
 from thalweg._engines.row_column_reductions import (
     TILE_COLUMNS,
     TILE_ROWS,
@@ -95,8 +94,8 @@ class Lines:
         return sweep.tiles.combine(flush)
 
 
-class LineSweep:
-    """Measuring kernel over tiles with its argument block, for repeated calls.
+class LineSweep(MeasureLaunch):
+    """Measuring kernel over tiles with its argument block.
 
     Args:
         lines: The tiles.
@@ -109,8 +108,6 @@ class LineSweep:
     Attributes:
         tiles: The results of tiles, in memory that sweeps over the same measures share.
         base: (variables, ...) addresses; the first columns are those of `arrays`.
-        rows: The rows of scalars.
-        address: The address of the block.
     """
 
     def __init__(
@@ -122,32 +119,10 @@ class LineSweep:
         flush: bool,
     ) -> None:
         streams, rows = arrays
-        self._lines, self.kernel, self.rows = lines, kernel, rows
         self.tiles, fixed_columns = lines.buffers_for(kernel, measures)
         self.base = np.concatenate((streams, fixed_columns), axis=1)
-        self._block = np.array(
-            [
-                0,
-                len(lines.slices),
-                flush,
-                0,
-                lines.slices.ctypes.data,
-                self.base.ctypes.data,
-                rows.shape[1] if len(rows) > 1 else 0,
-                rows.ctypes.data,
-            ],
-            np.int64,
-        )
-        self.address = self._block.ctypes.data
-
-    @property
-    def is_serial(self) -> bool:
-        """Return True if the sweep is too small for several threads."""
-        return launch.is_serial(self._lines.elements)
-
-    def threads(self) -> int:
-        """Return the number of threads for a call now."""
-        return launch.threads_for(len(self._lines.slices), self._lines.elements)
+        block = [0, len(lines.slices), flush, 0, lines.slices.ctypes.data, self.base.ctypes.data]
+        super().__init__(kernel, rows, lines.elements, block)
 
 
 def _cut_tiles(index: int, view: View) -> Int64:

@@ -143,7 +143,7 @@ def _is_short(var: Tensor, grad: Any, slots: Sequence[Tensor]) -> bool:
 
 
 @cache
-def _kernel_of(sweep: SmallMatrixSweep) -> Compiled:
+def _compile_kernel(sweep: SmallMatrixSweep) -> Compiled:
     return Compiled(SmallMatrixKernel(sweep).write(), np.float64)
 
 
@@ -208,11 +208,11 @@ class ShortGroup(Group):
         self._staged_slots = []
         kinds: dict[tuple[str, ...], list[int]] = {}
         for member, member_slots in enumerate(slots):
-            for place, slot in enumerate(member_slots):
+            for index, slot in enumerate(member_slots):
                 if not (are_separate and slot.is_contiguous() and layout.is_aligned(slot)):
                     self._staged_slots.append((slot.detach(), slot.detach().contiguous().clone()))
                     slot = self._staged_slots[-1][1]
-                self.table.base[member, first + place] = slot.data_ptr()
+                self.table.base[member, first + index] = slot.data_ptr()
             names = tuple(str(layout.STORAGE_NAMES[slot.dtype]) for slot in member_slots)
             kinds.setdefault(names, []).append(member)
         self.is_direct = not self._staged_slots and len(kinds) == 1
@@ -258,7 +258,7 @@ class ShortGroup(Group):
             update: The update, or None for a sweep that only measures.
         """
         _, rows, columns = self._views[0]
-        kernel = _kernel_of(
+        kernel = _compile_kernel(
             SmallMatrixSweep(
                 rule=self.rule,
                 passes=passes,
@@ -304,7 +304,7 @@ class ShortGroup(Group):
                     self._numbers[measure.makes] = np.empty(len(self.members))
             for rows, batch in self._batches:
                 for stage in stages:
-                    run_stage(self.rule, stage, batch, columns, _no_slot)
+                    run_stage(self.rule, stage, batch, columns, _raise_no_slot)
                 # Formulas read the numbers in the dtype of the arithmetic.
                 for name, column in batch.measured_values.items():
                     self._numbers[name][rows] = column.reshape(-1).to(batch.kind).numpy()
@@ -338,6 +338,6 @@ class ShortGroup(Group):
         return [partial(slot.copy_, copy) for slot, copy in self._staged_slots]
 
 
-def _no_slot(member: int, place: int) -> Tensor:
+def _raise_no_slot(member: int, index: int) -> Tensor:
     """Raise an error: stages over numbers of variables must not read slots."""
     raise RuntimeError("stages over numbers of variables see no slots")

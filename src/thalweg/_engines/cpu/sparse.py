@@ -25,19 +25,19 @@ class _Scratch:
     """Arrays for up to a power of two of entries of a gradient."""
 
     def __init__(self, count: int) -> None:
-        room = 1 << max(count - 1, 0).bit_length()
-        self.room = room
-        self.row_of = np.empty(room, np.int64)
-        self.first = np.empty(room, np.int32)
-        self.next_entry = np.empty(room + 1, np.int32)
-        self.table = np.empty(_count_places(room), np.int32)  # for hashing, not cleared
+        capacity = 1 << max(count - 1, 0).bit_length()
+        self.room = capacity
+        self.row_of = np.empty(capacity, np.int64)
+        self.first = np.empty(capacity, np.int32)
+        self.next_entry = np.empty(capacity + 1, np.int32)
+        self.table = np.empty(_count_places(capacity), np.int32)  # for hashing, not cleared
 
 
 def _count_places(count: int) -> int:
     """Return the length of the hash table for `count` entries, a power of two."""
     # A longer table has fewer collisions, but takes longer to clear.
-    room = 1 << max(count - 1, 0).bit_length()
-    return max(2 * room, min(8 * room, _HASH))
+    capacity = 1 << max(count - 1, 0).bit_length()
+    return max(2 * capacity, min(8 * capacity, _HASH))
 
 
 class SparsePlan(RowsPlan):
@@ -55,14 +55,14 @@ class SparsePlan(RowsPlan):
         # then rounded to the type of the values.
         bytes_of_row = self._width * (np.dtype(self.compute).itemsize + self.var.element_size())
         self._block = -(-bytes_of_row // _BLOCK) * _BLOCK
-        self._argument = self._argument_block()
+        self._argument = self._make_argument_block()
         self._address = self._argument.ctypes.data
         self._scratch = _Scratch(0)
         self._sums = np.empty(0, np.uint8)
         self._groups = 0
         self._gaps: tuple[Table, Array] | None = None  # the rows that no index names
 
-    def _argument_block(self) -> Int64:
+    def _make_argument_block(self) -> Int64:
         """Return the kernel's 14 argument words; its threads increment words 0 and 13."""
         argument = np.zeros(14, np.int64)
         argument[5] = self._width
@@ -127,14 +127,14 @@ class SparsePlan(RowsPlan):
             return []
         self._base[1] = self.values.data_ptr()
         self._scalars[0] = [scalars[name] for name in kernel.scalars]
-        share = max(SHARE // max(width, 1), 1)
-        shares = -(-groups // share)
-        threads = launch.threads_for(shares, elements)
+        rows_per_slice = max(SHARE // max(width, 1), 1)
+        slices = -(-groups // rows_per_slice)
+        threads = launch.threads_for(slices, elements)
         argument, size = self._argument, threads * self._block + _BLOCK
         if self._sums.size < size:
             self._sums = np.empty(size, np.uint8)
             argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
-        argument[:5] = 0, shares, self._flush, groups, share
+        argument[:5] = 0, slices, self._flush, groups, rows_per_slice
         argument[13] = 0
         return [kernel.bind_argument(self._address, threads)]
 

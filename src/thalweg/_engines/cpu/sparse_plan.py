@@ -229,10 +229,15 @@ class RowsPlan(ABC):
         return self._values
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """See `Reductions`; rows of sparse gradients have no leaves.
+        """Return a reduction over the bound gradient and the variable, on the host.
+
+        Returns:
+            For "peaks" the largest magnitude of the gradient's values, of shape (1,); for "sums" an
+            array (1, formulas), of which `variable_squares` reads the variable and all others read
+            the values; for "leaves" one array without rows.
 
         Raises:
-            NotImplementedError: The reduction is over rows and columns of matrices.
+            NotImplementedError: The kind is "measures".
         """
         if reduction.kind == "peaks":
             return max_abs([self.values])

@@ -40,7 +40,7 @@ def why_not_automatic() -> str:
 
 
 @cache
-def _why_unsupported(index: int) -> str:
+def _explain_unsupported(index: int) -> str:
     """Return the reason why kernels cannot run on a GPU; an empty string if they can."""
     with importing:
         from thalweg._engines.cuda import driver
@@ -60,7 +60,7 @@ def why_unfused(device: torch.device) -> str:
     """Return the reason why no kernels update variables on a device that is not the CPU."""
     if device.type != "cuda":
         return "there are none for this type of device"
-    return why_unavailable() or _why_unsupported(device.index) or why_not_automatic()
+    return why_unavailable() or _explain_unsupported(device.index) or why_not_automatic()
 
 
 def takes_device(device: torch.device, name: EngineName) -> bool:
@@ -72,5 +72,5 @@ def takes_device(device: torch.device, name: EngineName) -> bool:
     if device.type == "cuda":
         able = name == "cuda" or (name == "auto" and not torch.version.hip)
         able = able and not is_interpreted() and not why_unavailable()
-        return able and not _why_unsupported(device.index)
+        return able and not _explain_unsupported(device.index)
     return device.type == "cpu" and name == "cuda" and is_interpreted() and not why_unavailable()

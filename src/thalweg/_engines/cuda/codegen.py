@@ -181,16 +181,19 @@ class Writer(FormulaWriter):
 
     def write_number(self, value: float) -> str:
         kind = np.dtype(self.compute).type
-        number = kind(value)
-        if self._flushes_operations and abs(number) < np.finfo(kind).tiny:
-            number *= kind(0)
-        text = repr(float(number)) if np.isfinite(number) else f"float('{float(number)}')"
+        rounded = kind(value)
+        if self._flushes_operations and abs(rounded) < np.finfo(kind).tiny:
+            rounded *= kind(0)
+        text = repr(float(rounded)) if np.isfinite(rounded) else f"float('{float(rounded)}')"
         return f"{self.literal}({text})"
 
     def write_formula(
         self, formula_graph: FormulaGraph, name: str = "node"
     ) -> tuple[list[str], list[str]]:
-        """See `FormulaWriter`; quotients by roots are one operation, if denormals are kept."""
+        """Return the lines that compute a formula, and the texts of its results.
+
+        If denormals are kept, a quotient by a root and the root are one operation.
+        """
         if self.compute == "float32" and not (self.flush or self.fast):
             formula_graph = fuse_roots(formula_graph)
         self._branches = find_branches(formula_graph) if self.has_scalar_branches else {}
@@ -198,7 +201,10 @@ class Writer(FormulaWriter):
         return super().write_formula(formula_graph, name)
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """See `FormulaWriter`; what only one result of a choice by scalars needs is in a branch."""
+        """Append the line of a node, and store the text of its value.
+
+        Nodes that only one alternative of a choice by scalars needs are written into its branch.
+        """
         if node in self._inner:
             return
         if node not in self._branches:
@@ -224,6 +230,7 @@ class Writer(FormulaWriter):
         return pair if operation.startswith(BY_ROOT) else name
 
     def write_operation(self, operation: str, operands: list[str]) -> str:
+        """Return the expression of an operation; its result is flushed if it may be denormal."""
         if operation.startswith(BY_ROOT):
             options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"
@@ -322,11 +329,11 @@ class Element:
         if not self._vectors:
             return []
         count, kind = len(self._vectors), f"tl.{self.writer.compute}"
-        sides = _SIDES.format(width=count + 2, count=count).strip().splitlines()
-        places = [
+        side_lines = _SIDES.format(width=count + 2, count=count).strip().splitlines()
+        addresses = [
             (name, f"lines + tensor * {count + 2} + {k}") for k, name in enumerate(self._vectors)
         ]
-        return [*sides, *(f"{name} = pointer({x}, {kind}, False)" for name, x in places)]
+        return [*side_lines, *(f"{name} = pointer({x}, {kind}, False)" for name, x in addresses)]
 
     def _read_vectors(self) -> list[str]:
         """Return lines that load each vector's value for the row or column of each element."""

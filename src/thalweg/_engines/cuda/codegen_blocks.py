@@ -94,9 +94,9 @@ def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
     )
     # Four programs instead of three run at once, for less than 1 % more instructions. Kernels that
     # also draw bits or join split weights would spill registers.
-    is_wide = bool(traced.blocks) and element.block == THREADS * GROUP
-    has_room = LINEAR8 not in traced.blocks.values() and traced.lower is None
-    if is_wide and has_room and not update.draws:
+    draws_whole_groups = bool(traced.blocks) and element.block == THREADS * GROUP
+    can_limit = LINEAR8 not in traced.blocks.values() and traced.lower is None
+    if draws_whole_groups and can_limit and not update.draws:
         kernel = replace(kernel, max_registers=_MAX_REGISTERS)
     return kernel
 
@@ -106,7 +106,7 @@ class _Element(Element):
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         # With random bits each thread updates the elements of one Philox call.
-        group = GROUP if update.random_streams else _plain_share(update)
+        group = GROUP if update.random_streams else _count_plain_elements(update)
         self.block = THREADS * group
         super().__init__(update, writer)
         records = [f"{kind}{stream}" for stream in update.blocks for kind in "wc"]
@@ -148,7 +148,7 @@ class _Element(Element):
             fields = codec_fields(codec)
             record, kind = f"(offset >> {fields['shift']})", fields["kind"]
             for name, element_type, size in (
-                ("w", "int32", _words_of(codec)),
+                ("w", "int32", _count_words(codec)),
                 ("c", kind, codec.record_bytes),
             ):
                 start_of_records = f"records({start}{stream}, tl.{element_type})"
@@ -193,6 +193,7 @@ class _Element(Element):
         return list(self._prepared_nodes.values())
 
     def update_element(self) -> list[str]:
+        """Return the function's lines: places of records and dithers, then those of `Element`."""
         lines: list[str] = []
         if self.update.blocks:
             lines += _fill_template(_ROWS, rows=self.block // self._row, row=self._row)
@@ -211,17 +212,17 @@ class _Element(Element):
             # A pass returns the variable unchanged; nothing stores it.
             return [f"upper = {self.load_value(0)}", f"{name} = upper"]
         if stream == self.update.lower:
-            number = f"joined(upper, {self.load_value(stream)})"
-            return [f"{name} = {self.writer.flush_value(number)}"]
+            decoded = f"joined(upper, {self.load_value(stream)})"
+            return [f"{name} = {self.writer.flush_value(decoded)}"]
         if stream not in self.update.blocks:
             return super().read_value(stream)
         codec = self.update.blocks[stream]
         scale = self.writer.flush_value(f"scale{stream}.to(tl.float32, bitcast=True)")
         args = f"stored{stream}, scale{stream}" + f", t{stream}_2" * (codec.name in _TABLED)
-        number = self.writer.flush_value(f"decode_{codec.name}({args})")
+        decoded = self.writer.flush_value(f"decode_{codec.name}({args})")
         if codec is LINEAR8:
-            number = f"{FUNCTION_PREFIX}decode_linear8({args})"
-        fields = {"name": name, "scale": scale, "number": number}
+            decoded = f"{FUNCTION_PREFIX}decode_linear8({args})"
+        fields = {"name": name, "scale": scale, "number": decoded}
         return _fill_template(_READ, codec, stream=stream, **fields)
 
     def apply_before(self) -> list[str]:
@@ -243,16 +244,16 @@ class _Element(Element):
             (code,) = _fill_template(template, codec, **fields)
             fields["prepared"] = f"{FUNCTION_PREFIX}prepare_{codec.name}({value})"
             if stream in self._prepared_nodes:
-                place = len(self.update.formula.results) + list(self._prepared_nodes).index(stream)
-                fields["prepared"] = f"out{place}"
+                index = len(self.update.formula.results) + list(self._prepared_nodes).index(stream)
+                fields["prepared"] = f"out{index}"
             return _fill_template(_WRITE, codec, code=code, **fields)
         # Bits are drawn just before the store, which keeps fewer registers busy.
         if stream in self.update.random_streams:
             lines.append(f"drawn{stream} = {self._draw_bits(stream)}")
         if self.update.lower is not None and stream in (0, self.update.lower):
-            part = "lower" if stream else "upper"
+            half = "lower" if stream else "upper"
             bits = "drawn0" if 0 in self.update.random_streams else str(HALF)
-            return [*lines, self.store_value(stream, f"{part}_of({value}, {bits})")]
+            return [*lines, self.store_value(stream, f"{half}_of({value}, {bits})")]
         if stream not in self.update.random_streams:
             return super().write_value(stream, value)
         kind = self.update.storage[stream]
@@ -268,7 +269,7 @@ class _Element(Element):
         return f"tl.reshape({bits}, at.shape)" if self.update.blocks else bits
 
 
-def _plain_share(update: TracedUpdate) -> int:
+def _count_plain_elements(update: TracedUpdate) -> int:
     """Return `elements_per_load` the streams that are not encoded."""
     encoded = {*update.blocks, update.lower}
     return elements_per_load([name for k, name in enumerate(update.storage) if k not in encoded])
@@ -281,10 +282,10 @@ def _fill_template(template: str, codec: Codec | None = None, **fields: Field) -
         fields["read"] = "code_of" if codec is ROOT8 else "number_of"
         if codec is ROOT8:
             fields |= {"round_to": "root_code", "more": f"prepared{fields.get('stream')}, "}
-        fields["words"] = _words_of(codec)
+        fields["words"] = _count_words(codec)
     return fill(template, **fields)
 
 
-def _words_of(codec: Codec) -> int:
+def _count_words(codec: Codec) -> int:
     """Return the length of a record in 32-bit words."""
     return codec.record_bytes // SCALE_BYTES

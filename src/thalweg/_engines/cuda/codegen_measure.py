@@ -175,9 +175,9 @@ class Program:
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
         """Return lines that compute formula `index` as a float64, 0 beyond the last element."""
-        is_narrow = self.sweep.are_like_update[index]
-        writer = self._single if is_narrow else self._double
-        cast = f".to(tl.{writer.compute})" if is_narrow else ""
+        is_like_update = self.sweep.are_like_update[index]
+        writer = self._single if is_like_update else self._double
+        cast = f".to(tl.{writer.compute})" if is_like_update else ""
         lines, (result,) = writer.write_formula(formula_graph, f"node{index}_")
         scalar = {**self.sweep.scalar, **self.sweep.vectors}
         return [
@@ -206,20 +206,22 @@ class Program:
         """Return lines that point at the first element of the leaf in each stream."""
         lines: list[str] = []
         for stream in self.sweep.read:
-            place = f"base + tensor * {len(self.sweep.storage)} + {stream}"
+            address = f"base + tensor * {len(self.sweep.storage)} + {stream}"
             if codec := self.sweep.codecs.get(stream):
                 template = "p{stream} = records({place}, tl.{kind}) + offset // {block} * {record}"
                 fields = self.sweep.codec_fields(codec)
-                lines.append(template.format(stream=stream, place=place, **fields))
+                lines.append(template.format(stream=stream, place=address, **fields))
                 continue
             kind = f"tl.{self.sweep.storage[stream]}"
-            lines.append(f"p{stream} = pointer({place}, {kind}, ALIGNED) + offset")
+            lines.append(f"p{stream} = pointer({address}, {kind}, ALIGNED) + offset")
         return lines
 
     def begin_sums(self) -> list[str]:
         """Return lines that set the sums of all lanes to zero."""
         names = [
-            f"sum{k}_{part}" for k in range(len(self.sweep.measures)) for part in range(_PARTS)
+            f"sum{k}_{segment}"
+            for k in range(len(self.sweep.measures))
+            for segment in range(_PARTS)
         ]
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
@@ -232,43 +234,43 @@ class Program:
         """
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
         lines: list[str] = []
-        for part in range(_PARTS):
-            offsets = f"{start} + {part * _PART} + tl.arange(0, {_PART})"
+        for segment in range(_PARTS):
+            offsets = f"{start} + {segment * _PART} + tl.arange(0, {_PART})"
             call_args = ", ".join([*self.sweep.arguments, offsets, "length", str(masked)])
             lines.append(f"{values} = element({call_args})")
             for index in range(len(self.sweep.measures)):
-                total = self._double.flush_value(f"sum{index}_{part} + value{index}")
-                lines.append(f"sum{index}_{part} = {total}")
+                total = self._double.flush_value(f"sum{index}_{segment} + value{index}")
+                lines.append(f"sum{index}_{segment} = {total}")
         return lines
 
     def fold_sums(self) -> list[str]:
         """Return lines that add the upper half of the lanes to the lower half until one is left."""
         lines: list[str] = []
         for index in range(len(self.sweep.measures)):
-            parts = _PARTS
-            while parts > 1:
-                parts //= 2
-                for part in range(parts):
-                    pair = f"sum{index}_{part} + sum{index}_{part + parts}"
-                    lines.append(f"sum{index}_{part} = {self._double.flush_value(pair)}")
+            segments = _PARTS
+            while segments > 1:
+                segments //= 2
+                for segment in range(segments):
+                    pair = f"sum{index}_{segment} + sum{index}_{segment + segments}"
+                    lines.append(f"sum{index}_{segment} = {self._double.flush_value(pair)}")
             lines += [f"sum{index} = sum{index}_0", *self.fold_lanes(f"sum{index}", _PART)]
         return lines
 
     def fold_lanes(
-        self, name: str, lanes: int, numbers_per_lane: int = 1, fold: str = "fold"
+        self, name: str, lanes: int, values_per_lane: int = 1, fold: str = "fold"
     ) -> list[str]:
         """Return lines that fold lanes, of several numbers each, by halves until one is left."""
         lines: list[str] = []
         while lanes > 1:
             lanes //= 2
-            folded = self._double.flush_value(f"{fold}({name}, {lanes * numbers_per_lane})")
+            folded = self._double.flush_value(f"{fold}({name}, {lanes * values_per_lane})")
             lines.append(f"{name} = {folded}")
         return lines
 
     def store_sums(self) -> list[str]:
         count = len(self.sweep.measures)
-        places = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
-        return [f"tl.store({place}, sum{k})" for k, place in enumerate(places)]
+        addresses = [f"leaves + leaf * {count} + {k} + tl.arange(0, 1)" for k in range(count)]
+        return [f"tl.store({address}, sum{k})" for k, address in enumerate(addresses)]
 
 
 def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
@@ -315,10 +317,10 @@ def generate_combine() -> Kernel:
         for k in range(_OF_THREAD)
     ]
     fold: list[str] = []
-    parts, threads = _OF_THREAD, FAN // _OF_THREAD
-    while parts > 1:
-        parts //= 2
-        fold += [f"total{k} = total{2 * k} + total{2 * k + 1}" for k in range(parts)]
+    segments, threads = _OF_THREAD, FAN // _OF_THREAD
+    while segments > 1:
+        segments //= 2
+        fold += [f"total{k} = total{2 * k} + total{2 * k + 1}" for k in range(segments)]
     while threads > 1:
         threads //= 2
         fold.append(f"total0 = fold_neighbours(total0, {threads})")

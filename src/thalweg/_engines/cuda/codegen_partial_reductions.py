@@ -60,9 +60,9 @@ class LaneReduction(Targets):
             count = half
         return lines
 
-    def fold_lanes(self, name: str, lanes: int, numbers_per_lane: int) -> list[str]:
+    def fold_lanes(self, name: str, lanes: int, values_per_lane: int) -> list[str]:
         """Return lines that reduce lanes, of several numbers each, to one lane."""
-        return self._program.fold_lanes(name, lanes, numbers_per_lane, self._lanes_fold)
+        return self._program.fold_lanes(name, lanes, values_per_lane, self._lanes_fold)
 
     def store(self, scope: str, offset: str, value: str, mask: str = "") -> list[str]:
         """Return lines that store a value in the memory of measures that take this reduction.
@@ -84,8 +84,8 @@ class RowParts:
         lanes: Lanes of a part.
     """
 
-    def __init__(self, reductions: Sequence[LaneReduction], parts: int, lanes: int) -> None:
-        self.reductions, self.parts, self.lanes = reductions, parts, lanes
+    def __init__(self, reductions: Sequence[LaneReduction], segments: int, lanes: int) -> None:
+        self.reductions, self.parts, self.lanes = reductions, segments, lanes
 
     def begin(self) -> list[str]:
         """Return lines before the first row: neutral elements of column results."""
@@ -97,7 +97,7 @@ class RowParts:
         ]
 
     def names(self, name: str) -> list[str]:
-        return [f"{name}_{part}" for part in range(self.parts)]
+        return [f"{name}_{segment}" for segment in range(self.parts)]
 
 
 class MeasureBuilder:
@@ -131,15 +131,17 @@ class MeasureBuilder:
 
     def point(self) -> list[str]:
         """Return lines that load pointers of vectors, of results, and of streams."""
-        sweep, places = self._sweep, list[tuple[str, str, str]]()
+        sweep, addresses = self._sweep, list[tuple[str, str, str]]()
         for k, name in enumerate(sweep.vectors.values()):
-            places.append((f"of_{name}", f"own + {k}", sweep.compute))
+            addresses.append((f"of_{name}", f"own + {k}", sweep.compute))
         for k in range(self._measures):
-            places.append((f"target{k}", f"own + {self.sides + _OF_MATRICES + k}", "float64"))
+            addresses.append((f"target{k}", f"own + {self.sides + _OF_MATRICES + k}", "float64"))
         for stream in self.read:
-            place = f"base + tensor * {len(sweep.storage)} + {stream}"
-            places.append((f"of_p{stream}", place, sweep.storage[stream]))
-        return [f"{name} = pointer({place}, tl.{kind}, False)" for name, place, kind in places]
+            address = f"base + tensor * {len(sweep.storage)} + {stream}"
+            addresses.append((f"of_p{stream}", address, sweep.storage[stream]))
+        return [
+            f"{name} = pointer({address}, tl.{kind}, False)" for name, address, kind in addresses
+        ]
 
     def call_element(self, column: int, offsets: str, length: str, suffix: str = "") -> str:
         """Return a line that calls `element`, which computes all formulas for some elements.

@@ -51,11 +51,11 @@ _ROWS_PER_PASS = 2
 class _Tile(RowParts):
     """Writer of the reductions of a tile."""
 
-    def add_part(self, row: int, part: int) -> list[str]:
+    def add_part(self, row: int, segment: int) -> list[str]:
         """Return lines that add one part of a row to the row and column results."""
         lines: list[str] = []
         for reduction in self.reductions:
-            value, column = f"row{row}_{reduction.name}_{part}", f"{reduction.name}_{part}"
+            value, column = f"row{row}_{reduction.name}_{segment}", f"{reduction.name}_{segment}"
             lines.append(f"{value} = tl.where(is_there, {reduction.value}, {reduction.zero})")
             if reduction.has_columns:
                 lines.append(f"{column} = {reduction.join(column, value)}")
@@ -83,9 +83,9 @@ class _Tile(RowParts):
         lines: list[str] = []
         for reduction in self.reductions:
             names = self.names(reduction.name)
-            for part, name in enumerate(names):
-                offset = f"band * columns + start + {part * self.lanes} + lane"
-                mask = f"lane < count - {part * self.lanes}"
+            for segment, name in enumerate(names):
+                offset = f"band * columns + start + {segment * self.lanes} + lane"
+                mask = f"lane < count - {segment * self.lanes}"
                 lines += reduction.store("column", offset, name, mask)
             if "variable" in reduction.targets:
                 lines += reduction.fold(names)
@@ -131,13 +131,13 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
             only if no matrix is wider.
     """
     lanes = min(columns, THREADS)
-    parts = range(columns // lanes)
-    tile = _Tile(builder.reductions, len(parts), lanes)
+    segments = range(columns // lanes)
+    tile = _Tile(builder.reductions, len(segments), lanes)
     begin = builder.point()
     for name in builder.of_columns:
-        for k in parts:
-            place = f"of_{name} + matrix * columns + start + {k * lanes}"
-            load_expression = f"load({place}, lane, count - {k * lanes}, True)"
+        for k in segments:
+            address = f"of_{name} + matrix * columns + start + {k * lanes}"
+            load_expression = f"load({address}, lane, count - {k * lanes}, True)"
             begin.append(f"{name}_{k} = {builder.program.read_vector(load_expression)}")
     rows = [line for row in range(_ROWS_PER_PASS) for line in _add_row(builder, tile, row)]
     return builder.fill_kernel(

@@ -35,8 +35,8 @@ class _Matrix(RowParts):
         sides: Rows and columns of the matrix; each column is a part.
     """
 
-    def __init__(self, reductions: Sequence[LaneReduction], sides: tuple[int, int]) -> None:
-        self._rows, self._columns = sides
+    def __init__(self, reductions: Sequence[LaneReduction], matrix_shape: tuple[int, int]) -> None:
+        self._rows, self._columns = matrix_shape
         super().__init__(reductions, self._columns, THREADS)
 
     def add_row(self, row: int) -> list[str]:
@@ -71,14 +71,14 @@ class _Matrix(RowParts):
         return lines
 
 
-def generate_short(builder: MeasureBuilder, sides: tuple[int, int]) -> Kernel:
+def generate_short(builder: MeasureBuilder, matrix_shape: tuple[int, int]) -> Kernel:
     """Return the kernel that computes measures of small matrices in one pass.
 
     Args:
-        sides: Rows and columns of all matrices.
+        matrix_shape: Rows and columns of all matrices.
     """
-    rows, columns = sides
-    matrix = _Matrix(builder.reductions, sides)
+    rows, columns = matrix_shape
+    matrix = _Matrix(builder.reductions, matrix_shape)
     lines = builder.point()
     lines += [f"p{stream} = of_p{stream}" for stream in builder.read]
 

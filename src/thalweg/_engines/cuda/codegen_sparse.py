@@ -90,19 +90,19 @@ class _Summed(Element):
     def update_row(self) -> list[str]:
         """Return lines that load the row, sum its entries and update it."""
         writer, kind = self.writer, self.update.storage[0]
-        total = writer.flush_value(f"found + {self._entry_value()}")
+        total = writer.flush_value(f"found + {self._write_entry_value()}")
         return [
             *(
                 f"ahead{stream} = load(p{stream}, at, width, True)"
                 for stream in self.streams_ahead()
             ),
-            f"found = {self._entry_value()}",
-            *_while_same(f"found = {total}"),
+            f"found = {self._write_entry_value()}",
+            *_loop_while_same(f"found = {total}"),
             f"found = {writer.read_value(writer.value_to_store('found', kind), kind)}",
             self._call_element(),
         ]
 
-    def _entry_value(self) -> str:
+    def _write_entry_value(self) -> str:
         """Return the expression of an entry; stages, if any, round it to the variable's dtype."""
         start = "gradient + entry * width"
         value = self.writer.read_value(f"load({start}, at, width, True)", self.update.storage[1])
@@ -126,8 +126,8 @@ class _Successive(_Summed):
         return []
 
     def update_row(self) -> list[str]:
-        update_entry = [f"found = {self._entry_value()}", self._call_element()]
-        return [*self._begin_row(), *update_entry, *_while_same(*update_entry)]
+        update_entry = [f"found = {self._write_entry_value()}", self._call_element()]
+        return [*self._begin_row(), *update_entry, *_loop_while_same(*update_entry)]
 
     def _begin_row(self) -> list[str]:
         """Return lines that apply the formula `before` to the row before its first entry."""
@@ -186,12 +186,12 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
         compute, flush, fast: As for `generate_update` of `codegen`.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
-    share = elements_per_load(update.storage)
+    elements_per_thread = elements_per_load(update.storage)
     lines = fill(
         _UNTOUCHED,
         chunk=CHUNK,
-        share=share,
-        block=THREADS * share,
+        share=elements_per_thread,
+        block=THREADS * elements_per_thread,
         scalars=load_scalars(element, "scalars + "),
         pointers=element.point_at_streams("base + "),
         arguments=", ".join(element.arguments),
@@ -199,7 +199,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
     return assemble_kernel(element, lines, "elements", "row_size")
 
 
-def _while_same(*body: str) -> list[str]:
+def _loop_while_same(*body: str) -> list[str]:
     """Return a loop over the further entries of the row, which sets `entry` and runs `body`."""
     advance = ["place += 1", "more = tl.load(rows + place, mask=place < count, other=-1) == row"]
     loop_body = ["entry = tl.load(order + place)", *body, *advance]

@@ -93,7 +93,7 @@ class Cuda(Driver):
 
     def calls_around(self, device_index: int) -> tuple[Call, Call]:
         popped_context = c_void_p()
-        push = partial(self.library.cuCtxPushCurrent_v2, _context_of(device_index))
+        push = partial(self.library.cuCtxPushCurrent_v2, _find_context(device_index))
         return push, partial(self.library.cuCtxPopCurrent_v2, byref(popped_context))
 
 
@@ -118,13 +118,13 @@ class Hip(Driver):
 
     def architecture_of(self, device_index: int) -> Architecture:
         # A name such as "gfx942:sramecc+:xnack-".
-        return self._properties_of(device_index).gcnArchName.partition(":")[0]
+        return self._get_properties(device_index).gcnArchName.partition(":")[0]
 
     def describe_device(self, device_index: int) -> str:
-        wavefront = self._properties_of(device_index).warp_size
+        wavefront = self._get_properties(device_index).warp_size
         return f"{self.architecture_of(device_index)}, wavefronts of {wavefront} threads"
 
-    def _properties_of(self, device_index: int) -> Any:
+    def _get_properties(self, device_index: int) -> Any:
         # Some versions of torch do not type it.
         cuda: Any = torch.cuda
         return cuda.get_device_properties(device_index)
@@ -180,7 +180,7 @@ def load_function(code: bytes, name: str, device_index: int) -> c_void_p:
 
 
 @cache
-def _context_of(device_index: int) -> c_void_p:
+def _find_context(device_index: int) -> c_void_p:
     """Return CUDA's current context of a device; raise a RuntimeError if it has none."""
     driver = of_torch()
     with torch.cuda.device(device_index):

@@ -15,9 +15,9 @@ from torch import Tensor
 from thalweg._base.lazy import lazy
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Array, Int64, enumerate_runs
-from thalweg._engines.codegen import distinct_formulas
+from thalweg._engines.codegen import distinct_formulas, find_codecs
 from thalweg._engines.cuda import launch
-from thalweg._engines.cuda.codegen import CHUNK, SIZES, WIDTH
+from thalweg._engines.cuda.codegen import CHUNK, WIDTH
 from thalweg._engines.cuda.device_scalars import Rows
 from thalweg._engines.cuda.host_device_mirror import Mirror, send_constant
 from thalweg._engines.cuda.tree_reduction import LaunchedTree
@@ -70,9 +70,9 @@ class Group:
         # Whether the chunks of all variables begin at groups of random bits.
         self._is_grouped = True
         if kernel_streams.positions:
-            places = kernel_streams.base[:, n_streams:]
-            self._extra_arguments = (send_constant(places, np.int64, device),)
-            self._is_grouped = not (places[:, 1] % GROUP).any()
+            origins = kernel_streams.base[:, n_streams:]
+            self._extra_arguments = (send_constant(origins, np.int64, device),)
+            self._is_grouped = not (origins[:, 1] % GROUP).any()
         self._shapes = [request.variables[index].shape for index in members]
         self._vectors = [request.vectors[index] for index in members] if request.vectors else []
         if self.kernel.vectors:
@@ -143,7 +143,7 @@ class Group:
             device_rows = self._rows[kernel] = Rows(n_rows, kernel, self.device)
         return self._one_row if is_shared else self._own_rows, device_rows.send_if_changed(values)
 
-    def _sizes_of(self, columns: Columns) -> Tensor:
+    def _select_sizes(self, columns: Columns) -> Tensor:
         """Return the sizes of variables on the device: all 0 if a device scalar skips the step."""
         if columns.apply_flag is None:
             return self._sizes_on_device
@@ -161,7 +161,7 @@ class Group:
         arguments = (
             base,
             self._chunks,
-            self._sizes_of(columns),
+            self._select_sizes(columns),
             rows,
             scalars,
             *self._extra_arguments,
@@ -206,7 +206,7 @@ class Group:
         return leaves
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each member its measures of rows, of columns or of all elements."""
+        """Return for each member a tensor for each measure: of rows, columns or one number."""
         measures, stages = reduction.formulas, reduction.stages
         flush = self._flush and bool(stages)
         formulas = distinct_formulas(measures)
@@ -229,12 +229,9 @@ class Group:
 
 
 def _are_elements(names: Sequence[str]) -> list[bool]:
-    """Return for each stream whether it holds plain elements instead of records of a codec."""
-    if SIZES.keys() >= {*names}:
-        return [True] * len(names)
-    with importing:
-        from thalweg._engines.codecs import CODECS
-    return [name in SIZES or CODECS[name].is_beside for name in names]
+    """Return for each type of a stream whether its numbers are stored singly, not in records."""
+    codecs = find_codecs(names)
+    return [k not in codecs or codecs[k].is_beside for k in range(len(names))]
 
 
 class _Leaves:

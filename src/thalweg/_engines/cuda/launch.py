@@ -63,16 +63,18 @@ class Compiled:
         """
         if is_interpreted() or not all(grid):
             return _Interpreted(self._kernel, grid, arguments, aligned)
-        number = next(
+        device_index = next(
             argument.get_device() for argument in arguments if isinstance(argument, Tensor)
         )
-        starter = self._starters.get((aligned, number))
+        starter = self._starters.get((aligned, device_index))
         if starter is None:
-            starter = self._starters[aligned, number] = self._try_start(aligned, number, arguments)
+            starter = self._starters[aligned, device_index] = self._try_start(
+                aligned, device_index, arguments
+            )
         return driver.Launch(starter, grid, arguments)
 
     def _try_start(
-        self, aligned: bool, number: int, arguments: Sequence[Argument]
+        self, aligned: bool, device_index: int, arguments: Sequence[Argument]
     ) -> driver.Starter:
         """Load the kernel on a device, launch it without elements to raise errors, and return it.
 
@@ -80,15 +82,19 @@ class Compiled:
             aligned: Whether addresses are multiples of 16 bytes.
             arguments: The arguments of the first launch.
         """
-        architecture = driver.of_torch().architecture_of(number)
+        architecture = driver.of_torch().architecture_of(device_index)
         binary = compiled_for(self._kernel, aligned, architecture)
-        handle = driver.load_function(binary.code, self._kernel.name, number)
-        starter = driver.Starter(handle, binary.threads, binary.shared, binary.parameters, number)
-        driver.Launch(starter, (1, 1), list(map(_empty_argument, binary.names, arguments))).run()
+        handle = driver.load_function(binary.code, self._kernel.name, device_index)
+        starter = driver.Starter(
+            handle, binary.threads, binary.shared, binary.parameters, device_index
+        )
+        driver.Launch(
+            starter, (1, 1), list(map(_make_empty_argument, binary.names, arguments))
+        ).run()
         return starter
 
 
-def _empty_argument(name: str, argument: Argument) -> Argument:
+def _make_empty_argument(name: str, argument: Argument) -> Argument:
     """Return an argument with which a program updates no elements: sizes and widths are 0."""
     if isinstance(argument, Tensor):
         return torch.zeros_like(argument) if name == "sizes" else argument

@@ -68,8 +68,8 @@ class Lines:
                 counts = [-(-view.matrices // THREADS) for view in views]
             else:
                 counts = [view.matrices * view.down * view.across for view in views]
-            tensor, number = enumerate_runs(np.array(counts, np.int64))
-            chunks = np.stack([np.array(indices)[tensor], number], axis=1)
+            tensor, tile = enumerate_runs(np.array(counts, np.int64))
+            chunks = np.stack([np.array(indices)[tensor], tile], axis=1)
             layout_chunks[layout] = send_constant(chunks, np.int32, self._device)
         return layout_chunks
 

@@ -29,9 +29,9 @@ class LaunchedTree:
         while True:
             # A tensor without leaves has a program, too, which stores 0.
             programs = np.maximum(-(-counts // FAN), 1)
-            tensor, number = enumerate_runs(programs)
-            first = (np.cumsum(counts) - counts)[tensor] + FAN * number
-            sizes = np.minimum(counts[tensor] - FAN * number, FAN)
+            tensor, program = enumerate_runs(programs)
+            first = (np.cumsum(counts) - counts)[tensor] + FAN * program
+            sizes = np.minimum(counts[tensor] - FAN * program, FAN)
             self._levels.append(
                 (send_constant(first, np.int64, device), send_constant(sizes, np.int64, device))
             )

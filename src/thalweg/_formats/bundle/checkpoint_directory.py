@@ -12,7 +12,7 @@ from thalweg._formats.bundle.errors import CorruptFileError
 from thalweg.errors import MissingFileError, UnsafeCheckpointError
 
 # Without these, as on Windows, files are opened by path after a check for links.
-_BY_FOLDER = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
+_BY_DIRECTORY = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -21,12 +21,12 @@ class File:
 
     Args:
         descriptor: The descriptor; it is closed with the file.
-        title: The name in errors.
+        name: The name in errors.
     """
 
-    def __init__(self, descriptor: int, title: str) -> None:
+    def __init__(self, descriptor: int, name: str) -> None:
         self._file = io.FileIO(descriptor)
-        self._title = title
+        self._name = name
         self.size = os.fstat(descriptor).st_size
 
     def read(self, offset: int, length: int) -> bytes:
@@ -43,7 +43,7 @@ class File:
             count = self._file.readinto(buffer[filled:])
             if not count:
                 raise CorruptFileError(
-                    f"{self._title} ends at {offset + filled}, within what is read"
+                    f"{self._name} ends at {offset + filled}, within what is read"
                 )
             filled += count
 
@@ -67,7 +67,7 @@ class Folder:
         self._path, self._base = os.path.split(prefix)
         self._descriptor: int | None = None
         self._shard: tuple[str, File] | None = None
-        if _BY_FOLDER:
+        if _BY_DIRECTORY:
             try:
                 self._descriptor = os.open(self._path or ".", _FLAGS | os.O_DIRECTORY)
             except (FileNotFoundError, NotADirectoryError):
@@ -110,11 +110,11 @@ class Folder:
             CorruptFileError: The path is not a regular file.
         """
         name = self._base + suffix
-        title = os.path.join(self._path, name)
+        path = os.path.join(self._path, name)
         try:
-            descriptor = self._open_descriptor(name, title)
+            descriptor = self._open_descriptor(name, path)
         except FileNotFoundError:
-            raise MissingFileError(f"{title}: {os.strerror(errno.ENOENT)}.") from None
+            raise MissingFileError(f"{path}: {os.strerror(errno.ENOENT)}.") from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
                 raise CorruptFileError(
@@ -129,16 +129,16 @@ class Folder:
 
     def list_suffixes(self) -> list[str]:
         """Return the suffixes of all files of this prefix, sorted."""
-        folder = self._path or "." if self._descriptor is None else self._descriptor
-        names = sorted(os.listdir(folder))
+        directory = self._path or "." if self._descriptor is None else self._descriptor
+        names = sorted(os.listdir(directory))
         return [name[len(self._base) :] for name in names if name.startswith(self._base)]
 
-    def _open_descriptor(self, name: str, title: str) -> int:
+    def _open_descriptor(self, name: str, path: str) -> int:
         """Return the descriptor of a file, opened without following links."""
         if self._descriptor is None:
-            if os.path.islink(title):
-                raise OSError(errno.ELOOP, "link", title)
-            return os.open(title, _FLAGS)
+            if os.path.islink(path):
+                raise OSError(errno.ELOOP, "link", path)
+            return os.open(path, _FLAGS)
         # Opening a pipe must not block.
         flags = _FLAGS | os.O_NOFOLLOW | os.O_NONBLOCK
         return os.open(name, flags, dir_fd=self._descriptor)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from thalweg._formats.checksum import unmask_checksum
 from thalweg.errors import DataLossError, ThalwegError
 
-_MAX_SHOWN = 200  # characters of a name that an error shows
+_MAX_QUOTED = 200  # characters of a name that an error shows
 
 
 class CorruptFileError(Exception):
@@ -25,12 +25,12 @@ class CorruptFileError(Exception):
 
 
 @contextmanager
-def locate_flaws(place: str) -> Generator[None]:
+def locate_flaws(location: str) -> Generator[None]:
     """Return a context manager that prefixes corrupt-file errors with a location."""
     try:
         yield
     except CorruptFileError as flaw:
-        raise CorruptFileError(f"{place}: {flaw}", flaw.kind) from None
+        raise CorruptFileError(f"{location}: {flaw}", flaw.kind) from None
 
 
 @contextmanager
@@ -44,8 +44,8 @@ def raise_flaws(path: str) -> Generator[None]:
 
 def quote_name(name: str | bytes) -> str:
     """Return a name for messages, shortened if it is very long."""
-    text = repr(name[:_MAX_SHOWN])
-    return text if len(name) <= _MAX_SHOWN else f"{text}... ({len(name)} long)"
+    text = repr(name[:_MAX_QUOTED])
+    return text if len(name) <= _MAX_QUOTED else f"{text}... ({len(name)} long)"
 
 
 def check_checksum(masked: int, calculated: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
 from thalweg._formats.bundle import messages, slices
 from thalweg._formats.bundle.checkpoint_directory import Folder
-from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
+from thalweg._formats.bundle.contents import NAMES, STRING, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.messages import BundleEntry, BundleHeader
 from thalweg._formats.bundle.proto import decode_text
@@ -45,22 +46,22 @@ class IndexedTensor:
     Attributes:
         dtype: The number of the dtype.
         shape: The shape.
-        parts: The slices, one if the tensor is stored in one piece.
+        pieces: The slices, one if the tensor is stored in one piece.
     """
 
     dtype: int
     shape: tuple[int, ...]
-    parts: tuple[TensorSlice, ...]
+    pieces: tuple[TensorSlice, ...]
 
     @property
     def size(self) -> int:
         """Number of bytes of the tensor in the files."""
-        return sum(part.entry.size for part in self.parts)
+        return sum(piece.entry.size for piece in self.pieces)
 
     @property
     def is_whole(self) -> bool:
         """True if the tensor is stored in one piece."""
-        return len(self.parts) == 1 and self.parts[0].shape == self.shape
+        return len(self.pieces) == 1 and self.pieces[0].shape == self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,13 @@ class Index:
         return f".data-{shard:05d}-of-{self.shards:05d}"
 
 
-def read_index(folder: Folder) -> Index:
+def read_index(directory: Folder) -> Index:
     """Read the index of a bundle, and no data.
 
     Raises:
         CorruptFileError: The index is damaged, inconsistent or of an unsupported kind.
     """
-    file = folder.open_file(".index")
-    try:
+    with closing(directory.open_file(".index")) as file:
         if file.size > LIMIT:
             raise CorruptFileError(
                 f"the index has {file.size} bytes, no more than {LIMIT} are read"
@@ -96,8 +96,6 @@ def read_index(folder: Folder) -> Index:
             key_values = iterate_entries(file.read, file.size)
             header = _parse_header(next(key_values, None))
             return Index(header.shards, _describe_entries(key_values, header))
-    finally:
-        file.close()
 
 
 def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
@@ -149,10 +147,10 @@ def _describe_entries(
     for name, entry in entries_by_name.items():
         with locate_flaws(quote_name(name)):
             _check_shape(entry)
-            parts = tuple(_parts_of(name, entry, slice_entries))
-            for part in parts:
-                _check(part.entry, bundle_header.shards)
-            tensors[name] = IndexedTensor(entry.dtype, entry.shape, parts)
+            pieces = tuple(_find_slices(name, entry, slice_entries))
+            for piece in pieces:
+                _check(piece.entry, bundle_header.shards)
+            tensors[name] = IndexedTensor(entry.dtype, entry.shape, pieces)
             if entry.slices:
                 _check_slices(tensors[name])
     if slice_entries:
@@ -162,7 +160,7 @@ def _describe_entries(
     return tensors
 
 
-def _parts_of(
+def _find_slices(
     name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
     """Yield the slices of a tensor; remove their entries from `slice_entries`."""
@@ -220,7 +218,7 @@ def _check_slices(tensor: IndexedTensor) -> None:
             " with TensorFlow",
             UnsupportedCheckpointError,
         )
-    slices.check_count([part.shape for part in tensor.parts], tensor.shape)
+    slices.check_count([piece.shape for piece in tensor.pieces], tensor.shape)
 
 
 def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
@@ -228,13 +226,13 @@ def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
 
     So tensors read from a file are not larger than the file.
     """
-    places = sorted(
-        (part.entry.shard, part.entry.offset, part.entry.size, name)
+    extents = sorted(
+        (piece.entry.shard, piece.entry.offset, piece.entry.size, name)
         for name, tensor in indexed_tensors.items()
-        for part in tensor.parts
-        if part.entry.size
+        for piece in tensor.pieces
+        if piece.entry.size
     )
-    for first, second in pairwise(places):
+    for first, second in pairwise(extents):
         if first[0] == second[0] and first[1] + first[2] > second[1]:
             raise CorruptFileError(
                 f"{quote_name(second[3])}: it begins at {second[1]}, before {quote_name(first[3])}"

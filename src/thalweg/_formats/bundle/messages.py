@@ -79,13 +79,15 @@ class BundleEntry:
 
     def encode_message(self) -> bytes:
         """Return the entry as a serialized BundleEntryProto."""
-        place = (
+        location = (
             number_field(3, self.shard) + number_field(4, self.offset) + number_field(5, self.size)
         )
         end = fixed32_field(6, self.checksum) + b"".join(
             bytes_field(7, encoded_slice(extents)) for extents in self.slices
         )
-        return number_field(1, self.dtype) + bytes_field(2, encoded_shape(self.shape)) + place + end
+        return (
+            number_field(1, self.dtype) + bytes_field(2, encoded_shape(self.shape)) + location + end
+        )
 
 
 def parse_header(serialized: bytes) -> BundleHeader:
@@ -114,8 +116,8 @@ def parse_entry(serialized: bytes) -> BundleEntry:
     kinds = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
     message = ProtoMessage(serialized, kinds)
     slices = tuple(slice_of(element) for element in message.every(7))
-    place = message.signed(3), message.signed(4), message.signed(5), message.number(6)
-    return BundleEntry(message.number(1), parse_shape(message.data(2)), *place, slices)
+    location = message.signed(3), message.signed(4), message.signed(5), message.number(6)
+    return BundleEntry(message.number(1), parse_shape(message.data(2)), *location, slices)
 
 
 def parse_shape(serialized: bytes) -> tuple[int, ...]:
@@ -170,14 +172,14 @@ def encoded_slice(extents: Slice) -> bytes:
 
 def _repeated_numbers(serialized: bytes, field: int) -> tuple[int, ...]:
     """Return the numbers of a repeated field, packed or not."""
-    numbers: list[int] = []
-    for number, kind, content in iterate_fields(serialized):
-        if number != field:
+    values: list[int] = []
+    for field_id, kind, content in iterate_fields(serialized):
+        if field_id != field:
             continue
         if kind == VARINT and isinstance(content, int):
-            numbers.append(content)
+            values.append(content)
         elif kind == BYTES and isinstance(content, bytes):
-            numbers += packed_numbers(content)
+            values += packed_numbers(content)
         else:
             raise CorruptFileError(f"field {field} is of kind {kind}")
-    return tuple(numbers)
+    return tuple(values)

@@ -30,15 +30,15 @@ def read_varint(encoded: bytes | memoryview, offset: int, end: int) -> tuple[int
     Raises:
         CorruptFileError: The number goes beyond `end`, or has more than 64 bits.
     """
-    number = shift = 0
+    integer = shift = 0
     while offset < end:
         byte = encoded[offset]
         offset += 1
-        number |= (byte & 0x7F) << shift
+        integer |= (byte & 0x7F) << shift
         if byte < 0x80:
-            if number >= _WORD:
+            if integer >= _WORD:
                 break
-            return number, offset
+            return integer, offset
         shift += 7
         if shift > 63:
             break
@@ -51,18 +51,18 @@ def packed_numbers(packed: bytes) -> Iterator[int]:
     """Yield the numbers of a packed field; raise CorruptFileError as `read_varint` does."""
     offset = 0
     while offset < len(packed):
-        number, offset = read_varint(packed, offset, len(packed))
-        yield number
+        integer, offset = read_varint(packed, offset, len(packed))
+        yield integer
 
 
-def encode_varint(number: int) -> bytes:
+def encode_varint(integer: int) -> bytes:
     """Return a number as bytes; negative ones have ten bytes."""
-    number %= _WORD
+    integer %= _WORD
     encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
+    while integer > 0x7F:
+        encoded.append(integer & 0x7F | 0x80)
+        integer >>= 7
+    encoded.append(integer)
     return bytes(encoded)
 
 
@@ -128,8 +128,8 @@ class ProtoMessage:
 
     def signed(self, field: int) -> int:
         """Return a field as an int32 or int64, 0 if it is missing."""
-        number = self.number(field)
-        return number - _WORD if number >= _WORD >> 1 else number
+        integer = self.number(field)
+        return integer - _WORD if integer >= _WORD >> 1 else integer
 
     def data(self, field: int) -> bytes:
         """Return a field as bytes, b"" if it is missing."""
@@ -166,14 +166,14 @@ def decode_text(encoded: bytes) -> str:
         raise CorruptFileError(f"{encoded[:80]!r} is no UTF-8") from None
 
 
-def number_field(field: int, number: int) -> bytes:
+def number_field(field: int, integer: int) -> bytes:
     """Return a serialized number field; b"" if the number is 0."""
-    return encode_varint(field << 3 | VARINT) + encode_varint(number) if number else b""
+    return encode_varint(field << 3 | VARINT) + encode_varint(integer) if integer else b""
 
 
-def fixed32_field(field: int, number: int) -> bytes:
+def fixed32_field(field: int, integer: int) -> bytes:
     """Return a serialized field of four bytes; b"" if the number is 0."""
-    return encode_varint(field << 3 | FIXED32) + number.to_bytes(4, "little") if number else b""
+    return encode_varint(field << 3 | FIXED32) + integer.to_bytes(4, "little") if integer else b""
 
 
 def bytes_field(field: int, content: bytes) -> bytes:

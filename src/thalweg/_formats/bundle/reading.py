@@ -8,12 +8,12 @@ from collections.abc import Container
 from dataclasses import replace
 
 from thalweg._formats import atomic_write, format_detection
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import object_graph, v1_format
 from thalweg._formats.bundle.checkpoint_directory import Folder
-from thalweg._formats.bundle.contents import Bundle, Path, Progress, check_dtypes
-from thalweg._formats.bundle.dtypes import VARIANT, name_of
+from thalweg._formats.bundle.contents import VARIANT, Bundle, check_dtypes, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, raise_flaws
-from thalweg._formats.bundle.index import read_index
+from thalweg._formats.bundle.index import Index, read_index
 from thalweg._formats.bundle.tensors import BundleReader
 from thalweg._formats.stored_tensor import TensorInfo
 from thalweg.errors import MissingFileError
@@ -49,15 +49,10 @@ def read(
         UnsafeCheckpointError: A file is a link.
     """
     path = _prefix_of(prefix)
-    with raise_flaws(path), Folder(path) as folder:
-        try:
-            index = read_index(folder)
-        except MissingFileError:
-            suffixes = v1_format.suffixes_of(folder)
-            if not suffixes:
-                _raise_for_file(path)
-                raise
-            return v1_format.read(folder, suffixes, names, progress)
+    with raise_flaws(path), Folder(path) as directory:
+        index = _find_index(path, directory)
+        if isinstance(index, list):
+            return v1_format.read(directory, index, names, progress)
         requested = {
             name: tensor
             for name, tensor in index.tensors.items()
@@ -67,7 +62,7 @@ def read(
         if names is None:
             requested = {name: requested[name] for name in requested if name not in variants}
         check_dtypes((name, tensor.dtype) for name, tensor in requested.items())
-        bundle = BundleReader(folder, index, requested, progress).read_bundle()
+        bundle = BundleReader(directory, index, requested, progress).read_bundle()
     if bundle.graph is None:
         return replace(bundle, variants=tuple(variants))
     graph = object_graph.select_values(bundle.graph, lambda key: key not in variants)
@@ -87,35 +82,43 @@ def describe(prefix: Path) -> list[TensorInfo]:
         UnsafeCheckpointError: The index is a link.
     """
     path = _prefix_of(prefix)
-    with raise_flaws(path), Folder(path) as folder:
-        try:
-            tensors = read_index(folder).tensors
-        except MissingFileError:
-            suffixes = v1_format.suffixes_of(folder)
-            if not suffixes:
-                _raise_for_file(path)
-                raise
-            return v1_format.describe(folder, suffixes)
+    with raise_flaws(path), Folder(path) as directory:
+        index = _find_index(path, directory)
+        if isinstance(index, list):
+            return v1_format.describe(directory, index)
     return [
         TensorInfo(name, name_of(tensor.dtype), tensor.shape, tensor.size)
-        for name, tensor in tensors.items()
+        for name, tensor in index.tensors.items()
     ]
 
 
 def is_bundle(prefix: Path) -> bool:
     """Return True if a prefix names a TensorFlow checkpoint, by the last bytes of its index."""
     try:
-        with Folder(_prefix_of(prefix)) as folder:
-            return v1_format.is_table_file(folder, ".index") or bool(v1_format.suffixes_of(folder))
+        with Folder(_prefix_of(prefix)) as directory:
+            return v1_format.is_table_file(directory, ".index") or bool(
+                v1_format.suffixes_of(directory)
+            )
     except (OSError, ValueError, CorruptFileError):
         return False
 
 
-def _raise_for_file(path: str) -> None:
-    """Raise an error that names the format if the prefix itself is a file."""
-    if os.path.isfile(path):
-        with atomic_write.open_for_reading(path) as stream:
-            raise format_detection.refusal_error(path, stream, "checkpoint of TensorFlow") from None
+def _find_index(path: str, directory: Folder) -> Index | list[str]:
+    """Return the index of a checkpoint, or the suffixes of the files of one of the first format.
+
+    Raises:
+        MissingFileError: There is neither; if `path` is a file, its format's error is raised.
+    """
+    try:
+        return read_index(directory)
+    except MissingFileError:
+        suffixes = v1_format.suffixes_of(directory)
+        if suffixes:
+            return suffixes
+        if not os.path.isfile(path):
+            raise
+    with atomic_write.open_for_reading(path) as stream:
+        raise format_detection.refusal_error(path, stream, "checkpoint of TensorFlow")
 
 
 def _prefix_of(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,13 @@ def key_of(name: str, extents: Slice) -> bytes:
     return key
 
 
-def _encode_signed(number: int) -> bytes:
+def _encode_signed(integer: int) -> bytes:
     """Return a number in an order-preserving encoding: the first bits give its length.
 
     All bits are inverted if it is negative.
     """
-    size = (number if number >= 0 else ~number).bit_length() // 7 + 1
-    bits = number % (1 << (8 * size))
+    size = (integer if integer >= 0 else ~integer).bit_length() // 7 + 1
+    bits = integer % (1 << (8 * size))
     head = ((1 << size) - 1) << (8 * size - size)
     return (bits ^ head).to_bytes(size, "big")
 
@@ -87,11 +87,10 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
         )
 
 
-def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that no two slices overlap.
+def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
+    """Check that no two slices overlap, so that with the right count of elements they fill `shape`.
 
-    With the right number of elements, they then cover the tensor. Memory is a byte for each
-    element, so the file must be large enough for the elements.
+    Memory is a byte for each element, so the file must be large enough for the elements.
 
     Raises:
         CorruptFileError: Two slices overlap.
@@ -100,31 +99,35 @@ def check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
 
     covered = np.zeros(shape, np.bool_)
     for origin, lengths in boxes:
-        part = covered[_slices_of_region(origin, lengths)]
-        if part.any():
+        region = covered[_slices_of_region(origin, lengths)]
+        if region.any():
             raise CorruptFileError("its slices lie upon each other")
-        part[...] = True
+        region[...] = True
 
 
 def join_parts(
-    parts: Iterable[tuple[tuple[int, ...], tuple[int, ...], np.ndarray[Any, Any]]],
+    boxes: Collection[Box],
+    contents: Iterable[np.ndarray[Any, Any]],
     shape: tuple[int, ...],
     width: int,
 ) -> np.ndarray[Any, Any]:
     """Return the bytes of a tensor, as a one-dimensional array, from those of its slices.
 
-    The slices are not validated: elements that no slice covers are arbitrary; see `check_tiling`.
-
     Args:
-        parts: For each slice its origin, its shape, and its bytes; requested one at a time.
+        boxes: The origin and shape of each slice, with as many elements as `check_count` requires.
+        contents: The bytes of each slice, requested one at a time after all boxes were compared.
         shape: The shape of the tensor.
         width: The number of bytes of an element.
+
+    Raises:
+        CorruptFileError: Two slices overlap.
     """
     import numpy as np
 
+    _check_tiling(boxes, shape)
     element = np.dtype(f"V{width}")
     joined = np.empty(shape, element)
-    for origin, lengths, content in parts:
+    for (origin, lengths), content in zip(boxes, contents, strict=True):
         joined[_slices_of_region(origin, lengths)] = content.view(element).reshape(lengths)
     return joined.reshape(-1).view(np.uint8)
 

@@ -1,11 +1,18 @@
 """State file `checkpoint`: TensorFlow's list of checkpoints in a directory.
 
-It is a CheckpointState of tensorflow/python/training/checkpoint_state.proto, as text.
+It is a CheckpointState of tensorflow/python/training/checkpoint_state.proto, in the text format of
+protocol buffers: https://protobuf.dev/reference/protobuf/textformat-spec. Only messages of strings
+and numbers are supported. The protobuf package is not used: it would have to be installed wherever
+a checkpoint is saved, and tensorboard, which needs it, has no message for this file.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +20,6 @@ from thalweg._formats import atomic_write
 from thalweg._formats.bundle.checkpoint_directory import Folder
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, raise_flaws
 from thalweg._formats.bundle.proto import decode_text
-from thalweg._formats.bundle.text_format import parse_fields, quote_text
 from thalweg.errors import UnsafeCheckpointError
 
 NAME = "checkpoint"
@@ -60,18 +66,15 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
         UnsafeCheckpointError: The file is a link, or names a checkpoint in another directory.
     """
     directory = os.fspath(folder)
-    title = os.path.join(directory, name)
+    full_path = os.path.join(directory, name)
     try:
-        with raise_flaws(title), Folder(title) as opened_folder:
-            file = opened_folder.open_file("")
-            try:
+        with raise_flaws(full_path), Folder(full_path) as opened:
+            with closing(opened.open_file("")) as file:
                 if file.size > LIMIT:
                     raise CorruptFileError(
                         f"it has {file.size} bytes, no more than {LIMIT} are read"
                     )
                 state = _parse_state(decode_text(file.read(0, file.size)))
-            finally:
-                file.close()
             return _with_absolute_paths(directory, state)
     except FileNotFoundError:
         return None
@@ -90,8 +93,8 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
         CheckpointWriteError: The file cannot be written.
     """
     directory = os.fspath(folder)
-    title = os.path.join(directory, name)
-    with raise_flaws(title):
+    full_path = os.path.join(directory, name)
+    with raise_flaws(full_path):
         latest = _relative_to(directory, state.model_checkpoint_path)
         all_paths = [_relative_to(directory, path) for path in state.all_model_checkpoint_paths]
     lines = [f"model_checkpoint_path: {quote_text(latest)}"]
@@ -101,7 +104,7 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
     if state.last_preserved_timestamp is not None:
         lines.append(f"last_preserved_timestamp: {state.last_preserved_timestamp!r}")
     content = "".join(f"{line}\n" for line in lines).encode()
-    atomic_write.replace(title, [content], len(content))
+    atomic_write.replace(full_path, [content], len(content))
 
 
 def _parse_state(text: str) -> CheckpointState:
@@ -159,3 +162,111 @@ def _relative_to(directory: str, path: str) -> str:
 def _real_path(folder: str) -> str:
     """Return the absolute path of a directory, with links resolved."""
     return os.path.realpath(folder or ".")
+
+
+Token = tuple[str, str]  # its kind, its text
+
+_TOKENS = re.compile(
+    r"""(?P<blank>[ \t\r\n\f\v]+|\#[^\n]*)
+    |(?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<number>-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?f?)
+    |(?P<string>"[^"\\\n]*(?:\\[^\n][^"\\\n]*)*"|'[^'\\\n]*(?:\\[^\n][^'\\\n]*)*')
+    |(?P<mark>[:,;\[\]])""",
+    re.VERBOSE,
+)
+_ESCAPES = re.compile(
+    rb"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL
+)
+_LETTERS = {
+    b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
+    b"?": b"?", b"\\": b"\\", b"'": b"'", b'"': b'"',
+}  # fmt: skip
+_ESCAPED = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
+_DIGITS = 400
+
+
+def parse_fields(text: str) -> Iterator[tuple[str, list[str | float]]]:
+    """Yield the name of each field and its values, several if the text has a list.
+
+    Raises:
+        CorruptFileError: The text has another syntax.
+    """
+    tokens = _tokenize(text)
+    kind, name = next(tokens)
+    while kind != "end":
+        if kind != "name" or next(tokens) != ("mark", ":"):
+            raise CorruptFileError(f"there is {name[:40]!r} where a name and a colon are due")
+        values: list[str | float] = []
+        token = next(tokens)
+        if token == ("mark", "["):
+            while token != ("mark", "]"):
+                literal, token = _parse_value(tokens, next(tokens))
+                values.append(literal)
+                if token not in (("mark", ","), ("mark", "]")):
+                    raise CorruptFileError(f"there is {token[1][:40]!r} in a list")
+            token = next(tokens)
+        else:
+            literal, token = _parse_value(tokens, token)
+            values.append(literal)
+        yield name, values
+        kind, name = next(tokens) if token in (("mark", ","), ("mark", ";")) else token
+
+
+def quote_text(text: str) -> str:
+    """Return text as a quoted string of the text format, in ASCII with escape sequences."""
+    letters = (
+        _ESCAPED.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
+        for byte in text.encode("utf-8", "surrogateescape")
+    )
+    return f'"{"".join(letters)}"'
+
+
+def _tokenize(text: str) -> Iterator[Token]:
+    """Yield the tokens of a text, and an "end" token."""
+    position = 0
+    while position < len(text):
+        match = _TOKENS.match(text, position)
+        if match is None:
+            excerpt = text[position : position + 40]
+            raise CorruptFileError(f"it makes no sense at character {position}: {excerpt!r}")
+        position = match.end()
+        if match.lastgroup and match.lastgroup != "blank":
+            yield match.lastgroup, match.group()
+    yield "end", ""
+
+
+def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, Token]:
+    """Return (value, next token); adjacent strings are joined."""
+    kind, text = token
+    if kind == "number":
+        return _parse_number(text), next(tokens)
+    if kind != "string":
+        raise CorruptFileError(f"there is {text[:40]!r} where a value is due")
+    pieces: list[bytes] = []
+    while token[0] == "string":
+        pieces.append(_ESCAPES.sub(_unescape_match, token[1][1:-1].encode()))
+        token = next(tokens)
+    return b"".join(pieces).decode("utf-8", "surrogateescape"), token
+
+
+def _unescape_match(match: re.Match[bytes]) -> bytes:
+    """Return the bytes of an escape sequence."""
+    octal, hexadecimal, short, long, letter = match.groups()
+    if letter is not None:
+        if letter not in _LETTERS:
+            raise CorruptFileError(f"there is no escape {match.group()!r}")
+        return _LETTERS[letter]
+    if octal or hexadecimal:
+        return bytes([(int(octal, 8) if octal else int(hexadecimal, 16)) & 0xFF])
+    point = int(short or long, 16)
+    if point > 0x10FFFF or 0xD800 <= point < 0xE000:
+        raise CorruptFileError(f"there is no character {match.group()!r}")
+    return chr(point).encode()
+
+
+def _parse_number(token: str) -> float:
+    """Return a number token as a float; raise CorruptFileError if invalid."""
+    parsed = float(token.rstrip("f")) if len(token) < _DIGITS else math.inf
+    if not math.isfinite(parsed):
+        raise CorruptFileError(f"{token[:40]} is beyond all numbers")
+    return parsed

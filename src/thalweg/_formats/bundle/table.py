@@ -62,9 +62,9 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
     with locate_flaws("block of remarks"):
         list(_block_entries(_read_block(read, body_size, *remarks)))
     with locate_flaws("block that lists blocks"):
-        places = list(_block_places(_read_block(read, body_size, *listing)))
+        locations = list(_block_places(_read_block(read, body_size, *listing)))
     previous: bytes | None = None
-    for limit, offset, length in places:
+    for limit, offset, length in locations:
         with locate_flaws(f"block at {offset}"):
             for key, content in _block_entries(_read_block(read, body_size, offset, length)):
                 if previous is not None and key <= previous:
@@ -124,7 +124,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     complete: shared prefixes must not expand a small file to large memory.
     """
     end, restarts = _restart_points(block)
-    position, key, room = 0, b"", _RESTART_INTERVAL * len(block)
+    position, key, budget = 0, b"", _RESTART_INTERVAL * len(block)
     while position < end:
         begin = position
         shared, position = read_varint(block, position, end)
@@ -142,8 +142,8 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise CorruptFileError(f"the key and value at {begin} are cut off")
         key = key[:shared] + block[position : position + unshared]
         position += unshared
-        room -= len(key)
-        if room < 0:
+        budget -= len(key)
+        if budget < 0:
             raise CorruptFileError(f"its keys have more than {_RESTART_INTERVAL} times its bytes")
         yield key, block[position : position + length]
         position += length

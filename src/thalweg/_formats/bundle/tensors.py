@@ -1,14 +1,15 @@
-"""Tensors of a bundle, read from its data files with checksums."""
+"""Tensors and strings of a bundle, read from its data files with checksums."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from thalweg._formats.bundle import object_graph, slices, strings
+from thalweg._formats.atomic_write import Progress
+from thalweg._formats.bundle import object_graph, slices
 from thalweg._formats.bundle.checkpoint_directory import File, Folder
-from thalweg._formats.bundle.contents import Bundle, Progress
-from thalweg._formats.bundle.dtypes import NAMES, STRING
+from thalweg._formats.bundle.contents import NAMES, STRING, Bundle
 from thalweg._formats.bundle.errors import (
     CorruptFileError,
     check_checksum,
@@ -17,18 +18,65 @@ from thalweg._formats.bundle.errors import (
 )
 from thalweg._formats.bundle.index import Index, IndexedTensor, TensorSlice
 from thalweg._formats.bundle.object_graph import ObjectGraph
-from thalweg._formats.checksum import crc32c
+from thalweg._formats.bundle.proto import encode_varint, read_varint
+from thalweg._formats.checksum import crc32c, mask_checksum
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 
 if TYPE_CHECKING:
     import numpy as np
+
+_MAX_SHORT = 1 << 32
+
+
+def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
+    """Return (strings of a tensor, checksum that its entry must have).
+
+    Args:
+        content: All bytes of the tensor.
+        count: The number of strings.
+
+    Raises:
+        CorruptFileError: The lengths are damaged, or the number of bytes is wrong.
+    """
+    lengths: list[int] = []
+    offset, end = 0, len(content)
+    for _ in range(count):
+        length, offset = read_varint(content, offset, end)
+        lengths.append(length)
+    begin = offset + 4
+    if begin + sum(lengths) != end:
+        raise CorruptFileError(
+            f"{count} strings with {sum(lengths)} bytes do not fit into its {end} bytes"
+        )
+    calculated = _checksum_of_lengths(lengths)
+    check_checksum(int.from_bytes(content[offset:begin], "little"), calculated)
+    strings: list[bytes] = []
+    position = begin
+    for length in lengths:
+        strings.append(content[position : position + length])
+        position += length
+    return strings, crc32c(memoryview(content)[offset:], calculated)
+
+
+def encoded_strings(strings: Sequence[bytes]) -> tuple[bytes, int]:
+    """Return (lengths, their checksum and the strings as one block; checksum of the block)."""
+    lengths = [len(string) for string in strings]
+    checksum = _checksum_of_lengths(lengths)
+    tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(strings)
+    return b"".join(map(encode_varint, lengths)) + tail, crc32c(tail, checksum)
+
+
+def _checksum_of_lengths(lengths: Sequence[int]) -> int:
+    """Return the checksum of lengths, each of four bytes, or of eight if necessary."""
+    widths = [4 if length < _MAX_SHORT else 8 for length in lengths]
+    return crc32c(b"".join(n.to_bytes(width, "little") for n, width in zip(lengths, widths)))
 
 
 class BundleReader:
     """Reader of some tensors of a bundle.
 
     Args:
-        folder: The directory of the files.
+        directory: The directory of the files.
         index: The index.
         requested: The tensors to read.
         progress: Called with the bytes read and their total, or None.
@@ -36,12 +84,12 @@ class BundleReader:
 
     def __init__(
         self,
-        folder: Folder,
+        directory: Folder,
         index: Index,
         requested: dict[str, IndexedTensor],
         progress: Progress | None,
     ) -> None:
-        self._folder = folder
+        self._directory = directory
         self._index = index
         self._requested = requested
         self._progress = progress
@@ -72,20 +120,20 @@ class BundleReader:
 
     def _place_of(self, name: str) -> tuple[int, int]:
         """Return (shard, offset) of a tensor, a sort key: files are read from start to end."""
-        entries = [part.entry for part in self._requested[name].parts]
+        entries = [piece.entry for piece in self._requested[name].pieces]
         return min((entry.shard, entry.offset) for entry in entries)
 
     def _read_tensor(self, tensor: IndexedTensor) -> StoredTensor:
         """Return a tensor, joined if it is stored in slices."""
         kind = NAMES[tensor.dtype]
-        for part in tensor.parts:
-            self._open_shard_of(part)
+        for piece in tensor.pieces:
+            self._open_shard_of(piece)
         if tensor.is_whole:
-            content = self._read_part(tensor.parts[0])
+            content = self._read_part(tensor.pieces[0])
         else:
-            slices.check_tiling([(part.origin, part.shape) for part in tensor.parts], tensor.shape)
-            parts = ((part.origin, part.shape, self._read_part(part)) for part in tensor.parts)
-            content = slices.join_parts(parts, tensor.shape, ITEM_BYTES[kind])
+            boxes = [(piece.origin, piece.shape) for piece in tensor.pieces]
+            contents = map(self._read_part, tensor.pieces)
+            content = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
         if kind == "BOOL" and content.size and content.max() > 1:
             raise CorruptFileError(f"it is bool and has bytes up to {content.max()}")
         return StoredTensor(kind, tensor.shape, content.data)
@@ -103,17 +151,17 @@ class BundleReader:
 
     def _read_strings(self, tensor: IndexedTensor) -> list[bytes]:
         """Return the strings of a tensor; raise CorruptFileError if a checksum differs."""
-        part = tensor.parts[0]
-        content = self._open_shard_of(part).read(part.entry.offset, part.entry.size)
-        texts, calculated = strings.decode_strings(content, prod(tensor.shape))
-        check_checksum(part.entry.checksum, calculated)
+        piece = tensor.pieces[0]
+        content = self._open_shard_of(piece).read(piece.entry.offset, piece.entry.size)
+        texts, calculated = decode_strings(content, prod(tensor.shape))
+        check_checksum(piece.entry.checksum, calculated)
         self._report_progress(len(content))
         return texts
 
     def _open_shard_of(self, tensor_slice: TensorSlice) -> File:
         """Return the data file of a slice; raise CorruptFileError if it is too short."""
         entry = tensor_slice.entry
-        file = self._folder.open_shard(self._index.suffix(entry.shard))
+        file = self._directory.open_shard(self._index.suffix(entry.shard))
         if entry.offset + entry.size > file.size:
             raise CorruptFileError(
                 f"it lies from {entry.offset} to {entry.offset + entry.size} in"

@@ -9,26 +9,111 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from thalweg._formats.atomic_write import Progress
 from thalweg._formats.bundle import messages, slices
 from thalweg._formats.bundle.checkpoint_directory import File, Folder
-from thalweg._formats.bundle.contents import Bundle, Progress, check_dtypes
-from thalweg._formats.bundle.dtypes import NAMES, STRING, name_of
+from thalweg._formats.bundle.contents import NAMES, STRING, Bundle, check_dtypes, name_of
 from thalweg._formats.bundle.errors import CorruptFileError, locate_flaws, quote_name
 from thalweg._formats.bundle.index import LARGEST, SHARDS
-from thalweg._formats.bundle.messages import Slice
-from thalweg._formats.bundle.proto import BYTES, VARINT, ProtoMessage
+from thalweg._formats.bundle.proto import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    ProtoMessage,
+    iterate_fields,
+    packed_numbers,
+)
 from thalweg._formats.bundle.table import is_table, iterate_entries
-from thalweg._formats.bundle.tensor_proto import tensor_bytes, tensor_strings
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, TensorInfo
 from thalweg.errors import MissingFileError, UnsupportedCheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
+
+# Field number, and kind of its numbers. Complex numbers are pairs.
+_FIELDS = {
+    "F32": (5, FIXED32), "F64": (6, FIXED64), "C64": (9, FIXED32), "C128": (12, FIXED64),
+    **dict.fromkeys(("I32", "I16", "I8", "U8", "U16"), (7, VARINT)), "I64": (10, VARINT),
+    "BOOL": (11, VARINT), "F16": (13, VARINT), "BF16": (13, VARINT), "U32": (16, VARINT),
+    "U64": (17, VARINT),
+}  # fmt: skip
+_STRINGS = 8
+_SIGNED = ("I8", "I16", "I32", "I64")
+_WORD = 1 << 64
+
+
+def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, Any]:
+    """Return the bytes of the tensor in a TensorProto.
+
+    Args:
+        serialized: The serialized TensorProto.
+        dtype: The number of the dtype.
+        count: The number of elements.
+
+    Raises:
+        CorruptFileError: The number of elements is wrong, or one does not fit the dtype.
+    """
+    import numpy as np
+
+    name = NAMES[dtype]
+    if name not in _FIELDS:
+        raise CorruptFileError(f"it is {name_of(dtype)}, which this format does not have")
+    field, kind = _FIELDS[name]
+    size = count * ITEM_BYTES[name]
+    content = bytearray()
+    for field_id, field_kind, payload in iterate_fields(serialized):
+        if field_id == field and len(content) <= size:
+            _append_field(content, payload, field_kind, kind, name)
+    if len(content) != size:
+        raise CorruptFileError(f"{len(content)} bytes are given, not {size}")
+    return np.frombuffer(content, np.uint8)
+
+
+def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
+    """Return the strings of the tensor in a TensorProto; see `tensor_bytes`."""
+    payloads = [
+        payload for field_id, _, payload in iterate_fields(serialized) if field_id == _STRINGS
+    ]
+    strings = [payload for payload in payloads if isinstance(payload, bytes)]
+    if len(strings) != count or len(payloads) != count:
+        raise CorruptFileError(f"{len(strings)} strings are given, not {count}")
+    return strings
+
+
+def _append_field(
+    content: bytearray, payload: int | bytes, field_kind: int, kind: int, name: str
+) -> None:
+    """Append the elements of one field, packed or single, to `content`."""
+    if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
+        content += _encode_element(payload, name)
+    elif kind == VARINT and isinstance(payload, bytes):
+        for element in packed_numbers(payload):
+            content += _encode_element(element, name)
+    elif field_kind == BYTES and isinstance(payload, bytes):
+        content += payload
+    elif field_kind == kind and isinstance(payload, int):
+        content += payload.to_bytes(8 if kind == FIXED64 else 4, "little")
+    else:
+        raise CorruptFileError(f"its numbers are of kind {field_kind}")
+
+
+def _encode_element(raw_element: int, name: str) -> bytes:
+    """Return the bytes of one element; raise CorruptFileError if it does not fit the dtype."""
+    size, is_signed = ITEM_BYTES[name], name in _SIGNED
+    element = raw_element - _WORD if is_signed and raw_element >= _WORD >> 1 else raw_element
+    if name == "BOOL" and element > 1:
+        raise CorruptFileError(f"{element} is no bool")
+    try:
+        return element.to_bytes(size, "little", signed=is_signed)
+    except OverflowError:
+        raise CorruptFileError(f"{element} is beyond {name}") from None
+
 
 _COUNT = b"\x08"  # first byte of an index of the later format
 _FIRST = re.compile(r"-00000-of-([0-9]{5})")
@@ -41,16 +126,12 @@ class _Tensor:
     Attributes:
         dtype: The number of the dtype.
         shape: The shape.
-        slices: Its slices, by the keys of their entries.
+        slices: The origin and shape of each slice, by the key of the slice's entry.
     """
 
     dtype: int
     shape: tuple[int, ...]
-    slices: dict[bytes, Slice] = field(default_factory=dict[bytes, Slice])
-
-    def shape_of(self, key: bytes) -> tuple[int, ...]:
-        """Return the shape of a slice."""
-        return slices.bounding_box(self.slices[key], self.shape)[1]
+    slices: dict[bytes, slices.Box] = field(default_factory=dict[bytes, Any])
 
     @property
     def bytes(self) -> int:
@@ -58,27 +139,27 @@ class _Tensor:
         return prod(self.shape) * ITEM_BYTES.get(NAMES.get(self.dtype, ""), 0)
 
 
-def suffixes_of(folder: Folder) -> list[str]:
+def suffixes_of(directory: Folder) -> list[str]:
     """Return the suffixes of the files of a checkpoint of this format; [] for other formats.
 
     Args:
-        folder: The directory of the prefix.
+        directory: The directory of the prefix.
     """
-    suffixes = [""] if is_table_file(folder, "") else []
-    for suffix in () if suffixes else folder.list_suffixes():
+    suffixes = [""] if is_table_file(directory, "") else []
+    for suffix in () if suffixes else directory.list_suffixes():
         first = _FIRST.fullmatch(suffix)
-        if first and 0 < int(first[1]) <= SHARDS and is_table_file(folder, suffix):
-            suffixes = [f"-{number:05d}-of-{first[1]}" for number in range(int(first[1]))]
+        if first and 0 < int(first[1]) <= SHARDS and is_table_file(directory, suffix):
+            suffixes = [f"-{index:05d}-of-{first[1]}" for index in range(int(first[1]))]
     return suffixes
 
 
 def read(
-    folder: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
+    directory: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
 ) -> Bundle:
     """Return the tensors of a checkpoint of this format.
 
     Args:
-        folder: The directory of its files.
+        directory: The directory of its files.
         suffixes: The result of `suffixes_of`.
         names: The tensors to read; None for all.
         progress: Called after each file with the bytes read and their total.
@@ -86,24 +167,24 @@ def read(
     Raises:
         CorruptFileError: A file is damaged, or a tensor has an unsupported dtype.
     """
-    all_tensors, total = _describe_files(folder, suffixes)
+    all_tensors, total = _describe_files(directory, suffixes)
     bytes_read = 0
     requested = {
         name: tensor for name, tensor in all_tensors.items() if names is None or name in names
     }
     check_dtypes((name, tensor.dtype) for name, tensor in requested.items())
-    owners = {key: name for name, tensor in all_tensors.items() for key in tensor.slices}
+    names_by_key = {key: name for name, tensor in all_tensors.items() for key in tensor.slices}
     contents: dict[bytes, Any] = {}
     for suffix in suffixes:
-        with _open_file(folder, suffix) as file:
+        with _open_file(directory, suffix) as file:
             entries = iterate_entries(file.read, file.size)
             next(entries, None)
             for key, serialized in entries:
-                if key not in owners or key in contents:
+                if key not in names_by_key or key in contents:
                     raise CorruptFileError(
                         f"the slice {quote_name(key)} belongs to no tensor, or comes twice"
                     )
-                name = owners[key]
+                name = names_by_key[key]
                 if name in requested:
                     with locate_flaws(quote_name(name)):
                         contents[key] = _slice_values(serialized, requested[name], key)
@@ -114,45 +195,41 @@ def read(
     texts: dict[str, list[bytes]] = {}
     for name, tensor in requested.items():
         with locate_flaws(quote_name(name)):
-            parts = {key: contents.pop(key, None) for key in tensor.slices}
-            if any(part is None for part in parts.values()):
+            pieces = {key: contents.pop(key, None) for key in tensor.slices}
+            if any(piece is None for piece in pieces.values()):
                 raise CorruptFileError("a slice of it is not there")
             if tensor.dtype == STRING:
-                texts[name] = next(iter(parts.values()))
+                texts[name] = next(iter(pieces.values()))
             else:
-                tensors[name] = _join_slices(tensor, parts)
+                tensors[name] = _join_slices(tensor, pieces)
     return Bundle(tensors, texts, None)
 
 
-def describe(folder: Folder, suffixes: list[str]) -> list[TensorInfo]:
+def describe(directory: Folder, suffixes: list[str]) -> list[TensorInfo]:
     """Return the descriptions of all tensors of a first-format checkpoint, by name; see `read`."""
     return [
         TensorInfo(name, name_of(tensor.dtype), tensor.shape, tensor.bytes)
-        for name, tensor in sorted(_describe_files(folder, suffixes)[0].items())
+        for name, tensor in sorted(_describe_files(directory, suffixes)[0].items())
     ]
 
 
-def is_table_file(folder: Folder, suffix: str) -> bool:
+def is_table_file(directory: Folder, suffix: str) -> bool:
     """Return True if there is a file whose end is that of a table."""
     try:
-        with _open_file(folder, suffix) as file:
+        with _open_file(directory, suffix) as file:
             return is_table(file.read, file.size)
     except (MissingFileError, CorruptFileError):
         return False
 
 
 @contextmanager
-def _open_file(folder: Folder, suffix: str) -> Generator[File]:
+def _open_file(directory: Folder, suffix: str) -> Generator[File]:
     """Return a context manager that opens a file and adds its name to errors."""
-    with locate_flaws(suffix or "file"):
-        file = folder.open_file(suffix)
-        try:
-            yield file
-        finally:
-            file.close()
+    with locate_flaws(suffix or "file"), closing(directory.open_file(suffix)) as file:
+        yield file
 
 
-def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
+def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
     """Return ({name: tensor} of all files of a checkpoint, size of the files).
 
     Raises:
@@ -161,7 +238,7 @@ def _describe_files(folder: Folder, suffixes: list[str]) -> tuple[dict[str, _Ten
     tensors: dict[str, _Tensor] = {}
     total = 0
     for suffix in suffixes:
-        with _open_file(folder, suffix) as file:
+        with _open_file(directory, suffix) as file:
             total += file.size
             key, serialized = next(iterate_entries(file.read, file.size), (b"\0", b""))
             if key:
@@ -194,11 +271,11 @@ def _add_slices(described: dict[str, _Tensor], message: ProtoMessage) -> None:
             )
         for element in message.every(4):
             extents = messages.slice_of(element)
-            slices.bounding_box(extents, shape)
+            box = slices.bounding_box(extents, shape)
             key = slices.key_of(name, extents)
             if key in tensor.slices:
                 raise CorruptFileError(f"the slice {slices.format_extents(extents)} comes twice")
-            tensor.slices[key] = extents
+            tensor.slices[key] = box
 
 
 def _check_tensor(tensor: _Tensor) -> None:
@@ -207,27 +284,23 @@ def _check_tensor(tensor: _Tensor) -> None:
         raise CorruptFileError(f"it is {name_of(tensor.dtype)} in {len(tensor.slices)} slices")
     if prod(length for length in tensor.shape if length) * 16 >= LARGEST:
         raise CorruptFileError(f"its shape is {tensor.shape}, beyond all memory")
-    slices.check_count([tensor.shape_of(key) for key in tensor.slices], tensor.shape)
+    slices.check_count([shape for _, shape in tensor.slices.values()], tensor.shape)
 
 
 def _slice_values(serialized: bytes, tensor: _Tensor, key: bytes) -> object:
     """Return the bytes of a slice, or its strings."""
     content = ProtoMessage(ProtoMessage(serialized, {2: BYTES}).data(2), {3: BYTES}).data(3)
-    count = prod(tensor.shape_of(key))
+    count = prod(tensor.slices[key][1])
     if tensor.dtype == STRING:
         return tensor_strings(content, count)
     return tensor_bytes(content, tensor.dtype, count)
 
 
-def _join_slices(tensor: _Tensor, parts: dict[bytes, np.ndarray[Any, Any]]) -> StoredTensor:
+def _join_slices(tensor: _Tensor, pieces: dict[bytes, np.ndarray[Any, Any]]) -> StoredTensor:
     """Return a tensor from all its slices."""
     kind = NAMES[tensor.dtype]
-    if len(parts) == 1:
-        return StoredTensor(kind, tensor.shape, next(iter(parts.values())).data)
-    boxes = {
-        key: slices.bounding_box(extents, tensor.shape) for key, extents in tensor.slices.items()
-    }
-    slices.check_tiling(boxes.values(), tensor.shape)
-    located = ((*boxes[key], part) for key, part in parts.items())
-    joined = slices.join_parts(located, tensor.shape, ITEM_BYTES[kind])
+    if len(pieces) == 1:
+        return StoredTensor(kind, tensor.shape, next(iter(pieces.values())).data)
+    boxes, contents = tensor.slices.values(), pieces.values()
+    joined = slices.join_parts(boxes, contents, tensor.shape, ITEM_BYTES[kind])
     return StoredTensor(kind, tensor.shape, joined.data)

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from thalweg._formats import atomic_write
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import object_graph
-from thalweg._formats.bundle.contents import Path, Progress
-from thalweg._formats.bundle.dtypes import NUMBERS, STRING
+from thalweg._formats.bundle.contents import DTYPES, STRING
 from thalweg._formats.bundle.errors import quote_name
 from thalweg._formats.bundle.messages import RANK, BundleEntry, BundleHeader
 from thalweg._formats.bundle.object_graph import ObjectGraph
-from thalweg._formats.bundle.strings import encoded_strings
 from thalweg._formats.bundle.table import encoded_table
+from thalweg._formats.bundle.tensors import encoded_strings
 from thalweg._formats.checksum import crc32c, mask_checksum
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
 from thalweg.errors import InvalidArgumentError, UnsupportedCheckpointError
@@ -58,8 +58,10 @@ def write(
         offset = 0
         for key in _in_order(tensors_by_key, graph):
             tensor = tensors_by_key[key]
-            place = 0, offset, len(tensor.data), mask_checksum(crc32c(tensor.data))
-            entries[key] = BundleEntry(NUMBERS[tensor.dtype], tensor.shape, *place).encode_message()
+            location = 0, offset, len(tensor.data), mask_checksum(crc32c(tensor.data))
+            entries[key] = BundleEntry(
+                DTYPES[tensor.dtype], tensor.shape, *location
+            ).encode_message()
             offset += len(tensor.data)
             yield tensor.data
         if graph is not None:
@@ -105,7 +107,7 @@ def _key_of(name: str) -> bytes:
 
 def _check_tensor(name: str, tensor: StoredTensor) -> StoredTensor:
     """Return a tensor; raise if a bundle cannot have its dtype, rank or size."""
-    if tensor.dtype not in NUMBERS:
+    if tensor.dtype not in DTYPES:
         raise UnsupportedCheckpointError(
             f"{quote_name(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."
         )

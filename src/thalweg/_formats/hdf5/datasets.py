@@ -1,20 +1,146 @@
-"""Datasets: layout and elements of an array."""
+"""Datasets: layout and elements of an array, with the filters of its chunks.
+
+The filters are deflate and shuffle of HDF5, and LZF of h5py. Others are plugins, never called.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
-from thalweg._formats.hdf5 import filters, headers, types
-from thalweg._formats.hdf5.attributes import TextAttribute
+from thalweg._formats.hdf5 import headers
+from thalweg._formats.hdf5.attributes import TextAttribute, parse_elements, parse_shape
 from thalweg._formats.hdf5.headers import HeaderMessage
 from thalweg._formats.hdf5.trees import iterate_leaves
 from thalweg._formats.source import FilePart, SourceFile
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.errors import UnsafeCheckpointError
+
+DEFLATE, SHUFFLE, LZF = 1, 2, 32000
+_MAX_FILTERS = 8  # filters of a dataset
+_FILTER_NAMES = {
+    3: "fletcher32",
+    4: "szip",
+    5: "nbit",
+    6: "scaleoffset",
+    307: "bzip2",
+    32001: "blosc",
+}
+
+
+def filter_pipeline(payload: FilePart) -> list[int]:
+    """Return the numbers of the filters in a message, in the order in which they were applied.
+
+    Raises:
+        UnsupportedCheckpointError: A filter is not supported.
+    """
+    source = payload.source
+    version = payload.take_version((1, 2), "filters")
+    count = payload.take_number(1)
+    payload.take(6 if version == 1 else 0)
+    filter_ids: list[int] = []
+    if count > _MAX_FILTERS:
+        raise source.data_loss_error(payload.offset, f"{count} filters")
+    for _ in range(count):
+        begin, filter_id = payload.offset, payload.take_number(2)
+        length = payload.take_number(2) if version == 1 or filter_id >= 256 else 0
+        payload.take(2)
+        value_count = payload.take_number(2)
+        payload.take(length + (-length % 8 if version == 1 else 0))
+        payload.take(4 * (value_count + (value_count & 1 if version == 1 else 0)))
+        if filter_id not in (DEFLATE, SHUFFLE, LZF):
+            label = (
+                f"{filter_id} ({_FILTER_NAMES[filter_id]})"
+                if filter_id in _FILTER_NAMES
+                else f"{filter_id}"
+            )
+            text = f"filter {label} is not read; copy the file with `h5repack -f NONE`"
+            raise source.unsupported_error(begin, text)
+        filter_ids.append(filter_id)
+    return filter_ids
+
+
+def undo_filters(
+    source: SourceFile, offset: int, stored: memoryview, filters: list[int], size: int, width: int
+) -> bytes | memoryview:
+    """Return a chunk with its filters undone.
+
+    Args:
+        source: The file.
+        offset: The offset of the chunk, for errors.
+        stored: The stored bytes.
+        filters: The filters that were applied.
+        size: The required number of bytes.
+        width: The number of bytes of an element.
+
+    Raises:
+        DataLossError: A filter cannot be undone, or the size differs.
+    """
+    decoded: bytes | memoryview = stored
+    for filter_id in reversed(filters):
+        if filter_id == DEFLATE:
+            decoded = _inflate_chunk(source, offset, decoded, size)
+        elif filter_id == LZF:
+            decoded = _decompress_lzf(source, offset, bytes(decoded), size)
+        elif len(decoded) % width == 0:
+            planes = np.frombuffer(decoded, np.uint8).reshape(width, -1)
+            decoded = planes.T.tobytes()
+    if len(decoded) != size:
+        raise source.data_loss_error(
+            offset, f"a chunk has {len(decoded)} bytes and should have {size}"
+        )
+    return decoded
+
+
+def _inflate_chunk(
+    source: SourceFile, offset: int, compressed: bytes | memoryview, size: int
+) -> bytes:
+    """Return decompressed bytes; raise DataLossError if damaged or more than `size`."""
+    stream = zlib.decompressobj()
+    try:
+        inflated = stream.decompress(compressed, size + 1)
+    except zlib.error as error:
+        raise source.data_loss_error(offset, f"a chunk cannot be inflated: {error}") from error
+    if not stream.eof:
+        raise source.data_loss_error(offset, f"a chunk does not end after {size} bytes")
+    return inflated
+
+
+def _decompress_lzf(source: SourceFile, offset: int, compressed: bytes, size: int) -> bytes:
+    """Return decompressed bytes: runs of literal bytes, and copies of earlier ones.
+
+    A control byte below 32 is the number of literal bytes, less one. Else its upper three bits are
+    the length of a copy, less two (7: the next byte is added), and the rest how far back it begins.
+    """
+    decoded, position = bytearray(), 0
+    try:
+        while position < len(compressed) and len(decoded) <= size:
+            control = compressed[position]
+            position += 1
+            if control < 32:
+                if position + control >= len(compressed):
+                    raise IndexError
+                decoded += compressed[position : position + control + 1]
+                position += control + 1
+                continue
+            length = control >> 5
+            if length == 7:
+                length += compressed[position]
+                position += 1
+            begin = len(decoded) - ((control & 31) << 8) - compressed[position] - 1
+            position += 1
+            if begin < 0:
+                raise IndexError
+            for index in range(begin, begin + length + 2):
+                decoded.append(decoded[index])
+    except IndexError as error:
+        raise source.data_loss_error(offset, "a chunk cannot be expanded") from error
+    return bytes(decoded)
+
 
 RATIO = 1032  # the best compression ratio of deflate
 _MAX_ELEMENTS = 2**60  # counted with extents of 0 as 1
@@ -60,11 +186,11 @@ class ArrayDataset:
         begin = self._layout.offset
         if headers.DATATYPE not in payloads or headers.DATASPACE not in payloads:
             raise source.data_loss_error(begin, f"{name!r} has no type or no shape")
-        self.elements = types.parse_elements(payloads[headers.DATATYPE])
-        shape = types.parse_shape(payloads[headers.DATASPACE])
+        self.elements = parse_elements(payloads[headers.DATATYPE])
+        shape = parse_shape(payloads[headers.DATASPACE])
         self._filters: list[int] = []
         if headers.FILTERS in payloads:
-            self._filters = filters.filter_pipeline(payloads[headers.FILTERS])
+            self._filters = filter_pipeline(payloads[headers.FILTERS])
         self.shape = (0,) if shape is None else shape
         self._count = math.prod(self.shape)
         if math.prod(extent or 1 for extent in self.shape) >= _MAX_ELEMENTS:
@@ -183,5 +309,5 @@ class ArrayDataset:
         source.visit_once(address, f"a chunk of {self.name!r}")
         compressed = source.read_part(address, stored_size, f"a chunk of {self.name!r}").data
         used = [filter_id for bit, filter_id in enumerate(self._filters) if not mask >> bit & 1]
-        decoded = filters.undo_filters(source, address, compressed, used, size, self.elements.size)
+        decoded = undo_filters(source, address, compressed, used, size, self.elements.size)
         return memoryview(decoded)

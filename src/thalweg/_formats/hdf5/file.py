@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from thalweg._base.lazy import lazy
 from thalweg._formats.hdf5 import headers
 from thalweg._formats.hdf5.attributes import TextAttribute, attributes_of
 from thalweg._formats.hdf5.datasets import ArrayDataset
@@ -38,16 +39,11 @@ class Group:
         self.attributes: dict[str, TextAttribute] = attributes_of(messages, heap)
         self._addresses = read_links(source, messages)
         self._source, self._heap = source, heap
-        self._members: dict[str, Group | ArrayDataset] | None = None
 
-    @property
+    @lazy
     def members(self) -> dict[str, Group | ArrayDataset]:
         """Groups and datasets by name, in the file's order; their contents are not read."""
-        if self._members is None:
-            self._members = {
-                name: self._open_member(name, address) for name, address in self._addresses.items()
-            }
-        return self._members
+        return {name: self._open_member(name, address) for name, address in self._addresses.items()}
 
     def _open_member(self, name: str, address: int) -> Group | ArrayDataset:
         """Return the group or dataset at an address; `name` is relative to this group."""

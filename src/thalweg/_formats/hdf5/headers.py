@@ -10,8 +10,8 @@ from thalweg._formats.source import FilePart, SourceFile
 DATASPACE, LINK_INFO, DATATYPE, FILL_VALUE, LINK = 1, 2, 3, 5, 6
 EXTERNAL_FILES, LAYOUT, FILTERS, ATTRIBUTE, CONTINUATION = 7, 8, 11, 12, 16
 SYMBOL_TABLE, ATTRIBUTE_INFO = 17, 21
-_KNOWN_KINDS = range(24)
-_SHARED, _MUST_BE_KNOWN = 2, 128
+_REGISTERED_KINDS = range(24)
+_SHARED, _MUST_BE_READ = 2, 128
 
 
 class HeaderMessage(NamedTuple):
@@ -40,9 +40,9 @@ def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
 
 def _read_version_1(source: SourceFile, address: int) -> list[HeaderMessage]:
     """Return the messages of a header of version 1."""
-    part = source.read_part(address, 16, "an object's header")
-    part.expect_signature(b"\x01\x00", "an object's header")
-    count, _, size = part.take_number(2), part.take_number(4), part.take_number(4)
+    piece = source.read_part(address, 16, "an object's header")
+    piece.expect_signature(b"\x01\x00", "an object's header")
+    count, _, size = piece.take_number(2), piece.take_number(4), piece.take_number(4)
     messages: list[HeaderMessage] = []
     blocks, message_count = [(address + 16, size)], 0
     while blocks:
@@ -67,10 +67,10 @@ def _read_version_2(source: SourceFile, address: int) -> list[HeaderMessage]:
     flags = head.take_number(1)
     extra_size = (16 if flags & 32 else 0) + (4 if flags & 16 else 0)
     width = 1 << (flags & 3)
-    part = source.read_part(address + 6 + extra_size, width, "the size of a header")
+    piece = source.read_part(address + 6 + extra_size, width, "the size of a header")
     prefix_size = 6 + extra_size + width
     messages: list[HeaderMessage] = []
-    blocks = [(address, prefix_size + part.take_number(width) + 4)]
+    blocks = [(address, prefix_size + piece.take_number(width) + 4)]
     while blocks:
         begin, size = blocks.pop(0)
         block = source.read_part(begin, size, "a block of messages")
@@ -104,7 +104,7 @@ def _note_message(
         begin, size = payload.take_stored_address("a block of messages"), payload.take_number(8)
         source.visit_once(begin, "a block of messages")
         blocks.append((begin, size))
-    elif kind not in _KNOWN_KINDS and flags & _MUST_BE_KNOWN:
+    elif kind not in _REGISTERED_KINDS and flags & _MUST_BE_READ:
         raise source.unsupported_error(payload.offset, f"messages of kind {kind} are not read")
     elif flags & _SHARED and kind in (DATASPACE, DATATYPE, FILTERS, ATTRIBUTE):
         raise source.unsupported_error(

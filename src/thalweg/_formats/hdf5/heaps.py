@@ -16,9 +16,7 @@ class LocalHeap:
     """
 
     def __init__(self, source: SourceFile, address: int) -> None:
-        source.visit_once(address, "a heap of names")
-        head = source.read_part(address, 32, "a heap of names")
-        head.expect_signature(b"HEAP\0\0\0\0", "a heap of names")
+        head = source.read_structure(address, 32, b"HEAP\0\0\0\0", "a heap of names")
         size = head.take_number(8)
         head.take_number(8)
         self._names = source.read_part(
@@ -27,15 +25,15 @@ class LocalHeap:
 
     def name_at(self, offset: int) -> str:
         """Return the name at an offset."""
-        part = self._names
-        end = bytes(part.data[offset : offset + _MAX_LENGTH + 1]).find(b"\0")
-        part.source.charge_read(max(end, 0) + 1, part.offset)
+        piece = self._names
+        end = bytes(piece.data[offset : offset + _MAX_LENGTH + 1]).find(b"\0")
+        piece.source.charge_read(max(end, 0) + 1, piece.offset)
         if end <= 0:
-            raise part.source.data_loss_error(
-                part.offset + offset, "a name does not end, or has no letters"
+            raise piece.source.data_loss_error(
+                piece.offset + offset, "a name does not end, or has no letters"
             )
         return decode_name(
-            part.source, part.offset + offset, bytes(part.data[offset : offset + end])
+            piece.source, piece.offset + offset, bytes(piece.data[offset : offset + end])
         )
 
 
@@ -57,17 +55,17 @@ class GlobalHeap:
             reference: Length, address and number of the text, sixteen bytes.
         """
         length, begin = reference.take_number(4), reference.offset
-        address, number = reference.take_address(), reference.take_number(4)
+        address, index = reference.take_address(), reference.take_number(4)
         if not length:
             return b""
         if address is None:
             raise self._source.data_loss_error(begin, "a text is not stored")
         if address not in self._collections:
             self._collections[address] = self._read_collection(address)
-        text = self._collections[address].pop(number, None)
+        text = self._collections[address].pop(index, None)
         if text is None:
             raise self._source.data_loss_error(
-                begin, f"text {number} is not there, or is used twice"
+                begin, f"text {index} is not there, or is used twice"
             )
         return bytes(text.take(length))
 
@@ -76,18 +74,18 @@ class GlobalHeap:
         source = self._source
         head = source.read_part(address, 16, "a heap of texts")
         head.expect_signature(b"GCOL\1\0\0\0", "a heap of texts")
-        part = source.read_part(address, head.take_number(8), "a heap of texts")
-        part.take(16)
+        piece = source.read_part(address, head.take_number(8), "a heap of texts")
+        piece.take(16)
         texts: dict[int, FilePart] = {}
-        while part.left >= 16:
-            number = part.take_number(2)
-            part.take(6)
-            size = part.take_number(8)
+        while piece.left >= 16:
+            index = piece.take_number(2)
+            piece.take(6)
+            size = piece.take_number(8)
             # Number 0 marks the free space at the end.
-            if not number:
+            if not index:
                 break
-            texts[number] = part.take_part(size)
-            part.take(min(-size % 8, part.left))
+            texts[index] = piece.take_part(size)
+            piece.take(min(-size % 8, piece.left))
         return texts
 
 

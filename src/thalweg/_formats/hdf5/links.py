@@ -1,18 +1,168 @@
 """Links of a group: names and addresses of its members.
 
 A group has them in a tree of tables (as h5py writes by default), in messages of its header, or, if
-there are many, in a heap.
+there are many, in a heap, if the file was written for HDF5 1.8 or later.
+
+Then a tree (HDF5's B-tree of version 2) has a record for each link; the record has the address of
+the link's message in a heap ("fractal heap"). The heap's address space consists of blocks whose
+size doubles from row to row of a table.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
-from thalweg._formats.hdf5.dense_links import iterate_objects
+from thalweg._formats.hdf5 import lookup3
 from thalweg._formats.hdf5.headers import LINK, LINK_INFO, SYMBOL_TABLE, HeaderMessage
 from thalweg._formats.hdf5.heaps import LocalHeap, decode_name
 from thalweg._formats.hdf5.trees import iterate_leaves
 from thalweg._formats.source import FilePart, SourceFile
+
+_MAX_DEPTH, _MAX_ROWS = 8, 64  # levels of a tree; rows of a table
+
+
+def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iterator[FilePart]:
+    """Yield the objects of a heap, in the order of a tree.
+
+    Args:
+        source: The file.
+        heap, tree: The addresses of the heap and the tree.
+        kind: The kind of the tree.
+    """
+    holder = _Heap(source, heap)
+    for record in _tree_records(source, tree, kind):
+        record.take(4)  # a hash of the name
+        yield holder.object_at(record)
+
+
+def _bytes_for(limit: int) -> int:
+    """Return the number of bytes in which numbers up to a limit are stored."""
+    return max(limit.bit_length() - 1, 0) // 8 + 1
+
+
+def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FilePart]:
+    """Yield the records of a version 2 B-tree of a kind, in no particular order."""
+    head = source.read_structure(address, 38, b"BTHD\0" + bytes([kind]), "a tree")
+    node, width, depth = head.take_number(4), head.take_number(2), head.take_number(2)
+    head.take(2)
+    root, count, record_count = head.take_address(), head.take_number(2), head.take_number(8)
+    lookup3.check_sum(head, "a tree")
+    if not record_count:
+        return
+    if root is None or depth > _MAX_DEPTH or not 0 < width < node:
+        raise source.data_loss_error(
+            address, f"a tree of depth {depth} with records of {width} bytes"
+        )
+    # `count_widths`: the width of the number of records below a node, by level.
+    max_records, count_widths = (node - 10) // width, [0]
+    count_width, total = _bytes_for(max_records), max_records
+    for _ in range(depth):
+        pointer = 8 + count_width + count_widths[-1]
+        records = max(node - 10 - pointer, 0) // (width + pointer)
+        total = (records + 1) * total + records
+        count_widths.append(_bytes_for(total))
+    pending = [(root, count, depth)]
+    while pending:
+        begin, count, level = pending.pop()
+        pointer = 8 + count_width + count_widths[level - 1] if level else 0
+        size = 10 + count * width + (count + 1) * pointer
+        signature = (b"BTIN\0" if level else b"BTLF\0") + bytes([kind])
+        piece = source.read_structure(begin, size, signature, "a node of a tree")
+        yield from (piece.take_part(width) for _ in range(count))
+        for _ in range(count + 1 if level else 0):
+            child = piece.take_stored_address("a child of a node")
+            pending.append((child, piece.take_number(count_width), level - 1))
+            piece.take(count_widths[level - 1])
+        lookup3.check_sum(piece, "a node of a tree")
+
+
+class _Heap:
+    """Fractal heap with links, at an address."""
+
+    def __init__(self, source: SourceFile, address: int) -> None:
+        self._source = source
+        head = source.read_structure(address, 146, b"FRHP\0", "a heap")
+        self._width, filters, self._flags = (
+            head.take_number(2),
+            head.take_number(2),
+            head.take_number(1),
+        )
+        largest = head.take_number(4)
+        head.take(96)
+        columns, self._first, direct = head.take_number(2), head.take_number(8), head.take_number(8)
+        bits, _ = head.take_number(2), head.take_number(2)
+        root, rows = head.take_address(), head.take_number(2)
+        if filters:
+            raise source.unsupported_error(address, "links in compressed heaps are not read")
+        lookup3.check_sum(head, "a heap")
+        if not (columns and self._first and direct) or bits > 64 or rows > _MAX_ROWS:
+            raise source.data_loss_error(address, "a heap without room")
+        self._columns, self._direct, self._offset = columns, direct, (bits + 7) // 8
+        self._length = min(((direct.bit_length() - 1) + 7) // 8, _bytes_for(largest))
+        blocks = [] if root is None else list(self._direct_blocks(root, rows))
+        self._offsets = [begin for begin, _, _ in blocks]
+        self._blocks = blocks
+        self._read: dict[int, FilePart] = {}
+
+    def _direct_blocks(self, address: int, rows: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (offset in the heap, size, address) of each block with objects."""
+        if not rows:
+            yield 0, self._first, address
+            return
+        pending = [(0, address, rows)]
+        while pending:
+            offset, address, rows = pending.pop(0)
+            head = 13 + self._offset
+            table_size = head + 8 * rows * self._columns + 4
+            piece = self._source.read_structure(address, table_size, b"FHIB\0", "a table of blocks")
+            piece.take(head - 5)
+            for row in range(rows):
+                size = self._first << max(row - 1, 0)
+                for _ in range(self._columns):
+                    child = piece.take_address()
+                    if child is not None and size <= self._direct:
+                        yield offset, size, child
+                    elif child is not None:
+                        child_rows = (size // (self._first * self._columns)).bit_length()
+                        pending.append((offset, child, child_rows))
+                    offset += size
+            lookup3.check_sum(piece, "a table of blocks")
+
+    def object_at(self, record: FilePart) -> FilePart:
+        """Return the object that a record points to."""
+        source, begin = self._source, record.offset
+        if record.take_number(1):
+            raise source.unsupported_error(begin, "large or tiny objects of heaps are not read")
+        offset, length = record.take_number(self._offset), record.take_number(self._length)
+        block_index = bisect_right(self._offsets, offset) - 1
+        if block_index < 0:
+            raise source.data_loss_error(begin, f"nothing is at {offset} in the heap")
+        first, size, address = self._blocks[block_index]
+        if address not in self._read:
+            self._read[address] = self._read_block(address, size)
+        block = self._read[address]
+        if offset - first + length > size:
+            raise source.data_loss_error(
+                begin, f"{length} bytes at {offset} go beyond a block of the heap"
+            )
+        source.charge_read(length, begin)
+        view = block.data[offset - first : offset - first + length]
+        return FilePart(source, view, address + offset - first)
+
+    def _read_block(self, address: int, size: int) -> FilePart:
+        """Return a block of the heap; raise DataLossError if its checksum differs."""
+        source = self._source
+        piece = source.read_structure(address, size, b"FHDB\0", "a block of a heap")
+        if self._flags & 2:
+            piece.take(8 + self._offset)
+            begin = 13 + self._offset
+            stored_checksum = piece.take_number(4)
+            bare = bytes(piece.data[:begin]) + bytes(4) + bytes(piece.data[begin + 4 :])
+            if lookup3.lookup3(bare) != stored_checksum:
+                raise source.data_loss_error(address, "a block of a heap: Checksum does not match")
+        return piece
+
 
 _NAMES = 5  # kind of trees with links by name
 _KINDS = {1: "a soft link", 64: "an external link"}
@@ -52,8 +202,8 @@ def _iterate_links(
             payload.take(8 if payload.take_number(1) & 1 else 0)
             heap, tree = payload.take_address(), payload.take_address()
             if heap is not None and tree is not None:
-                for part in iterate_objects(source, heap, tree, _NAMES):
-                    yield _read_link(part)
+                for piece in iterate_objects(source, heap, tree, _NAMES):
+                    yield _read_link(piece)
 
 
 def _symbol_table_links(
@@ -61,9 +211,7 @@ def _symbol_table_links(
 ) -> Iterator[tuple[str, int, int]]:
     """Yield (name, address, offset in the file) of the links in a tree of tables."""
     for _, node in iterate_leaves(source, tree, kind=0, width=8):
-        source.visit_once(node, "a table of links")
-        head = source.read_part(node, 8, "a table of links")
-        head.expect_signature(b"SNOD\1\0", "a table of links")
+        head = source.read_structure(node, 8, b"SNOD\1\0", "a table of links")
         table = source.read_part(node + 8, 40 * head.take_number(2), "a table of links")
         while table.left:
             begin, entry = table.offset, table.take_part(40)

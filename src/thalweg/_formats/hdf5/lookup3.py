@@ -33,17 +33,17 @@ def lookup3(content: bytes | memoryview) -> int:
     return words[2]
 
 
-def check_sum(part: FilePart, label: str) -> None:
+def check_sum(piece: FilePart, label: str) -> None:
     """Read the next four bytes as the checksum of all bytes before them.
 
     Raises:
         DataLossError: The checksum differs.
     """
-    size = len(part.data) - part.left
-    calculated, stored = lookup3(part.data[:size]), part.take_number(4)
+    size = len(piece.data) - piece.left
+    calculated, stored = lookup3(piece.data[:size]), piece.take_number(4)
     if stored != calculated:
         text = f"{label}: Checksum does not match: stored {stored} vs. calculated {calculated}"
-        raise part.source.data_loss_error(part.offset - 4, text)
+        raise piece.source.data_loss_error(piece.offset - 4, text)
 
 
 def _add_words(words: list[int], block: bytes | memoryview) -> None:

@@ -23,9 +23,8 @@ def iterate_leaves(
     pending: list[tuple[int, int | None]] = [(address, None)]
     while pending:
         begin, parent_level = pending.pop()
-        source.visit_once(begin, "a node of a tree")
-        head = source.read_part(begin, 24, "a node of a tree")
-        head.expect_signature(b"TREE" + bytes([kind]), "a node of a tree")
+        signature = b"TREE" + bytes([kind])
+        head = source.read_structure(begin, 24, signature, "a node of a tree")
         level, count = head.take_number(1), head.take_number(2)
         if level > _MAX_DEPTH or (parent_level is not None and level != parent_level - 1):
             raise source.data_loss_error(begin + 5, f"a node of level {level} is out of place")

@@ -6,17 +6,15 @@ of an optimizer's class is a string here, and its configuration is plain JSON.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg._formats import atomic_write, format_detection
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.hdf5 import file
 from thalweg._formats.keras_files import archive, keras3, legacy
-from thalweg._formats.keras_files.config import OptimizerDescription
-from thalweg._formats.keras_files.file_source import open_source
 from thalweg._formats.keras_files.keras3 import Place
+from thalweg._formats.source import open_source
 from thalweg._formats.stored_tensor import StoredTensor
 
 
@@ -50,9 +48,7 @@ class KerasFile:
     package: str = ""
 
 
-def read(
-    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
-) -> KerasFile:
+def read(path: Path, progress: Progress | None = None) -> KerasFile:
     """Read a Keras file.
 
     Args:
@@ -68,21 +64,19 @@ def read(
     """
     with open_source(path, progress) as source:
         if source.begins_with(archive.MAGIC):
-            return _keras_file("keras", *keras3.read_archive(source))
+            description, optimizer, variables, places = keras3.read_archive(source)
+            return KerasFile("keras", *description, optimizer, variables, places)
         if not source.begins_with(file.MAGIC):
             with atomic_write.open_for_reading(path) as stream:
                 raise format_detection.refusal_error(source.title, stream, "file of Keras")
         group = file.root_group(source)
         if legacy.is_legacy(group):
-            return _keras_file("h5", *legacy.read(source, group))
-        return _keras_file("weights.h5", (None, None), *keras3.read_weights(source, group, {}))
+            description, optimizer, variables = legacy.read(source, group)
+            return KerasFile("h5", *description, optimizer, variables)
+        return KerasFile("weights.h5", None, None, *keras3.read_weights(source, group, {}))
 
 
-def _keras_file(kind: str, description: OptimizerDescription, *arrays: Any) -> KerasFile:
-    return KerasFile(kind, *description, *arrays)
-
-
-def is_keras_file(path: str | os.PathLike[str]) -> bool:
+def is_keras_file(path: Path) -> bool:
     """Return True if a file begins as a Keras file does; False if there is none.
 
     Zip archives must have the members of a `.keras` file.

@@ -57,18 +57,18 @@ def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
         raise source.data_loss_error(
             begin, f"{count} members, and {ENTRIES} are the most there can be"
         )
-    part = source.read_part(begin, size, "the list of members")
+    listing = source.read_part(begin, size, "the list of members")
     members: dict[str, ArchiveMember] = {}
     for _ in range(count):
-        offset, member = part.offset, _read_member(part)
+        offset, member = listing.offset, _read_member(listing)
         if member.name in members:
             raise source.data_loss_error(offset, f"the member {member.name!r} is there twice")
         if member.size > RATIO * member.stored_size:
             text = f"{member.name!r} has {member.stored_size} bytes that become {member.size}"
             raise source.data_loss_error(offset, f"{text}, more than {RATIO} times as many")
         members[member.name] = member
-    if part.left:
-        raise source.data_loss_error(part.offset, "there are more members than the archive says")
+    if listing.left:
+        raise source.data_loss_error(listing.offset, "there are more members than the archive says")
     if sum(member.stored_size for member in members.values()) > begin:
         raise source.data_loss_error(begin, "members overlap")
     return members
@@ -99,30 +99,30 @@ def _find_directory(source: SourceFile) -> tuple[int, int, int]:
     return record.take_number(8), record.take_number(8), record.take_number(8)
 
 
-def _read_member(part: FilePart) -> ArchiveMember:
+def _read_member(listing: FilePart) -> ArchiveMember:
     """Return the next member of the list."""
-    source, offset = part.source, part.offset
-    part.expect_signature(b"PK\1\2", "a member")
-    part.take(4)
-    flags, method = part.take_number(2), part.take_number(2)
-    part.take(4)
-    checksum = part.take_number(4)
-    sizes = [part.take_number(4), part.take_number(4)]
-    lengths = [part.take_number(2) for _ in range(3)]
-    part.take(8)
-    begin = part.take_number(4)
-    name, extra, _ = (part.take_part(length) for length in lengths)
+    source, offset = listing.source, listing.offset
+    listing.expect_signature(b"PK\1\2", "a member")
+    listing.take(4)
+    flags, method = listing.take_number(2), listing.take_number(2)
+    listing.take(4)
+    checksum = listing.take_number(4)
+    sizes = [listing.take_number(4), listing.take_number(4)]
+    lengths = [listing.take_number(2) for _ in range(3)]
+    listing.take(8)
+    begin = listing.take_number(4)
+    name, extra, _ = (listing.take_part(length) for length in lengths)
     stored_size, size, begin = _read_zip64(extra, sizes, begin)
-    title = _member_name(source, offset, bytes(name.data))
+    member_name = _member_name(source, offset, bytes(name.data))
     if flags & _ENCRYPTED:
-        raise source.unsupported_error(offset, f"the member {title!r} is encrypted")
+        raise source.unsupported_error(offset, f"the member {member_name!r} is encrypted")
     if method not in (_UNCOMPRESSED, _DEFLATED):
-        text = f"the member {title!r} is compressed by method {method}"
+        text = f"the member {member_name!r} is compressed by method {method}"
         raise source.unsupported_error(offset, text)
     if method == _UNCOMPRESSED and stored_size != size:
-        text = f"{title!r} has {stored_size} bytes and should have {size}"
+        text = f"{member_name!r} has {stored_size} bytes and should have {size}"
         raise source.data_loss_error(offset, text)
-    return ArchiveMember(title, method, checksum, stored_size, size, begin)
+    return ArchiveMember(member_name, method, checksum, stored_size, size, begin)
 
 
 def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int, int]:
@@ -145,8 +145,8 @@ def _member_name(source: SourceFile, offset: int, name: bytes) -> str:
         decoded = name.decode()
     except UnicodeDecodeError as error:
         raise source.data_loss_error(offset, f"the name {name[:40]!r} is not UTF-8") from error
-    parts = decoded.rstrip("/").split("/")
-    if "\\" in decoded or ":" in decoded or "\0" in decoded or {"", ".", ".."} & set(parts):
+    segments = decoded.rstrip("/").split("/")
+    if "\\" in decoded or ":" in decoded or "\0" in decoded or {"", ".", ".."} & set(segments):
         raise source.unsafe_error(offset, f"the member {decoded[:80]!r} would leave the folder")
     return decoded
 

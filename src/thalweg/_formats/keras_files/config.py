@@ -14,7 +14,7 @@ _KERAS_MODULES = ("keras", "tf_keras", "tensorflow", "builtins")
 OptimizerDescription = tuple[str | None, dict[str, Any] | None]
 
 
-def load_json(title: str, text: bytes) -> dict[str, Any]:
+def load_json(source: str, text: bytes) -> dict[str, Any]:
     """Return a JSON object.
 
     Raises:
@@ -23,17 +23,17 @@ def load_json(title: str, text: bytes) -> dict[str, Any]:
     try:
         decoded = json_text.loads(text)
     except InvalidConfigError as error:
-        raise InvalidConfigError(f"{title}: {error}") from error
+        raise InvalidConfigError(f"{source}: {error}") from error
     if not isinstance(decoded, dict):
-        raise InvalidConfigError(f"{title}: a description of something has names and values.")
+        raise InvalidConfigError(f"{source}: a description of something has names and values.")
     return as_object(decoded)
 
 
-def optimizer_of(title: str, description: object) -> OptimizerDescription:
+def optimizer_of(source: str, description: object) -> OptimizerDescription:
     """Return the class and the configuration of an optimizer in a file's description.
 
     Args:
-        title: The file, for errors.
+        source: The file, for errors.
         description: None, the name of a class, or a dictionary with name and configuration.
 
     Raises:
@@ -42,41 +42,41 @@ def optimizer_of(title: str, description: object) -> OptimizerDescription:
     if description is None:
         return None, None
     if isinstance(description, str):
-        return _check_class_name(title, description), None
+        return _check_class_name(source, description), None
     fields = as_object(description)
     if "class_name" not in fields:
-        raise InvalidConfigError(f"{title}: the optimizer has no class.")
+        raise InvalidConfigError(f"{source}: the optimizer has no class.")
     config = fields.get("config")
     if not isinstance(config, dict | None):
-        raise InvalidConfigError(f"{title}: the optimizer's configuration is {config!r:.80}.")
-    return _qualified_class_name(title, fields), None if config is None else as_object(config)
+        raise InvalidConfigError(f"{source}: the optimizer's configuration is {config!r:.80}.")
+    return _qualified_class_name(source, fields), None if config is None else as_object(config)
 
 
-def _qualified_class_name(title: str, fields: dict[str, Any]) -> str:
+def _qualified_class_name(source: str, fields: dict[str, Any]) -> str:
     """Return the class name of a serialized object, as "package>Name" unless Keras defines it.
 
     Keras 3 and `.keras` files keep the package, or the module of a class that is not registered, in
     a separate field. A class of yours called Adam must not be mistaken for that of Keras.
     """
-    name = _check_class_name(title, fields["class_name"])
+    name = _check_class_name(source, fields["class_name"])
     registered, module = fields.get("registered_name"), fields.get("module")
     # "Custom" is the package of classes that are registered without one, also of Keras' classes in
     # 2.11 to 2.15; but these have no registered name if there is a module.
     is_yours = "module" in fields and str(registered).startswith("Custom>")
     if isinstance(registered, str) and ">" in registered and not is_yours:
-        return _check_class_name(title, registered)
+        return _check_class_name(source, registered)
     if module is None and isinstance(registered, str):
         # Keras saves no module for classes of scripts.
         module = "__main__"
     if ">" in name or not isinstance(module, str) or module.split(".")[0] in _KERAS_MODULES:
         return name
-    return _check_class_name(title, f"{module}>{name}")
+    return _check_class_name(source, f"{module}>{name}")
 
 
-def _check_class_name(title: str, name: object) -> str:
+def _check_class_name(source: str, name: object) -> str:
     """Return the name of a class; raise InvalidConfigError unless it is a string."""
     if not isinstance(name, str) or not re.fullmatch(r"([\w .-]+>)?[\w ]+", name):
-        raise InvalidConfigError(f"{title}: the optimizer's class is {name!r:.80}, which is none.")
+        raise InvalidConfigError(f"{source}: the optimizer's class is {name!r:.80}, which is none.")
     return name
 
 

@@ -14,14 +14,20 @@ from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
 from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import archive as zipped
-from thalweg._formats.keras_files.arrays import Arrays, array_of
 from thalweg._formats.keras_files.config import (
     OptimizerDescription,
     layers_of,
     load_json,
     optimizer_of,
 )
-from thalweg._formats.keras_files.names import LAYERS, VARIABLES, by_number, variables_by_path
+from thalweg._formats.keras_files.names import (
+    LAYERS,
+    VARIABLES,
+    Arrays,
+    array_of,
+    by_number,
+    variables_by_path,
+)
 from thalweg._formats.source import SourceFile
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
@@ -82,23 +88,25 @@ def read_weights(
     Raises:
         UnsupportedCheckpointError: The file is not one of Keras.
     """
-    places = {f"{LAYERS}/{group}": number for number, group in enumerate(layers)}
+    positions = {f"{LAYERS}/{group}": index for index, group in enumerate(layers)}
 
     def place_of(path: str) -> tuple[int, object]:
-        return places.get("/".join(path.split("/")[:2]), len(places)), by_number(path)
+        return positions.get("/".join(path.split("/")[:2]), len(positions)), by_number(path)
 
-    owners = _variables_by_group(source, root)
-    ordered_groups = {path: owners[path] for path in sorted(owners, key=place_of)}
+    datasets_by_group = _variables_by_group(source, root)
+    ordered_groups = {
+        path: datasets_by_group[path] for path in sorted(datasets_by_group, key=place_of)
+    }
     optimizer: Arrays = {}
     for path in [path for path in ordered_groups if path.split("/")[0] == _OPTIMIZER]:
-        for number, dataset in enumerate(ordered_groups.pop(path)):
-            if dataset.name != f"{path}/{number}":
-                raise source.data_loss_error(0, f"{path}/{number} is missing")
+        for index, dataset in enumerate(ordered_groups.pop(path)):
+            if dataset.name != f"{path}/{index}":
+                raise source.data_loss_error(0, f"{path}/{index} is missing")
             optimizer[dataset.name] = array_of(dataset)
     variables = variables_by_path(root, ordered_groups, layers)
     groups = {dataset.name: dataset.name.rsplit("/", 2)[0] for dataset in variables.values()}
     locations = {
-        name: (places.get("/".join(dataset.name.split("/")[:2])), groups[dataset.name])
+        name: (positions.get("/".join(dataset.name.split("/")[:2])), groups[dataset.name])
         for name, dataset in variables.items()
     }
     return optimizer, {name: array_of(dataset) for name, dataset in variables.items()}, locations

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from thalweg._formats.hdf5.attributes import TextAttribute
 from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
-from thalweg._formats.keras_files.arrays import Arrays, array_of
 from thalweg._formats.keras_files.config import OptimizerDescription, load_json, optimizer_of
+from thalweg._formats.keras_files.names import Arrays, array_of
 from thalweg._formats.source import SourceFile
 
 _MODEL, _OPTIMIZER = "model_weights", "optimizer_weights"
@@ -37,10 +37,8 @@ def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays,
 
 def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> OptimizerDescription:
     """Return the class and configuration of the optimizer in a JSON attribute."""
-    title = f"{source.title}: {attribute.name}"
-    return optimizer_of(
-        title, load_json(title, b"".join(attribute.read_texts())).get("optimizer_config")
-    )
+    label = f"{source.title}: {attribute.name}"
+    return optimizer_of(label, load_json(label, b"".join(attribute.texts)).get("optimizer_config"))
 
 
 def _read_variables(source: SourceFile, model: Group) -> Arrays:
@@ -68,25 +66,25 @@ def _read_arrays(source: SourceFile, group: Group) -> Arrays:
         dataset = _find_member(source, group, name)
         if not isinstance(dataset, ArrayDataset):
             raise source.data_loss_error(0, f"{group.name}/{name} is no dataset")
-        title = name.removesuffix(":0")
-        if title in arrays:
+        array_name = name.removesuffix(":0")
+        if array_name in arrays:
             raise source.data_loss_error(0, f"{group.name!r} lists {name!r} twice")
-        arrays[title] = array_of(dataset)
+        arrays[array_name] = array_of(dataset)
     return arrays
 
 
-def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
+def _read_names(source: SourceFile, group: Group, list_name: str) -> Iterator[str]:
     """Yield the names of a list; a long one is in several attributes, numbered from 0."""
     attributes = group.attributes
-    if title not in attributes and f"{title}0" not in attributes:
-        raise source.data_loss_error(0, f"{group.name!r} has no {title!r}")
-    titles = (
-        [title]
-        if title in attributes
-        else [f"{title}{number}" for number in range(len(attributes))]
+    if list_name not in attributes and f"{list_name}0" not in attributes:
+        raise source.data_loss_error(0, f"{group.name!r} has no {list_name!r}")
+    attribute_names = (
+        [list_name]
+        if list_name in attributes
+        else [f"{list_name}{index}" for index in range(len(attributes))]
     )
-    for attribute in titles:
-        for text in attributes[attribute].read_texts() if attribute in attributes else []:
+    for attribute in attribute_names:
+        for text in attributes[attribute].texts if attribute in attributes else []:
             try:
                 yield text.decode()
             except UnicodeDecodeError as error:
@@ -96,8 +94,8 @@ def _read_names(source: SourceFile, group: Group, title: str) -> Iterator[str]:
 def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDataset:
     """Return the member at a path below a group; raise DataLossError if missing."""
     member: Group | ArrayDataset | None = group
-    for part in path.split("/"):
-        member = member.members.get(part) if isinstance(member, Group) else None
+    for segment in path.split("/"):
+        member = member.members.get(segment) if isinstance(member, Group) else None
     if member is None:
         raise source.data_loss_error(0, f"{group.name}/{path} is listed and not there")
     return member

@@ -1,4 +1,4 @@
-"""Names of variables that Keras 3 has numbered."""
+"""Arrays with the dtypes of Keras, and names of variables that Keras 3 has numbered."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from typing import Any
 
 from thalweg._formats.hdf5.datasets import ArrayDataset
 from thalweg._formats.hdf5.file import Group
+from thalweg._formats.stored_tensor import StoredTensor
+
+Arrays = dict[str, StoredTensor]
+
+
+def array_of(dataset: ArrayDataset) -> StoredTensor:
+    """Return the array of a dataset; two-byte elements with an attribute "dtype" may be
+    bfloat16.
+    """
+    attribute = dataset.attributes.get("dtype")
+    is_bfloat16 = (
+        attribute is not None and dataset.elements.size == 2 and attribute.texts == [b"bfloat16"]
+    )
+    return dataset.read("BF16" if is_bfloat16 else None)
+
 
 VARIABLES, LAYERS = "vars", "layers"  # names of groups
 
@@ -28,12 +43,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 def by_number(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key that orders names by their numbers: "dense_2" before "dense_10"."""
-    parts = re.split(r"(\d{1,18})", name)
-    return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts)
+    pieces = re.split(r"(\d{1,18})", name)
+    return tuple((1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces)
 
 
 def variables_by_path(
-    root: Group, owners: dict[str, list[ArrayDataset]], layers: dict[str, str]
+    root: Group, datasets_by_group: dict[str, list[ArrayDataset]], layers: dict[str, str]
 ) -> dict[str, ArrayDataset]:
     """Return variables by path, "dense/kernel": the layer's name in the model and the variable's.
 
@@ -41,16 +56,16 @@ def variables_by_path(
 
     Args:
         root: The root group.
-        owners: The numbered variables of each group that is called "vars".
+        datasets_by_group: The numbered variables of each group that is called "vars".
         layers: The names of the model's layers by their groups, as far as known.
     """
     variables: dict[str, ArrayDataset] = {}
-    for path, datasets in owners.items():
-        title = _layer_path(root, path, layers)
+    for path, datasets in datasets_by_group.items():
+        layer_names = _layer_path(root, path, layers)
         kind = re.sub(r"_\d+$", "", path.split("/")[-2]) if "/" in path else ""
         for dataset, variable_name in zip(datasets, _variable_names(kind, datasets), strict=True):
-            variables["/".join((*title, variable_name))] = dataset
-    all_datasets = [dataset for datasets in owners.values() for dataset in datasets]
+            variables["/".join((*layer_names, variable_name))] = dataset
+    all_datasets = [dataset for datasets in datasets_by_group.values() for dataset in datasets]
     if len(variables) < len(all_datasets):
         return {dataset.name: dataset for dataset in all_datasets}
     return variables
@@ -58,26 +73,28 @@ def variables_by_path(
 
 def _variable_names(kind: str, datasets: list[ArrayDataset]) -> list[str]:
     """Return the names of a layer's variables, or their numbers for unknown classes."""
-    numbers = [dataset.name.rpartition("/")[2] for dataset in datasets]
+    indices = [dataset.name.rpartition("/")[2] for dataset in datasets]
     names = _NAMES.get(kind, ())
-    if names[-1:] == ("bias",) and len(numbers) == len(names) - 1:
+    if names[-1:] == ("bias",) and len(indices) == len(names) - 1:
         names = names[:-1]
-    are_consecutive = numbers == [str(number) for number in range(len(names))]
-    return list(names) if names and are_consecutive else numbers
+    are_consecutive = indices == [str(index) for index in range(len(names))]
+    return list(names) if names and are_consecutive else indices
 
 
 def _layer_path(root: Group, path: str, layers: dict[str, str]) -> list[str]:
     """Return the names of the layers on a path; groups without a name are skipped."""
-    title: list[str] = []
+    layer_names: list[str] = []
     group: Any = root
-    for depth, part in enumerate(path.split("/")[:-1]):
-        group = group.members[part]
+    for depth, segment in enumerate(path.split("/")[:-1]):
+        group = group.members[segment]
         layer_name = (
-            layers.get(part, part) if depth == 1 and path.startswith(f"{LAYERS}/") else part
+            layers.get(segment, segment)
+            if depth == 1 and path.startswith(f"{LAYERS}/")
+            else segment
         )
-        if part != LAYERS:
-            title.append(_stored_name(group) or layer_name)
-    return title
+        if segment != LAYERS:
+            layer_names.append(_stored_name(group) or layer_name)
+    return layer_names
 
 
 def _stored_name(group: Group) -> str:
@@ -85,4 +102,4 @@ def _stored_name(group: Group) -> str:
     inner = group.members.get(VARIABLES)
     if not isinstance(inner, Group) or "name" not in inner.attributes:
         return ""
-    return b"".join(inner.attributes["name"].read_texts()).decode(errors="replace")
+    return b"".join(inner.attributes["name"].texts).decode(errors="replace")

@@ -25,7 +25,7 @@ from thalweg._graph.variables import GraphVariable
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import as_dtype
 
-_NUMBERS = {torch.float32: float, torch.float64: np.float64, torch.int32: int}  # as when given
+_SCALAR_TYPES = {torch.float32: float, torch.float64: np.float64, torch.int32: int}  # as when given
 
 
 @dataclass
@@ -34,20 +34,20 @@ class Captured:
 
     Attributes:
         fixed: Eager hyperparameters by name.
-        numbers: Names of hyperparameters that a run passes as numbers.
+        scalars: Names of hyperparameters that a run passes as Python numbers.
         inputs: Inputs of the operation, whose values are the arguments of `values_in_run`: the
-            numbers, and tensors by name, or by name and dtype for a schedule.
+            scalars, and tensors by name, or by name and dtype for a schedule.
     """
 
     fixed: dict[Any, Any]
-    numbers: list[str]
+    scalars: list[str]
     inputs: list[Any]
 
     def values_in_run(
-        self, numbers: Sequence[object], tensors: dict[object, object]
+        self, scalars: Sequence[object], tensors: dict[object, object]
     ) -> dict[Any, Any]:
         """Return {name: value} of all hyperparameters in a run, for `Hyperparameters.knowing`."""
-        values = {**self.fixed, **dict(zip(self.numbers, numbers, strict=True)), **tensors}
+        values = {**self.fixed, **dict(zip(self.scalars, scalars, strict=True)), **tensors}
         for key, value in tensors.items():
             if isinstance(key, tuple):
                 values[key] = as_step_scalar(key[0], value, key[1])
@@ -60,31 +60,37 @@ def capture_hypers(
     """Return the hyperparameters that an operation of an optimizer captures."""
     fixed = optimizer._hyper.all_of(values_by_function)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}
-    numbers = [name for name, value in symbols.items() if _is_number(value)]
-    tensors: dict[Any, Any] = {name: symbols[name] for name in symbols if name not in numbers}
+    scalars = [name for name, value in symbols.items() if _is_scalar(value)]
+    tensors: dict[Any, Any] = {name: symbols[name] for name in symbols if name not in scalars}
     for name, value in fixed.items():
-        if isinstance(value, LearningRateSchedule) and any(map(is_symbolic, _parts_of(value))):
+        if isinstance(value, LearningRateSchedule) and any(
+            map(is_symbolic, _list_attributes(value))
+        ):
             for kind in {compute_dtype(dtype) for dtype in dtypes}:
                 tensors[name, kind] = value(optimizer.iterations.to(as_dtype(kind)))
     # One operation, which reads all of them before anything is written in the run.
-    variables, output = [symbols[name] for name in numbers], Output(None, None, ())
+    variables, output = [symbols[name] for name in scalars], Output(None, None, ())
     read: Any = ()
     if variables:
-        read = operation(_read_numbers, variables, "ReadVariableOp", kind="pure", outputs=output)
-    return Captured(fixed, numbers, [read, tensors])
+        read = operation(_read_scalars, variables, "ReadVariableOp", kind="pure", outputs=output)
+    return Captured(fixed, scalars, [read, tensors])
 
 
-def _is_number(value: object) -> bool:
+def _is_scalar(value: object) -> bool:
     """Return True for a scalar variable whose value is passed as a number."""
-    return isinstance(value, GraphVariable) and value.shape == () and value.dtype in _NUMBERS
+    return isinstance(value, GraphVariable) and value.shape == () and value.dtype in _SCALAR_TYPES
 
 
-def _read_numbers(*leaves: Tensor) -> list[object]:
+def _read_scalars(*leaves: Tensor) -> list[object]:
     """Return the values of scalar variables as numbers, as the user would pass them."""
-    return [_NUMBERS[leaf.dtype](leaf.item()) for leaf in leaves]
+    return [_SCALAR_TYPES[leaf.dtype](leaf.item()) for leaf in leaves]
 
 
-def _parts_of(schedule: LearningRateSchedule) -> Iterator[object]:
+def _list_attributes(schedule: LearningRateSchedule) -> Iterator[object]:
     """Yield the attributes of a schedule and of nested schedules."""
-    for part in leaves_of(list(vars(schedule).values())):
-        yield from _parts_of(part) if isinstance(part, LearningRateSchedule) else (part,)
+    for attribute in leaves_of(list(vars(schedule).values())):
+        yield from (
+            _list_attributes(attribute)
+            if isinstance(attribute, LearningRateSchedule)
+            else (attribute,)
+        )

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg._base.execution_context import current_session, first_graph, get_default_session
-from thalweg._graph.keras.variables import OWN
+from thalweg._graph.keras.variables import OPTIMIZER_VARIABLES
 from thalweg._graph.session import Session
 from thalweg._graph.variables import GraphVariable
 from thalweg.errors import FailedPreconditionError
@@ -81,7 +81,7 @@ def _find_session(graph: object) -> Any:
 def _initialize_new(session: Session) -> Session:
     """Initialize the optimizer variables that have no value in a session; return the session."""
     if current_session() is not session:
-        variables = session.graph.get_collection(OWN)
+        variables = session.graph.get_collection(OPTIMIZER_VARIABLES)
         new = [var.initializer for var in variables if not session.is_initialized(var)]
         if new:
             session.run(new)

@@ -40,14 +40,15 @@ Step = Callable[[list[Any], list[Tensor]], None]
 
 def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> GradsAndVars:
     """Return (symbolic gradient or None, variable) pairs; frozen variables get None."""
-    own = [graph_variable_of(var) for var in variables]
-    for var in own:
+    symbols = [graph_variable_of(var) for var in variables]
+    for var in symbols:
         if not isinstance(var, SymbolicTensor):
             raise InvalidTypeError(f"{var!r} is no variable of the graph.")
-    found = gradients_of(loss, own, grad_loss)
+    grads = gradients_of(loss, symbols, grad_loss)
     frozen = map(is_frozen, variables)
     return [
-        (None if still else grad, var) for grad, var, still in zip(found, own, frozen, strict=True)
+        (None if is_constant else grad, var)
+        for grad, var, is_constant in zip(grads, symbols, frozen, strict=True)
     ]
 
 
@@ -62,19 +63,19 @@ def apply_gradients(
         return _add_empty_step(optimizer)
     pairs = as_pairs(grads_and_vars)
     pairs = with_gradients(pairs, titles_of([var for _, var in pairs]))
-    title = name or optimizer._name
+    name = name or optimizer._name
     if optimizer._is_recorded():
-        return add_step(optimizer, pairs, title, aggregates)
+        return add_step(optimizer, pairs, name, aggregates)
     replica = current_replica()
 
     def apply_own_gradients(grads: list[object], leaves: list[Tensor]) -> None:
         """Take the step with the values of a run."""
         with enter_replica(replica):
             # Not a subclass's own, which was called when the graph was built.
-            own = list(zip(grads, leaves, strict=True))
-            Optimizer.apply_gradients(optimizer, own, None, aggregates)
+            values = list(zip(grads, leaves, strict=True))
+            Optimizer.apply_gradients(optimizer, values, None, aggregates)
 
-    return _add_step(optimizer, apply_own_gradients, pairs, title)
+    return _add_step(optimizer, apply_own_gradients, pairs, name)
 
 
 def _add_step(

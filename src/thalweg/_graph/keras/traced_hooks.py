@@ -30,12 +30,14 @@ from thalweg.distribute.context import enter_update
 from thalweg.keras.optimizers.step_adapter import ApplyState, call
 
 
-def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggregates: bool) -> Any:
+def add_step(
+    optimizer: Any, grads_and_vars: Sequence[tuple[Any, Any]], name: str, aggregates: bool
+) -> Any:
     """Call the hooks of an optimizer once, as Keras' `apply_gradients` does, to build a step.
 
     Args:
         optimizer: The optimizer.
-        given: Gradients, none of them None, and variables.
+        grads_and_vars: Gradients, none of them None, and variables.
         name: The name of the step.
         aggregates: True if gradients are aggregated first.
 
@@ -47,9 +49,9 @@ def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
     """
     if optimizer._recorder is not None:
         optimizer._recorder.refuse_graph()
-    graph = first_graph(var for _, var in given)
+    graph = first_graph(var for _, var in grads_and_vars)
     with graph.as_default(), graph.as_one(), graph.name_scope(optimizer._name):
-        pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in given]
+        pairs = [(gradient_symbol(grad), graph_variable_of(var)) for grad, var in grads_and_vars]
         check_updates(pairs)
         called = optimizer._hyper.called()
         variables: Any = distinct([var for _, var in pairs])
@@ -72,20 +74,23 @@ def add_step(optimizer: Any, given: Sequence[tuple[Any, Any]], name: str, aggreg
 
 
 def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
-    """Return the (gradient, variable) pairs after the gradient hooks, validated."""
+    """Return the (gradient, variable) pairs that the gradient hooks return, without None gradients.
+
+    Variables that the hooks add get slots. Raise ValueError if no gradient is left.
+    """
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
-    known = {id(var) for var in optimizer._slots.owners()}
+    ids = {id(var) for var in optimizer._slots.owners()}  # of variables with slots
     for hook in (*before, "_transform_gradients"):
         with explain_errors(optimizer, hook):
             pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
-    found: list[Any] = [(gradient_symbol(grad), var) for grad, var in pairs if grad is not None]
-    if not found:
+    new_pairs: list[Any] = [(gradient_symbol(grad), var) for grad, var in pairs if grad is not None]
+    if not new_pairs:
         raise ValueError("The aggregator or transformer returned no gradients.")
-    check_updates(found)
-    new = [var for _, var in found if id(var) not in known]
-    if known and new:
-        optimizer._create_slots(distinct(new))
-    return found
+    check_updates(new_pairs)
+    slotless = [var for _, var in new_pairs if id(var) not in ids]
+    if ids and slotless:
+        optimizer._create_slots(distinct(slotless))
+    return new_pairs
 
 
 def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any:
@@ -102,17 +107,19 @@ def _add_count(
 ) -> object:
     """Return the operation that counts a step after its updates."""
 
-    def count_step(own: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
+    def count_step(leaf: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
-            run([counting(step if own is None else own), *optimizer._counting_calls({}, leaves)])
+            run([counting(step if leaf is None else leaf), *optimizer._counting_calls({}, leaves)])
 
     step = optimizer.iterations  # of eager mode, if a step was taken before there was a graph
     inputs = [
         by_reference(step) if is_symbolic(step) else None,
         [by_reference(var) for var in variables],
     ]
-    done = [made for made in updates if made is not None]
-    op = operation(count_step, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=done)
+    control_inputs = [update for update in updates if update is not None]
+    op = operation(
+        count_step, [*inputs, *read.inputs], "AssignAddVariableOp", control_inputs=control_inputs
+    )
     op.written += tuple(find_graph_state(optimizer, []))
     return op
 
@@ -124,42 +131,46 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
         with var.graph.control_dependencies(None):
             optimizer._create_all_weights([var])
         read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])
-    own = ApplyState(state or optimizer._prepare([var])).get((var.device, dtype), {})
-    usual: Any = None
+    constants = ApplyState(state or optimizer._prepare([var])).get((var.device, dtype), {})
+    decayed_rates: Any = None
     if not is_ours(optimizer._decayed_lr):
-        wide = torch.float64 if compute_dtype(dtype.to_real()) is np.float64 else torch.float32
-        usual = [optimizer._decayed_lr(dtype), optimizer._decayed_lr(wide)]
+        kind = torch.float64 if compute_dtype(dtype.to_real()) is np.float64 else torch.float32
+        decayed_rates = [optimizer._decayed_lr(dtype), optimizer._decayed_lr(kind)]
 
-    def run_rule(grad: Any, leaf: Tensor, rate: object, usual: object, *values: Any) -> None:
+    def run_rule(
+        grad: Any, leaf: Tensor, rate: object, decayed_rates: object, *values: Any
+    ) -> None:
         if grad is None:
             return
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
-            rates = _changed_rates(optimizer, leaf.dtype, rate, usual)
+            rates = _changed_rates(optimizer, leaf.dtype, rate, decayed_rates)
             optimizer._update_one(grad, leaf, None, rates)
 
-    inputs = [grad, by_reference(var), own.get("lr_t"), usual, *read.inputs]
+    inputs = [grad, by_reference(var), constants.get("lr_t"), decayed_rates, *read.inputs]
     op = operation(run_rule, inputs, f"ResourceApply{type(optimizer).__name__}")
     op.written += tuple(optimizer._slots.all_of(var).values())
     return op
 
 
-def _changed_rates(optimizer: Any, dtype: torch.dtype, rate: Any, usual: Any) -> dict[Any, float]:
+def _changed_rates(
+    optimizer: Any, dtype: torch.dtype, rate: Any, decayed_rates: Any
+) -> dict[Any, float]:
     """Return {dtype: learning rate} if hooks changed the rate of a step, else {}.
 
     Args:
         optimizer: The optimizer.
         dtype: The dtype of the variable.
         rate: The learning rate that `_prepare_local` stored, or None.
-        usual: Results of an overridden `_decayed_lr`, in the variable's dtype and in the
+        decayed_rates: Results of an overridden `_decayed_lr`, in the variable's dtype and in the
             compute dtype; None if it is not overridden.
     """
     kind = compute_dtype(dtype.to_real())
-    narrow, wide = usual or (None, None)
+    in_dtype, in_compute_dtype = decayed_rates or (None, None)
     if rate is not None:
-        expected = optimizer._decayed_lr(dtype) if narrow is None else narrow
+        expected = optimizer._decayed_lr(dtype) if in_dtype is None else in_dtype
         if float(rate) != float(expected):
             return {kind: float(rate)}
-    return {} if wide is None else {kind: float(wide)}
+    return {} if in_compute_dtype is None else {kind: float(in_compute_dtype)}
 
 
 def clip(pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool) -> list[Pair]:
@@ -169,14 +180,11 @@ def clip(pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool) -> 
     variables: list[Any] = [var for _, var in pairs]
 
     def clip_now(gradients: list[Any], leaves: list[Tensor]) -> list[object]:
-        own = [(grad, leaf) for grad, leaf in zip(gradients, leaves, strict=True)]
-        found, _ = transform_gradients(
-            [pair for pair in own if pair[0] is not None], transforms, flush
-        )
-        made = iter([grad for grad, _ in found])
-        return [None if grad is None else next(made) for grad, _ in own]
+        values = [pair for pair in zip(gradients, leaves, strict=True) if pair[0] is not None]
+        clipped = iter(transform_gradients(values, transforms, flush)[0])
+        return [None if grad is None else next(clipped)[0] for grad in gradients]
 
     dtypes = [var.dtype for var in variables]
     gradients = [grad for grad, _ in pairs]
-    made = made_of_gradients(clip_now, gradients, variables, name="clip", dtypes=dtypes)
-    return list(zip(made, variables, strict=True))
+    clipped = made_of_gradients(clip_now, gradients, variables, name="clip", dtypes=dtypes)
+    return list(zip(clipped, variables, strict=True))

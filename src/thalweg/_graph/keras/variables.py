@@ -11,19 +11,19 @@ from thalweg._graph.variable_creation import make_variable
 from thalweg._graph.variables import GraphVariable
 from thalweg.errors import FailedPreconditionError
 
-OWN = "keras_variables"  # a collection: what a session initializes by itself
+OPTIMIZER_VARIABLES = "keras_variables"  # a collection: what a session initializes by itself
 
 
 def variable(initial_value: object, name: str, trainable: bool = False) -> GraphVariable:
     """Return a new optimizer variable of the default graph, named below its name scope."""
-    title = f"{get_default_graph().scope}{name}"
-    return track(make_variable(initial_value, title, trainable=trainable))
+    full_name = f"{get_default_graph().scope}{name}"
+    return track(make_variable(initial_value, full_name, trainable=trainable))
 
 
 def track(variable: object) -> Any:
     """Make Keras sessions initialize a variable of a graph; return the variable."""
     if isinstance(variable, GraphVariable):
-        variable.graph.add_to_collection(OWN, variable)
+        variable.graph.add_to_collection(OPTIMIZER_VARIABLES, variable)
     return variable
 
 
@@ -35,9 +35,9 @@ def slot(var: GraphVariable, value: object, name: str) -> GraphVariable:
 def check_graph(variables: Iterable[Any], name: str) -> None:
     """Raise FailedPreconditionError if a variable is of another graph than the current one."""
     session = current_session()
-    own = graph_of() if session is None else session.graph
+    current_graph = graph_of() if session is None else session.graph
     for var in variables:
-        if is_symbolic(var) and var.graph is not own:
+        if is_symbolic(var) and var.graph is not current_graph:
             raise FailedPreconditionError(
                 f"'{var.name}' of the optimizer {name!r} is a variable of another graph. Make an"
                 " optimizer for each graph, and for eager mode."
@@ -46,8 +46,10 @@ def check_graph(variables: Iterable[Any], name: str) -> None:
 
 def find_graph_state(optimizer: Any, variables: Sequence[object]) -> list[GraphVariable]:
     """Return the slots and other optimizer variables in the graph that a step writes to."""
-    found: list[Any] = []
-    for each in optimizer._with_inner():
-        found += [slot for var in variables for slot in each._slots.all_of(var).values()]
-        found += [*each._own_children().values(), *each._added_weights]
-    return [var for var in found if isinstance(var, GraphVariable)]
+    state_variables: list[Any] = []
+    for member in optimizer._with_inner():
+        state_variables += [
+            slot for var in variables for slot in member._slots.all_of(var).values()
+        ]
+        state_variables += [*member._own_children().values(), *member._added_weights]
+    return [var for var in state_variables if isinstance(var, GraphVariable)]

@@ -3,9 +3,9 @@
 from thalweg.checkpoint.tensorflow.convert import convert
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
+    MixedPrecision,
     TensorFlowCheckpoint,
 )
-from thalweg.checkpoint.tensorflow.detection.mixed_precision import MixedPrecision
 from thalweg.checkpoint.tensorflow.load import load
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
 from thalweg.checkpoint.tensorflow.restore import restore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from thalweg._base.showing import show_value
 from thalweg._core import state
 from thalweg._formats import bundle, container
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.json_text import as_object
 from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.path_resolution import PathKind, locate_checkpoint
@@ -27,9 +28,8 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.load import load
-from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import with_axes
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import TargetTensors, with_axes
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import SAME, Place, Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.variable_mapping import permute_shape
 from thalweg.checkpoint.tensorflow.restore import choose_optimizer, restore
 from thalweg.checkpoint.tensorflow.save import save, tensors_of
@@ -46,9 +46,6 @@ FORMS = ("thalweg", "tf", "tf1")
 _ORIGIN = "tensorflow"  # the key in `extra` of a converted file
 _AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
 _NAMES = "names"  # the key of names and axes from the rules
-
-Path = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 
 
 def convert(
@@ -210,9 +207,8 @@ def _import(
     hyperparameters: dict[str, object],
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
     """Return (snapshot of the contents of a TensorFlow file, names of omitted entries)."""
-    _check_convertible(checkpoint)
-    places = _find_places(checkpoint, rules)
-    variables = _empty_variables(checkpoint, places)
+    targets = _find_destinations(checkpoint, rules)
+    variables = _empty_variables(checkpoint, targets)
     checkpoint, detected = choose_optimizer(
         checkpoint, TargetTensors.of(variables), optimizer, index, hyperparameters
     )
@@ -227,36 +223,38 @@ def _import(
     if detected is not None and detected.loss_scale:
         values = detected.loss_scale.items()
         origin[_LOSS_SCALE] = {name: tensor.array().item() for name, tensor in values}
-    if averages := _carried_averages(checkpoint, places):
+    if averages := _carried_averages(checkpoint, targets):
         origin[_AVERAGES] = {
-            str(places[name].target): with_axes(tensor.tensor(), places[name].axes)
+            str(targets[name].target): with_axes(tensor.tensor(), targets[name].axes)
             for name, tensor in averages.items()
         }
-    omitted = _omitted_names(checkpoint, places, detected, has_steps=counter is not None)
+    omitted = _omitted_names(checkpoint, targets, detected, has_steps=counter is not None)
     snapshot = save_restore.take_snapshot(
         optimizer=opt, variables=variables, extra={_ORIGIN: origin}, copies=False
     )
     # `thalweg diff` needs the names to find the variables.
     if not rules.keep_names:
-        names = {name: [place.target, place.axes] for name, place in places.items()}
+        names = {
+            name: [destination.target, destination.axes] for name, destination in targets.items()
+        }
         snapshot = replace(snapshot, document={**snapshot.document, _NAMES: names})
     return snapshot, omitted
 
 
 def _carried_averages(
-    checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place]
+    checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place]
 ) -> dict[str, StoredTensor]:
     """Return the moving averages that are converted, by the TensorFlow names of their variables."""
     return {
         name: tensor
         for name, tensor in checkpoint.averages.items()
-        if name in places and tensor.shape == checkpoint.variables[name].shape
+        if name in destinations and tensor.shape == checkpoint.variables[name].shape
     }
 
 
 def _omitted_names(
     checkpoint: TensorFlowCheckpoint,
-    places: Mapping[str, Place],
+    destinations: Mapping[str, Place],
     detected: FoundOptimizer | None,
     has_steps: bool,
 ) -> tuple[str, ...]:
@@ -265,13 +263,17 @@ def _omitted_names(
     class_name = getattr(checkpoint.source, "class_name", None)
     if detected is None and class_name is not None:
         notes = (f"{class_name}, of which there is no state",)
-    is_converted = {id(tensor): name in places for name, tensor in checkpoint.variables.items()}
-    is_converted |= {id(tensor): True for tensor in _carried_averages(checkpoint, places).values()}
+    is_converted = {
+        id(tensor): name in destinations for name, tensor in checkpoint.variables.items()
+    }
+    is_converted |= {
+        id(tensor): True for tensor in _carried_averages(checkpoint, destinations).values()
+    }
     counters = {name for name in checkpoint.counters if name.rpartition("/")[2] == GLOBAL_STEP}
     counters = (counters or {*checkpoint.counters}) if has_steps else set[str]()
     is_converted |= {id(tensor): name in counters for name, tensor in checkpoint.counters.items()}
     if detected is not None:
-        is_converted |= _carried_of_optimizer(checkpoint, places, detected)
+        is_converted |= _carried_of_optimizer(checkpoint, destinations, detected)
     if checkpoint.mixed is not None:
         is_converted |= {id(tensor): True for tensor in checkpoint.mixed.averages}
     names = (name for name, tensor in tensors.items() if not is_converted.get(id(tensor)))
@@ -280,7 +282,7 @@ def _omitted_names(
 
 
 def _carried_of_optimizer(
-    checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place], detected: FoundOptimizer
+    checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place], detected: FoundOptimizer
 ) -> dict[int, bool]:
     """Return {id of tensor: True if converted} for the tensors of an optimizer.
 
@@ -294,40 +296,41 @@ def _carried_of_optimizer(
         is_converted |= {id(tensors[name]): True for name in tensors if name.startswith(prefix)}
     is_converted |= {id(tensor): True for tensor in detected.scalars.values()}
     for name, slots in detected.slots.items():
-        is_converted |= {id(tensor): name in places for tensor in slots.values()}
+        is_converted |= {id(tensor): name in destinations for tensor in slots.values()}
     return is_converted
 
 
-def _find_places(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
+def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
     """Return the destinations of variables by TensorFlow's names, without omitted variables.
 
     Raises:
         CheckpointMismatchError: No rule matches a variable, or its axes do not fit.
     """
-    places: dict[str, Place] = {}
+    _check_convertible(checkpoint)
+    destinations: dict[str, Place] = {}
     missing: list[str] = []
     for name, tensor in checkpoint.variables.items():
         alias = checkpoint.other_names.get(name)
-        place = rules.place(name) or (rules.place(alias) if alias else None)
-        shape = None if place is None else permute_shape(tensor.shape, place.axes)
-        if shape is None or place is None:
-            hint = "" if place else f" ('{name} -> {name}' keeps its name)"
-            missing.append(f"no rule that fits is for {name!r}{hint}")
-        elif place.target is not None:
-            places[name] = place
+        destination = rules.place(name) or (rules.place(alias) if alias else None)
+        shape = None if destination is None else permute_shape(tensor.shape, destination.axes)
+        if shape is None or destination is None:
+            advice = "" if destination else f" ('{name} -> {name}' keeps its name)"
+            missing.append(f"no rule that fits is for {name!r}{advice}")
+        elif destination.target is not None:
+            destinations[name] = destination
     if missing:
         raise state.mismatch(missing, checkpoint.path, "Nothing was written.")
-    return places
+    return destinations
 
 
 def _empty_variables(
-    checkpoint: TensorFlowCheckpoint, places: Mapping[str, Place]
+    checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place]
 ) -> dict[str, Tensor]:
     """Return new variables of zeros by their new names, with the new shapes."""
     variables: dict[str, Tensor] = {}
-    for name, place in places.items():
-        tensor, target = checkpoint.variables[name], str(place.target)
-        shape = permute_shape(tensor.shape, place.axes) or ()
+    for name, destination in destinations.items():
+        tensor, target = checkpoint.variables[name], str(destination.target)
+        shape = permute_shape(tensor.shape, destination.axes) or ()
         zeros = torch.zeros(shape, dtype=dtype_of(tensor.dtype), device="cpu")
         variables[target] = Variable(zeros, target)
     return variables
@@ -341,8 +344,8 @@ def _export_arguments(
     The arguments are all except `prefix` and `progress`, by name. The optimizer and the variables
     are new objects with the contents of the file.
     """
-    variables, has_place = _empty_from_file(path)
-    choice: Any = None if has_place else False
+    variables, is_exportable = _empty_from_file(path)
+    choice: Any = None if is_exportable else False
     training = save_restore.restore(path, variables=variables, optimizer=choice, progress=progress)
     opt, extra = training.optimizer, as_object(training.extra)
     origin = as_object(extra.get(_ORIGIN))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
 from thalweg._formats import bundle, container, keras_files
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import ObjectGraph
-from thalweg._formats.container import Path
 from thalweg._formats.format_detection import reader_of
 from thalweg._formats.path_resolution import locate_checkpoint
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor
@@ -22,7 +22,7 @@ from thalweg.errors import UnsupportedCheckpointError
 
 def load(
     path: Path,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     *,
     names: Container[str] | None = None,
 ) -> TensorFlowCheckpoint:
@@ -50,9 +50,9 @@ def load(
     if location.writer == "thalweg":
         kind: Any = container.describe(location.path).document.get("kind")
         index = f"{os.fsdecode(path)}.index"
-        hint = f" TensorFlow's beside it is {index}." if os.path.isfile(index) else ""
+        advice = f" TensorFlow's beside it is {index}." if os.path.isfile(index) else ""
         raise UnsupportedCheckpointError(
-            f"{location.path} is a checkpoint of thalweg: {reader_of(kind)}.{hint}"
+            f"{location.path} is a checkpoint of thalweg: {reader_of(kind)}.{advice}"
         )
     contents = bundle.read(location.path, names, progress)
     graph = contents.graph

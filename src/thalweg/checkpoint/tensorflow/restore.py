@@ -20,19 +20,24 @@ from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
     TensorFlowCheckpoint,
 )
-from thalweg.checkpoint.tensorflow.detection.keras_classes import base_class_name, keras_class
 from thalweg.checkpoint.tensorflow.detection.keras_file import sorted_file
-from thalweg.checkpoint.tensorflow.detection.loss_scales import STEPS
 from thalweg.checkpoint.tensorflow.detection.object_checkpoint import sorted_objects
 from thalweg.checkpoint.tensorflow.detection.saver_names import sorted_names
-from thalweg.checkpoint.tensorflow.detection.scalars import as_count, count_of
-from thalweg.checkpoint.tensorflow.detection.slot_families import Family
-from thalweg.checkpoint.tensorflow.importers.keras import loading_keras, without_momentum
-from thalweg.checkpoint.tensorflow.importers.optimize_loss import (
+from thalweg.checkpoint.tensorflow.detection.scalars import STEPS, as_count, count_of
+from thalweg.checkpoint.tensorflow.detection.slot_families import (
+    Family,
+    base_class_name,
+    keras_class,
+)
+from thalweg.checkpoint.tensorflow.importers.loadings import (
     inner_of,
     is_training,
+    loading_keras,
     loading_training,
+    loading_v1,
     with_averages,
+    with_moving_averages,
+    without_momentum,
 )
 from thalweg.checkpoint.tensorflow.importers.optimizer_factory import (
     check_lost,
@@ -42,11 +47,9 @@ from thalweg.checkpoint.tensorflow.importers.optimizer_factory import (
     family_of,
     make_wrapped,
 )
-from thalweg.checkpoint.tensorflow.importers.v1 import loading_v1, with_moving_averages
 from thalweg.checkpoint.tensorflow.load import load
-from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import MappedTensors
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import MappedTensors, TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.errors import (
     CheckpointMismatchError,
     InvalidArgumentError,
@@ -350,5 +353,5 @@ def _prepare_optimizer(
     has_momentum = is_zero or (is_new and detected is not None and detected.family is not None)
     if has_momentum and getattr(opt, "_momentum", None) is False:
         slots = without_momentum(slots)
-    hypers = {} if is_new or detected is None else detected.hyperparameters
-    return loading_keras(opt, slots, scalars, hypers)
+    arguments = {} if is_new or detected is None else detected.hyperparameters
+    return loading_keras(opt, slots, scalars, arguments)

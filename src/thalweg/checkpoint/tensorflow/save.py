@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor
 
 from thalweg._formats import bundle
+from thalweg._formats.atomic_write import Path, Progress
 from thalweg._formats.bundle import ObjectGraph
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.export.export_contents import copy_contents
-from thalweg.checkpoint.tensorflow.export.object_checkpoint import as_objects
-from thalweg.checkpoint.tensorflow.export.saver_checkpoint import as_saver
+from thalweg.checkpoint.tensorflow.export.layouts import as_objects, as_saver
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 
 Kind = Literal["tf2", "tf1"]
 
 
 def save(
-    prefix: str | os.PathLike[str],
+    prefix: Path,
     optimizer: object,
     variables: object,
     rules: object = None,
@@ -29,7 +28,7 @@ def save(
     *,
     global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Write variables and an optimizer as a TensorFlow checkpoint.
 

@@ -1,4 +1,4 @@
-"""Correspondence of update rules to classes of `torch.optim`."""
+"""Classes of `torch.optim` that correspond to update rules, and the rules' hyperparameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
+from thalweg._base.execution_context import is_symbolic
+from thalweg._core.hyperparameters import as_hyper, is_number
 from thalweg.errors import InvalidTypeError
 
 # Keys that groups of a class have, and groups of the classes after it do not: state dicts do not
@@ -91,9 +96,9 @@ def _sgd_counterpart(
 ) -> Counterpart:
     """Return the counterpart of a rule for `torch.optim.SGD`; `note` is about the rate."""
     slots = {} if momentum is None else {"momentum": momentum}
-    hypers = _RATE if momentum is None else _MOMENTUM
+    names = _RATE if momentum is None else _MOMENTUM
     options = {"momentum": 0} if momentum is None else {"nesterov": nesterov}
-    return Counterpart("SGD", slots, hypers, rate=note, options=options)
+    return Counterpart("SGD", slots, names, rate=note, options=options)
 
 
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
@@ -115,8 +120,8 @@ def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False)
 
 def _adagrad_counterpart(epsilon: str = "") -> Counterpart:
     """Return the counterpart of a rule for `torch.optim.Adagrad`; `epsilon` is a note."""
-    hypers = _RATE if epsilon else {**_RATE, "epsilon": "eps"}
-    return Counterpart("Adagrad", {"accumulator": TorchEntry("sum")}, hypers, epsilon)
+    names = _RATE if epsilon else {**_RATE, "epsilon": "eps"}
+    return Counterpart("Adagrad", {"accumulator": TorchEntry("sum")}, names, epsilon)
 
 
 def _adadelta_counterpart(square: str, delta: str) -> Counterpart:
@@ -185,3 +190,68 @@ def counterpart_of(optimizer: object) -> Counterpart:
             f" there are those of {', '.join(NAMES)}."
         )
     return COUNTERPARTS[name]
+
+
+def constant_hypers(optimizer: Any) -> dict[str, float]:
+    """Return the hyperparameters of an optimizer that are numbers, not schedules or callables."""
+    values: dict[str, Any] = {}
+    if is_classic(optimizer):
+        attributes: dict[str, str] = getattr(optimizer, "HYPERS", {})
+        values = {name: getattr(optimizer, attribute) for name, attribute in attributes.items()}
+        values["weight_decay"] = getattr(optimizer, "_weight_decay", None)
+    else:
+        constants, exact = optimizer._hyper.numbers(), getattr(optimizer, "EXACT", {})
+        names = getattr(optimizer, "NAMES", {})
+        for hyper in optimizer._choose_rule().hypers:
+            constant = constants.get(names.get(hyper.name, hyper.name))
+            values[hyper.name] = (
+                getattr(optimizer, exact[hyper.name]) if hyper.name in exact else constant
+            )
+    return {name: _as_float(hyper) for name, hyper in values.items() if _is_constant(hyper)}
+
+
+def is_classic(optimizer: object) -> bool:
+    """Return True if an optimizer is one of `thalweg.v1`."""
+    return getattr(optimizer, "_needs_variables", False)
+
+
+def current_hypers(optimizer: Any) -> dict[str, float]:
+    """Return all hyperparameters as the next step will use them; schedules and callables are
+    called.
+    """
+    if is_classic(optimizer):
+        values: dict[str, Any] = optimizer._read_values()
+        names = [*getattr(optimizer, "HYPERS", {}), "decoupled_decay"]
+        floats = {
+            name: float(as_hyper(values[name], np.float64)) for name in names if name in values
+        }
+        if "decoupled_decay" in floats:
+            floats["weight_decay"] = floats.pop("decoupled_decay")
+        return floats
+    with optimizer._hyper:
+        scalars = optimizer._hyper_scalars(np.float64)
+    return {name: float(scalar) for name, scalar in scalars.items()}
+
+
+def beta_of(optimizer: Any, name: str) -> Any:
+    """Return a hyperparameter of a `thalweg.v1` optimizer as it was given, or a callable's
+    value.
+    """
+    return optimizer._call_if_callable(getattr(optimizer, optimizer.HYPERS[name]))
+
+
+def decay_of(optimizer: Any) -> float:
+    """Return the learning rate's `decay` of a Keras optimizer; 0 for others."""
+    has_decay = "decay" not in {hyper.name for hyper in optimizer._choose_rule().hypers}
+    return float(getattr(optimizer, "_initial_decay", 0.0)) if has_decay else 0.0
+
+
+def _is_constant(hyper: object) -> bool:
+    """Return True for hyperparameters that are numbers."""
+    is_scalar = isinstance(hyper, Tensor) and not is_symbolic(hyper) and hyper.numel() == 1
+    return is_number(hyper) or is_scalar
+
+
+def _as_float(hyper: Any) -> float:
+    """Return a number or scalar tensor as a float."""
+    return float(hyper.detach() if isinstance(hyper, Tensor) else hyper)

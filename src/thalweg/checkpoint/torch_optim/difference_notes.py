@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thalweg.checkpoint.torch_optim.counterparts import Counterpart
-from thalweg.checkpoint.torch_optim.hyperparameters import constant_hypers, decay_of
+from thalweg.checkpoint.torch_optim.counterparts import Counterpart, constant_hypers, decay_of
 from thalweg.checkpoint.torch_optim.parse_state_dict import Group, is_on, number_option
 from thalweg.errors import NumericsWarning, warn
 
@@ -22,24 +21,28 @@ def formula_notes(counterpart: Counterpart, epsilons: Sequence[float | None]) ->
 
 def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
     """Return notes on options of torch groups that the optimizer lacks or has different."""
-    hypers = constant_hypers(optimizer)
+    constants = constant_hypers(optimizer)
     notes: list[str] = []
     for name, key in counterpart.hypers.items():
         options = list(dict.fromkeys(number_option(group, key) for group in groups))
         option = key.replace(".0", "[0]").replace(".1", "[1]")
         if len(options) > 1:
             notes.append(f"the groups of torch have a {option} each, an optimizer here has one")
-        elif name in hypers and options[0] is not None and not _is_same(hypers[name], options[0]):
-            notes.append(f"{name} is {hypers[name]:g} here, in torch {option} is {options[0]:g}")
+        elif (
+            name in constants
+            and options[0] is not None
+            and not _is_same(constants[name], options[0])
+        ):
+            notes.append(f"{name} is {constants[name]:g} here, in torch {option} is {options[0]:g}")
     for group in groups:
-        notes += _notes_of_group(group, optimizer, hypers)
+        notes += _notes_of_group(group, optimizer, constants)
         for key, expected in counterpart.options.items():
             if key == "nesterov" and is_on(group, key) != expected:
                 notes.append(f"the momentum of torch is {'' if not expected else 'not '}Nesterov's")
     return list(dict.fromkeys(notes))
 
 
-def _notes_of_group(group: Group, optimizer: object, hypers: dict[str, float]) -> list[str]:
+def _notes_of_group(group: Group, optimizer: object, constants: dict[str, float]) -> list[str]:
     """Return notes on weight decay, maximization, dampening and rate decay of one group."""
     rate, decay = number_option(group, "lr") or 0.0, number_option(group, "weight_decay") or 0.0
     lr_decay = number_option(group, "lr_decay") or 0.0
@@ -52,11 +55,11 @@ def _notes_of_group(group: Group, optimizer: object, hypers: dict[str, float]) -
             f"torch decays the variables by {rate * decay:g} a step, nothing here does:"
             f" {_ADAM_W} would"
         )
-    elif is_decoupled and has_decay and not _is_same(hypers.get("weight_decay"), rate * decay):
+    elif is_decoupled and has_decay and not _is_same(constants.get("weight_decay"), rate * decay):
         notes.append(
-            f"weight_decay is {hypers['weight_decay']:g} here, in torch lr * weight_decay is"
+            f"weight_decay is {constants['weight_decay']:g} here, in torch lr * weight_decay is"
             f" {rate * decay:g}"
-            if "weight_decay" in hypers
+            if "weight_decay" in constants
             else "weight_decay is not multiplied by the learning rate here"
         )
     elif decay and not is_decoupled:
@@ -83,7 +86,7 @@ def _is_same(first: float | None, second: float | None) -> bool:
         return bool(np.float32(first) == np.float32(second))
 
 
-def warn_of(title: str, notes: Sequence[str]) -> None:
+def warn_of(subject: str, notes: Sequence[str]) -> None:
     """Warn of all notes in one NumericsWarning."""
     if notes:
-        warn(f"{title}: {'; '.join(notes)}.", NumericsWarning)
+        warn(f"{subject}: {'; '.join(notes)}.", NumericsWarning)

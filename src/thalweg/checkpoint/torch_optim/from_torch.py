@@ -8,11 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg._base.scalars import scalar_type
 from thalweg._base.showing import show_value
 from thalweg._core import state
+from thalweg._core.grads_and_vars import distinct
+from thalweg._core.hyperparameters import as_hyper
+from thalweg.checkpoint.step_inference import power_after
 from thalweg.checkpoint.torch_optim import difference_notes
-from thalweg.checkpoint.torch_optim.counterparts import Counterpart, counterpart_of
-from thalweg.checkpoint.torch_optim.hyperparameters import is_classic
+from thalweg.checkpoint.torch_optim.counterparts import (
+    Counterpart,
+    beta_of,
+    counterpart_of,
+    is_classic,
+)
 from thalweg.checkpoint.torch_optim.parse_state_dict import (
     Parameter,
     as_number,
@@ -20,8 +28,9 @@ from thalweg.checkpoint.torch_optim.parse_state_dict import (
     number_option,
     read,
 )
-from thalweg.checkpoint.torch_optim.state_layouts import load_keras, load_v1
 from thalweg.errors import InvalidArgumentError
+from thalweg.keras.optimizers.state_dict import FORMAT
+from thalweg.variable import name_of, to_tensor
 
 # Counts of the optimizer here, and of each parameter in torch.
 _COUNTS = ("step", "mu_product")
@@ -71,24 +80,24 @@ def from_torch(
         (1, [0.10000000149011612, 0.10000000149011612])
     """
     counterpart, saved_state = counterpart_of(into), read(state_dict)
-    title = f"From torch.optim.{saved_state.family} to {type(into).__name__}"
+    subject = f"From torch.optim.{saved_state.family} to {type(into).__name__}"
     if saved_state.family != counterpart.family:
         problem = (
             f"{type(into).__name__} goes on with the state of torch.optim.{counterpart.family}"
         )
-        raise state.mismatch([problem], title)
+        raise state.mismatch([problem], subject)
     pairs = match_parameters(saved_state, state_dict, variables)
-    owners, matched = into._owners(), [var for _, var in pairs]
+    owned, matched = into._owners(), [var for _, var in pairs]
     keys = dict(zip(map(id, matched), state.keys_of(matched), strict=True))
     trained = [(parameter, var) for parameter, var in pairs if _has_state(parameter)]
     steps = (
-        _counted_steps(saved_state.family, trained, keys, title)
+        _counted_steps(saved_state.family, trained, keys, subject)
         if step is None
         else _check_step(step)
     )
-    products = _momentum_products(trained, keys, title) if saved_state.family == "NAdam" else []
+    products = _momentum_products(trained, keys, subject) if saved_state.family == "NAdam" else []
     slots = {id(var): _slot_values(counterpart, parameter, var) for parameter, var in trained}
-    _check_surplus(counterpart, trained, keys, title)
+    _check_surplus(counterpart, trained, keys, subject)
     epsilons = [number_option(group, "eps") for group in saved_state.groups]
     notes = difference_notes.formula_notes(counterpart, epsilons)
     notes += difference_notes.option_notes(counterpart, saved_state.groups, into)
@@ -98,12 +107,12 @@ def from_torch(
             f"{', '.join(map(repr, untrained[:4]))} had no gradient yet, and will be corrected as"
             f" one that had {steps}"
         )
-    targets = [var for var in matched if id(var) in slots or any(var is owner for owner in owners)]
+    targets = [var for var in matched if id(var) in slots or any(var is owner for owner in owned)]
     if is_classic(into):
         load_v1(into, targets, slots, steps)
     else:
         load_keras(into, targets, slots, steps, *products[:1])
-    difference_notes.warn_of(title, notes)
+    difference_notes.warn_of(subject, notes)
 
 
 def _has_state(parameter: Parameter) -> bool:
@@ -112,7 +121,7 @@ def _has_state(parameter: Parameter) -> bool:
 
 
 def _check_surplus(
-    counterpart: Counterpart, trained: Pairs, keys: Mapping[int, str], title: str
+    counterpart: Counterpart, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> None:
     """Raise CheckpointMismatchError for torch state entries that no slot corresponds to."""
     expected = {*_COUNTS, *(slot.key for slot in counterpart.slots.values())}
@@ -123,11 +132,11 @@ def _check_surplus(
         if key not in expected and entry is not None
     ]
     if problems:
-        raise state.mismatch(problems, title)
+        raise state.mismatch(problems, subject)
 
 
 def _counted_steps(
-    class_name: str, trained: Pairs, keys: Mapping[int, str], title: str
+    class_name: str, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> int | None:
     """Return the step count of all parameters; None for SGD, which does not count.
 
@@ -140,23 +149,23 @@ def _counted_steps(
     problems: list[str] = []
     for parameter, var in trained:
         key, step = keys[id(var)], parameter.state.get("step")
-        number = as_number(step)
-        if number is None or not number.is_integer() or not 0 <= number < 2**63:
-            text = state.shown(step) if number is None else f"{number:g}"
+        step_count = as_number(step)
+        if step_count is None or not step_count.is_integer() or not 0 <= step_count < 2**63:
+            text = state.shown(step) if step_count is None else f"{step_count:g}"
             problems.append(f"'{key}' has the step {text}")
         # A count of 0 belongs to a state that torch made without a gradient.
-        elif number:
-            counts[key] = int(number)
+        elif step_count:
+            counts[key] = int(step_count)
     if problems:
-        raise state.mismatch(problems, title)
+        raise state.mismatch(problems, subject)
     first, steps = next(iter(counts.items()), ("", 0))
-    differing = [
+    mismatches = [
         f"'{key}' has taken {count} steps, '{first}' {steps}"
         for key, count in counts.items()
         if count != steps
     ]
-    if differing:
-        raise state.mismatch(differing, title, _ONE_COUNTER)
+    if mismatches:
+        raise state.mismatch(mismatches, subject, _ONE_COUNTER)
     return steps
 
 
@@ -167,7 +176,7 @@ def _check_step(step: object) -> int:
     return step
 
 
-def _momentum_products(trained: Pairs, keys: Mapping[int, str], title: str) -> list[float]:
+def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) -> list[float]:
     """Return the momentum products of NAdam of all parameters that have one.
 
     Raises:
@@ -184,7 +193,7 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], title: str) -> l
         if other != product
     ]
     if problems:
-        raise state.mismatch(sorted(problems), title)
+        raise state.mismatch(sorted(problems), subject)
     return list(products.values())
 
 
@@ -211,3 +220,70 @@ def _scale_slot(slot: Any, factor: float) -> object:
         return (tensor.double() * factor).to(tensor.dtype)
     except Exception:
         return slot
+
+
+def load_v1(
+    optimizer: Any, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
+) -> None:
+    """Set all slots and beta powers of a `thalweg.v1` optimizer; on an error set nothing.
+
+    Args:
+        variables: The variables; their missing slots are created.
+        slots: {id(variable): {name of slot: tensor}}.
+        steps: The number of steps, from which powers of beta are computed; None for 0.
+
+    Raises:
+        CheckpointMismatchError: A slot is missing, unknown, or has another shape.
+    """
+    state_dict: dict[str, Any] = {}
+    for key, var in zip(state.keys_of(variables), variables, strict=True):
+        state_dict |= {f"{key}/{name}": slot for name, slot in slots.get(id(var), {}).items()}
+    powers: dict[str, str] = getattr(optimizer, "POWERS", {}) if variables else {}
+    for name, hyper in powers.items():
+        beta = beta_of(optimizer, hyper)
+        power_tensor = optimizer._get_non_slot_variable(name)
+        power_tensor = to_tensor(beta) if power_tensor is None else power_tensor
+        dtype = scalar_type(power_tensor)
+        power = power_after(as_hyper(beta, dtype), steps or 0)
+        state_dict[name] = torch.full_like(power_tensor, float(power), requires_grad=False)
+    optimizer.load_state_dict(state_dict, variables or None)
+
+
+def load_keras(
+    optimizer: Any,
+    variables: Sequence[Tensor],
+    slots: Mapping[int, Any],
+    steps: int | None,
+    product: float = 1.0,
+) -> None:
+    """Set all slots and numbers of a `thalweg.keras` optimizer; on an error set nothing.
+
+    Args:
+        variables: The variables; their missing slots are created.
+        slots: {id(variable): {name of slot: tensor}}. All variables that have slots need an entry.
+        steps: The value of `iterations`; None keeps the present one.
+        product: Nadam's product of the momentum factors of all steps; other optimizers ignore it.
+
+    Raises:
+        CheckpointMismatchError: A slot is missing, unknown, or has another shape.
+    """
+    all_variables = distinct([*optimizer._slots.owners(), *variables])
+    names = state.distinct([name_of(var) for var in all_variables])
+    slots_by_name = {
+        name: slots.get(id(var), {}) for name, var in zip(names, all_variables, strict=True)
+    }
+    weights: dict[str, Tensor] = {}
+    for name in optimizer.EXTRA if slots else ():
+        weight = optimizer._extra_weights().get(name)
+        dtype = variables[0].dtype if weight is None else weight.dtype
+        weights[name] = torch.tensor(product, dtype=dtype, device="cpu")
+    iterations = optimizer.iterations.item() if steps is None else steps
+    state_dict = {
+        "class_name": type(optimizer).__name__,
+        "format": FORMAT,
+        "iterations": torch.tensor(iterations, dtype=torch.int64, device="cpu"),
+        "hyperparameters": {},
+        "weights": weights,
+        "slots": slots_by_name,
+    }
+    optimizer.load_state_dict(state_dict, variables or None)

@@ -232,13 +232,13 @@ def _parameter_indices(state_or_optimizer: object) -> dict[int, int]:
     return {id(param): index for index, param in enumerate(_parameters_of(state_or_optimizer))}
 
 
-def as_number(number: Any) -> float | None:
+def as_number(entry: Any) -> float | None:
     """Return a number, also from a tensor of one element; None for other values."""
     try:
-        if isinstance(number, Tensor):
-            number = kept(number).item() if flaw(number) is None else None
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        return float(number) if is_number else None
+        if isinstance(entry, Tensor):
+            entry = kept(entry).item() if flaw(entry) is None else None
+        is_scalar = isinstance(entry, int | float) and not isinstance(entry, bool)
+        return float(entry) if is_scalar else None
     except Exception:  # Tensor subclasses that fail, several elements, integers too large.
         return None
 

@@ -15,10 +15,11 @@ from thalweg._core.grads_and_vars import check_variables, distinct, flatten
 from thalweg._core.hyperparameters import as_hyper
 from thalweg.checkpoint.step_inference import steps_of
 from thalweg.checkpoint.torch_optim import difference_notes
-from thalweg.checkpoint.torch_optim.counterparts import Counterpart, counterpart_of
-from thalweg.checkpoint.torch_optim.hyperparameters import (
+from thalweg.checkpoint.torch_optim.counterparts import (
+    Counterpart,
     beta_of,
     constant_hypers,
+    counterpart_of,
     current_hypers,
     decay_of,
     is_classic,
@@ -69,10 +70,10 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
     check_variables(tensors)
     with optimizer._locked():
         slots = (_v1_slots if is_classic(optimizer) else _keras_slots)(optimizer, tensors)
-        hypers = current_hypers(optimizer)
+        values = current_hypers(optimizer)
         steps = _count_steps(optimizer) if step is None else step
-        group = _export_group(counterpart, optimizer, hypers, tensors)
-        states = _export_states(counterpart, optimizer, slots, hypers, steps)
+        group = _export_group(counterpart, optimizer, values, tensors)
+        states = _export_states(counterpart, optimizer, slots, values, steps)
     # Adagrad of torch has state before the first step.
     if counterpart.family == "Adagrad":
         initial = _slot_initial(optimizer, "accumulator")
@@ -83,9 +84,9 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
             }
             states.setdefault(index, param_state)
     family = "AdamW" if group.get("decoupled_weight_decay") else counterpart.family
-    notes = difference_notes.formula_notes(counterpart, [hypers.get("epsilon")])
-    title = f"From {type(optimizer).__name__} to torch.optim.{family}"
-    difference_notes.warn_of(title, notes + _describe_omissions(optimizer, hypers, group))
+    notes = difference_notes.formula_notes(counterpart, [values.get("epsilon")])
+    subject = f"From {type(optimizer).__name__} to torch.optim.{family}"
+    difference_notes.warn_of(subject, notes + _describe_omissions(optimizer, values, group))
     return {"state": dict(sorted(states.items())), "param_groups": [group]}
 
 
@@ -99,9 +100,11 @@ def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
     """Return the slots of each variable, also those loaded before their variables were known."""
     saved = optimizer.state_dict()["slots"]
-    owners = distinct([*optimizer._owners(), *variables])
-    names = state.distinct([name_of(var) for var in owners])
-    aliases = dict(zip(map(id, owners), zip(names, state.keys_of(owners)), strict=True))
+    all_variables = distinct([*optimizer._owners(), *variables])
+    names = state.distinct([name_of(var) for var in all_variables])
+    aliases = dict(
+        zip(map(id, all_variables), zip(names, state.keys_of(all_variables)), strict=True)
+    )
     slots: Slots = []
     for var in variables:
         empty: dict[str, Any] = {}
@@ -137,7 +140,7 @@ def _export_states(
     counterpart: Counterpart,
     optimizer: Any,
     slots: Slots,
-    hypers: dict[str, float],
+    values: dict[str, float],
     steps: int | None,
 ) -> dict[int, dict[str, Any]]:
     """Return torch's state of each parameter that has slots, by the parameter's index."""
@@ -157,10 +160,10 @@ def _export_states(
             product = optimizer._extra_weights()["momentum_cache"].detach()
             param_state["mu_product"] = product.to(torch.float32, copy=True)
         for name, entry in counterpart.slots.items():
-            if entry.may_lack and not hypers["momentum"]:
+            if entry.may_lack and not values["momentum"]:
                 continue
             param_state[entry.key] = _convert_slot(
-                param_slots[name], entry.rates, hypers["learning_rate"], name
+                param_slots[name], entry.rates, values["learning_rate"], name
             )
         states[index] = param_state
     return states
@@ -188,20 +191,20 @@ def _step_tensor(steps: int) -> Tensor:
 def _export_group(
     counterpart: Counterpart,
     optimizer: object,
-    hypers: dict[str, float],
+    values: dict[str, float],
     variables: Sequence[Tensor],
 ) -> dict[str, Any]:
     """Return the one group, with all options that this version of torch has."""
-    decouples = counterpart.family == "Adam" and bool(hypers.get("weight_decay"))
+    decouples = counterpart.family == "Adam" and bool(values.get("weight_decay"))
     cls = torch.optim.AdamW if decouples else getattr(torch.optim, counterpart.family)
     group = _default_options(cls)
     if decouples and "decoupled_weight_decay" in _default_options(torch.optim.Adam):
         group["decoupled_weight_decay"] = True
     group |= counterpart.options
-    _set_hypers(group, counterpart, hypers)
+    _set_hypers(group, counterpart, values)
     if "weight_decay" in group:
-        rate = hypers["learning_rate"]
-        group["weight_decay"] = hypers["weight_decay"] / rate if decouples and rate else 0.0
+        rate = values["learning_rate"]
+        group["weight_decay"] = values["weight_decay"] / rate if decouples and rate else 0.0
     if counterpart.family == "Adagrad" and decay_of(optimizer):
         constants = constant_hypers(optimizer)
         group["lr"] = constants.get("learning_rate", group["lr"])
@@ -220,23 +223,23 @@ def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, object]:
 
 
 def _set_hypers(
-    group: dict[str, Any], counterpart: Counterpart, hypers: Mapping[str, float]
+    group: dict[str, Any], counterpart: Counterpart, values: Mapping[str, float]
 ) -> None:
     """Set hyperparameters in a group by torch's names; "betas.0" is `betas[0]`."""
     for name, key in counterpart.hypers.items():
         key, _, index = key.partition(".")
         if index:
             pair = list(group[key])
-            pair[int(index)] = hypers[name]
+            pair[int(index)] = values[name]
             group[key] = tuple(pair)
         else:
-            group[key] = hypers[name]
-    if "epsilon" not in hypers and "eps" in group:
+            group[key] = values[name]
+    if "epsilon" not in values and "eps" in group:
         group["eps"] = 0.0
 
 
 def _describe_omissions(
-    optimizer: object, hypers: dict[str, float], group: dict[str, object]
+    optimizer: object, values: dict[str, float], group: dict[str, object]
 ) -> list[str]:
     """Return notes on options of the optimizer that torch has no option for."""
     notes: list[str] = []
@@ -244,7 +247,7 @@ def _describe_omissions(
         notes.append(f"the learning rate stays {group['lr']:g}, what the schedule gives now")
     elif decay_of(optimizer) and not group.get("lr_decay"):
         notes.append(f"the learning rate stays {group['lr']:g}, without its decay")
-    if hypers.get("weight_decay") and not group.get("decoupled_weight_decay"):
+    if values.get("weight_decay") and not group.get("decoupled_weight_decay"):
         notes.append("the decay of weights stays behind")
     options: dict[str, Any] = getattr(optimizer, "_clipping_options", dict)()
     set_options = [name for name, option in options.items() if option is not None]

@@ -35,8 +35,8 @@ def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]],
         else:
             dense.append((index, updated.detach()))
 
-    def make_parcel(places: Sequence[int], tensors_to_send: Sequence[Tensor]) -> _Parcel:
-        return _Parcel(shards, [tensors[index][0] for index in places], tensors_to_send)
+    def make_parcel(indices: Sequence[int], tensors_to_send: Sequence[Tensor]) -> _Parcel:
+        return _Parcel(shards, [tensors[index][0] for index in indices], tensors_to_send)
 
     large = {index for index, tensor in dense if tensor.nbytes >= _LARGE * shards.ranks.size}
     parcels = [make_parcel([index], [tensor]) for index, tensor in dense if index in large]
@@ -57,11 +57,13 @@ def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]],
 class _Parcel:
     """Tensors whose parts are sent in one message per rank."""
 
-    def __init__(self, shards: Shards, owners: Sequence[Tensor], updated: Sequence[Tensor]) -> None:
+    def __init__(
+        self, shards: Shards, variables: Sequence[Tensor], updated: Sequence[Tensor]
+    ) -> None:
         self._updated = updated
         self._flat = [flatten_like(tensor, tensor) for tensor in updated]
         self._views: list[list[Tensor]] = [[] for _ in range(shards.ranks.size)]
-        for var, elements in zip(owners, self._flat, strict=True):
+        for var, elements in zip(variables, self._flat, strict=True):
             for rank, start, stop in shards.pieces(var):
                 self._views[rank].append(elements[start:stop])
         self._rank = shards.ranks.rank

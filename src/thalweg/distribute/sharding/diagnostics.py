@@ -34,7 +34,7 @@ class RankMeasures(NamedTuple):
     known: npt.NDArray[np.bool_]
 
 
-def over_ranks(variables: Sequence[Tensor], parts: Sequence[RankMeasures]) -> list[RankMeasures]:
+def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) -> list[RankMeasures]:
     """Replace measurements of local parts by those of full variables; all ranks call this.
 
     If a rank failed, the others have NaN for sharded variables. Sums and counts are added in the
@@ -42,72 +42,80 @@ def over_ranks(variables: Sequence[Tensor], parts: Sequence[RankMeasures]) -> li
 
     Args:
         variables: All variables of the step, in the same order on all ranks.
-        parts: The measurements, at most one for each variable; updated in place. A rank that failed
-            passes none.
+        measures: The measurements, at most one for each variable; updated in place. A rank that
+            failed passes none.
 
     Returns:
-        `parts` as a list.
+        `measures` as a list.
     """
     cut = [var for var in variables if is_on_mesh(var)]
     row_by_id = {id(var): row for row, var in enumerate(cut)}
     shape = len(cut), len(MEASURED)
     numbers = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    is_known = torch.full(shape, 0 if parts else _UNAVAILABLE, dtype=torch.int64, device="cpu")
-    for part, rows, part_rows in _match_rows(parts, row_by_id):
-        flags = torch.from_numpy(part.known[part_rows])  # pyright: ignore[reportUnknownMemberType]
-        values: Any = part.numbers[part_rows]
+    is_measured = torch.full(
+        shape, 0 if measures else _UNAVAILABLE, dtype=torch.int64, device="cpu"
+    )
+    for measure, rows, measure_rows in _match_rows(measures, row_by_id):
+        flags = torch.from_numpy(measure.known[measure_rows])  # pyright: ignore[reportUnknownMemberType]
+        values: Any = measure.numbers[measure_rows]
         values = values if isinstance(values, Tensor) else torch.from_numpy(values)  # pyright: ignore
         numbers = numbers.to(values.device)
         numbers[rows] = torch.where(flags.to(values.device), values, 0.0)
-        is_known[rows] = flags.long()
+        is_measured[rows] = flags.long()
     for (mesh, *dims), rows in group_by_mesh(cut).items():
         for dim in dims:
-            part_rows, flags = _reduce_ranks(
-                numbers[rows], is_known[rows], Ranks(mesh.get_group(dim))
+            measure_rows, flags = _reduce_ranks(
+                numbers[rows], is_measured[rows], Ranks(mesh.get_group(dim))
             )
-            numbers[rows], is_known[rows] = part_rows.to(numbers.device), flags.cpu()
-    for part, rows, part_rows in _match_rows(parts, row_by_id):
-        flags = is_known[rows].numpy() == 1
+            numbers[rows], is_measured[rows] = measure_rows.to(numbers.device), flags.cpu()
+    for measure, rows, measure_rows in _match_rows(measures, row_by_id):
+        flags = is_measured[rows].numpy() == 1
         is_missing = torch.from_numpy(~flags).to(numbers.device)  # pyright: ignore[reportUnknownMemberType]
         totals = numbers[rows].masked_fill(is_missing, float("nan"))
-        if isinstance(part.numbers, Tensor):
-            part.numbers[part_rows] = totals
+        if isinstance(measure.numbers, Tensor):
+            measure.numbers[measure_rows] = totals
         else:
-            part.numbers[part_rows] = totals.cpu().numpy()
-        part.known[part_rows] = flags
-    return list(parts)
+            measure.numbers[measure_rows] = totals.cpu().numpy()
+        measure.known[measure_rows] = flags
+    return list(measures)
 
 
 def _match_rows(
-    parts: Sequence[RankMeasures], row_by_id: dict[int, int]
+    measures: Sequence[RankMeasures], row_by_id: dict[int, int]
 ) -> list[tuple[RankMeasures, list[int], list[int]]]:
     """Return (part, rows in the result, rows in the part) for each part that has DTensors."""
     matches: list[tuple[RankMeasures, list[int], list[int]]] = []
-    for part in parts:
-        part_rows = [index for index, var in enumerate(part.variables) if id(var) in row_by_id]
-        if part_rows:
+    for measure in measures:
+        measure_rows = [
+            index for index, var in enumerate(measure.variables) if id(var) in row_by_id
+        ]
+        if measure_rows:
             matches.append(
-                (part, [row_by_id[id(part.variables[index])] for index in part_rows], part_rows)
+                (
+                    measure,
+                    [row_by_id[id(measure.variables[index])] for index in measure_rows],
+                    measure_rows,
+                )
             )
     return matches
 
 
-def _reduce_ranks(numbers: Tensor, is_known: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+def _reduce_ranks(values: Tensor, is_measured: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Combine the measurements of local parts over `ranks`, all of which must call this function.
 
     Args:
-        numbers: (variables, `MEASURED`) in float64; unchanged.
-        is_known: Integers of the same shape: 0 for not measured, 1 for measured, 2 for failed.
+        values: (variables, `MEASURED`) in float64; unchanged.
+        is_measured: Integers of the same shape: 0 for not measured, 1 for measured, 2 for failed.
 
     Returns:
-        New tensors for `numbers` and `is_known`: columns of `numbers` in `PEAKS` have the largest
-        magnitude of a rank, the others the sum over ranks; `is_known` has the maximum.
+        New tensors for `values` and `is_measured`: columns of `values` in `PEAKS` have the largest
+        magnitude of a rank, the others the sum over ranks; `is_measured` has the maximum.
     """
     peaks = [MEASURED.index(name) for name in PEAKS]
-    totals = tree_sum(ranks.all_gather(numbers.to(ranks.device)))
+    totals = tree_sum(ranks.all_gather(values.to(ranks.device)))
     # As whole numbers, magnitudes have the same order, and NaN is the largest.
-    bits = numbers[:, peaks].to(ranks.device).abs().contiguous().view(torch.int64)
-    largest = torch.cat([bits, is_known.to(ranks.device)], dim=1)
+    bits = values[:, peaks].to(ranks.device).abs().contiguous().view(torch.int64)
+    largest = torch.cat([bits, is_measured.to(ranks.device)], dim=1)
     ranks.take_maximum(largest)
     totals[:, peaks] = largest[:, : len(peaks)].contiguous().view(torch.float64)
     return totals, largest[:, len(peaks) :]

@@ -44,7 +44,7 @@ class LocalShards:
 
     def __init__(self) -> None:
         self.checkpoint: str | None = None
-        self._parts: dict[int, tuple[Tensor, Tensor]] = {}
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
 
     def records(self, slot: Tensor) -> Tensor:
         """Return the local part of a slot; flattened if its dtype is uint8, an encoded slot."""
@@ -62,10 +62,10 @@ class LocalShards:
             return var
         local = to_local(var)
         local = local.view(-1) if is_flat else local
-        cached = self._parts.get(id(var))
+        cached = self._views.get(id(var))
         if cached is None or cached[0] is not var or not _is_same(cached[1], local):
             local._thalweg_name = name_of(var)  # pyright: ignore[reportAttributeAccessIssue]
-            cached = self._parts[id(var)] = var, local
+            cached = self._views[id(var)] = var, local
         return cached[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
@@ -144,8 +144,8 @@ class LocalStep:
         group: Optional. The ranks that have parts of the DTensors, if the step sends messages.
     """
 
-    def __init__(self, parts: LocalShards, group: MatrixProcessGroup | None = None) -> None:
-        self._parts, self._group = parts, group
+    def __init__(self, shards: LocalShards, group: MatrixProcessGroup | None = None) -> None:
+        self._shards, self._group = shards, group
 
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
@@ -187,16 +187,16 @@ class LocalStep:
                 raise InvalidArgumentError(
                     f"'{name_of(var)}' is a DTensor, which cannot have a constraint."
                 )
-        return [(self._local_gradient(grad, var), self._parts.part(var)) for grad, var in pairs]
+        return [(self._local_gradient(grad, var), self._shards.part(var)) for grad, var in pairs]
 
     def share_out(self, request: StepRequest) -> StepRequest:
         """Return the request over the local parts of variables, gradients and copies."""
         variables = request.variables
         copies = request.copies and [
-            None if copy is None else self._parts.part(copy) for copy in request.copies
+            None if copy is None else self._shards.part(copy) for copy in request.copies
         ]
         return request._replace(
-            variables=list(map(self._parts.part, variables)),
+            variables=list(map(self._shards.part, variables)),
             gradients=list(map(self._local_gradient, request.gradients, variables)),
             copies=copies,
             matrices=self._matrices_of(variables) if request.rule.passes else None,
@@ -214,17 +214,17 @@ class LocalStep:
         """Return the local part of a gradient; None and sparse gradients are returned unchanged."""
         if grad is None or isinstance(grad, IndexedSlices):
             return grad
-        return self._parts.cut(grad, var)
+        return self._shards.cut(grad, var)
 
     def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """Return reductions over full variables from those over local parts."""
         return DTensorReductions(parts, [var for _, var in pairs], self._group)
 
-    def diagnostics_of_whole(self, variables: Sequence[Tensor], parts: Any) -> Any:
+    def diagnostics_of_whole(self, variables: Sequence[Tensor], measures: Any) -> Any:
         """Return the diagnostics of full variables by `sharding.diagnostics.over_ranks`."""
         from thalweg.distribute.sharding.diagnostics import RankMeasures, over_ranks
 
-        return over_ranks(variables, [RankMeasures(*part) for part in parts])
+        return over_ranks(variables, [RankMeasures(*measure) for measure in measures])
 
     def begin_writing(self) -> None:
         """Wait until all ranks are about to write; called once, before the first write."""

@@ -18,13 +18,13 @@ class GatheredTensor(NamedTuple):
 
     Attributes:
         owner: The rank that holds the full tensor.
-        parts: The place of each rank's part in the full tensor, by rank.
+        shards: The place of each rank's part in the full tensor, by rank.
         local: This rank's part, or None. If it is `full_tensor`, nothing is copied.
         full_tensor: The full tensor on its owner, else None.
     """
 
     owner: int
-    parts: Mapping[int, ShardIndex]
+    shards: Mapping[int, ShardIndex]
     local: Any
     full_tensor: Any
 
@@ -40,16 +40,16 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
     for tensor in tensors:
         if tensor.owner != ranks.rank:
-            if ranks.rank in tensor.parts:
+            if ranks.rank in tensor.shards:
                 outgoing[tensor.owner].append(tensor.local)
             continue
-        for rank, part in tensor.parts.items():
+        for rank, shard_index in tensor.shards.items():
             if tensor.local is tensor.full_tensor:
                 continue
             if rank == ranks.rank:
-                part.write(tensor.full_tensor, tensor.local)
+                shard_index.write(tensor.full_tensor, tensor.local)
             else:
-                incoming[rank].append(_Target(tensor.full_tensor, part))
+                incoming[rank].append(_Target(tensor.full_tensor, shard_index))
     _exchange(ranks, outgoing, incoming, device)
 
 
@@ -64,13 +64,13 @@ def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.devic
     incoming: list[list[_Target]] = [[] for _ in range(ranks.size)]
     for tensor in tensors:
         if tensor.owner != ranks.rank:
-            if ranks.rank in tensor.parts:
+            if ranks.rank in tensor.shards:
                 incoming[tensor.owner].append(_Target(tensor.local, full_index(tensor.local.shape)))
             continue
-        for rank, part in tensor.parts.items():
+        for rank, shard_index in tensor.shards.items():
             if tensor.local is tensor.full_tensor:
                 continue
-            shard = part.read(tensor.full_tensor)
+            shard = shard_index.read(tensor.full_tensor)
             if rank == ranks.rank:
                 tensor.local.copy_(shard)
             else:
@@ -82,11 +82,11 @@ class _Target(NamedTuple):
     """Tensor that receives a part of itself from another rank."""
 
     tensor: Tensor
-    part: ShardIndex
+    shard_index: ShardIndex
 
     @property
     def nbytes(self) -> int:
-        return self.tensor.element_size() * prod(self.part.shape)
+        return self.tensor.element_size() * prod(self.shard_index.shape)
 
 
 def _exchange(
@@ -103,7 +103,7 @@ def _exchange(
         # Wide dtypes come first, so that each tensor is aligned in the buffer.
         for target in sorted(targets, key=lambda target: -target.tensor.element_size()):
             received_bytes = buffer[start : start + target.nbytes].view(target.tensor.dtype)
-            target.part.write(target.tensor, received_bytes.view(target.part.shape))
+            target.shard_index.write(target.tensor, received_bytes.view(target.shard_index.shape))
             start += target.nbytes
 
 

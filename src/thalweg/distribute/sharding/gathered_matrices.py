@@ -45,7 +45,7 @@ class GatheredMatrices:
     def __init__(
         self, group: MatrixProcessGroup, variables: Sequence[Tensor], request: StepRequest
     ) -> None:
-        self._group, self._rule, self._titles = group, request.rule, request.titles
+        self._group, self._rule, self._names = group, request.rule, request.titles
         self._kinds = [slot.name for slot in request.rule.shaped_slots]
         self._device = next(var.device for var in variables if is_on_mesh(var))
         self._full_shapes = [
@@ -58,14 +58,14 @@ class GatheredMatrices:
         ]
         self._rank, self._stacks = stacks_of(variables, request.rule, group.connected)
         self._variables = np.array([stack.variable for stack in self._stacks], np.int64)
-        self._parts = [self._parts_of(stack) for stack in self._stacks]
-        owners_variables = [request.variables[index] for index in self._variables]
+        self._shards = [self._locate_shards(stack) for stack in self._stacks]
+        stack_variables = [request.variables[index] for index in self._variables]
         groups: dict[Any, list[int]] = {}
-        for index, (var, stack) in enumerate(zip(owners_variables, self._stacks, strict=True)):
+        for index, (var, stack) in enumerate(zip(stack_variables, self._stacks, strict=True)):
             if stack.owner == self._rank:
                 groups.setdefault((stack.shape, var.dtype, var.device), []).append(index)
         self._batches = [
-            Batch(request.rule, owners_variables, members, shape)
+            Batch(request.rule, stack_variables, members, shape)
             for (shape, *_), members in groups.items()
         ]
         self._values = {
@@ -77,16 +77,16 @@ class GatheredMatrices:
             for var in request.variables
         ]
         for (name, index), values in self._values.items():
-            var = owners_variables[index]
+            var = stack_variables[index]
             if values.shape == var.shape and var.is_contiguous():
                 # The passes write to the memory of the stages.
                 self.made[self._variables[index]][name] = values
 
-    def _parts_of(self, stack: Stack) -> dict[str, dict[int, Part]]:
+    def _locate_shards(self, stack: Stack) -> dict[str, dict[int, Part]]:
         """Return {slot or pass value: {rank: part}} for a stack."""
         slot_shapes = self._full_shapes[stack.variable].items()
-        parts = {name: stack.slot_parts(shape) for name, shape in slot_shapes}
-        return parts | dict.fromkeys(self._rule.made, stack.parts())
+        shards = {name: stack.slot_parts(shape) for name, shape in slot_shapes}
+        return shards | dict.fromkeys(self._rule.made, stack.parts())
 
     def run_stage(
         self,
@@ -108,23 +108,23 @@ class GatheredMatrices:
             updates: Receives new slot values by the `id` of the slot, and caches gathered tensors.
         """
         columns = self._columns_of_stacks(columns)
-        due_indices = [*range(len(self._stacks))]
+        selected = [*range(len(self._stacks))]
         if stage.every > 1:
-            counts = zip(due_indices, counts_of(columns, due_indices), strict=True)
-            due_indices = [index for index, count in counts if is_due(count, stage.every)]
-        if not due_indices:
+            counts = zip(selected, counts_of(columns, selected), strict=True)
+            selected = [index for index, count in counts if is_due(count, stage.every)]
+        if not selected:
             return
         slot_names = {name for used in stage_inputs(stage) for name in used}
         names = [name for name in (*self._rule.made, *self._kinds) if name in slot_names]
         gathered_tensors: dict[tuple[str, int], GatheredTensor] = updates.gathered_tensors
-        variables = dict.fromkeys(self._stacks[index].variable for index in due_indices)
-        shapes = [(self._titles[index], self._full_shapes[index]) for index in variables]
+        variables = dict.fromkeys(self._stacks[index].variable for index in selected)
+        shapes = [(self._names[index], self._full_shapes[index]) for index in variables]
         self._group.meet(self._rule.name, shapes)
         # Earlier stages of the step have gathered, and may have changed, the others.
         new_tensors = {
             (name, index): self._gathered(name, index, slots)
             for name in names
-            for index in due_indices
+            for index in selected
             if (name, index) not in gathered_tensors
         }
         gather(self._group.ranks, [*new_tensors.values()], self._device)
@@ -134,7 +134,7 @@ class GatheredMatrices:
         tensors = [
             self._returned(name, index, gathered_tensors[name, index], new_slots)
             for name in returned
-            for index in due_indices
+            for index in selected
         ]
         scatter(self._group.ranks, tensors, self._device)
 
@@ -159,7 +159,7 @@ class GatheredMatrices:
 
     def _columns_of_stacks(self, columns: Columns) -> Columns:
         """Return the step scalars with one element per stack in place of one per variable."""
-        if np.array_equal(self._variables, range(len(self._titles))):
+        if np.array_equal(self._variables, range(len(self._names))):
             return columns
         by_variable = columns.by_variable.items()
         return columns._replace(
@@ -177,8 +177,8 @@ class GatheredMatrices:
         new_slot = new_slots.get((name, self._stacks[index].variable))
         if new_slot is None:
             return tensor
-        part = self._parts[index][name].get(self._rank)
-        return tensor._replace(local=None if part is None else part.view(new_slot))
+        shard = self._shards[index][name].get(self._rank)
+        return tensor._replace(local=None if shard is None else shard.view(new_slot))
 
     def _call_stage(
         self,
@@ -215,24 +215,24 @@ class GatheredMatrices:
         """Describe the tensor of a slot or pass value for the stack at `index`, before `gather`
         fills it.
         """
-        stack, parts = self._stacks[index], self._parts[index][name]
+        stack, shards = self._stacks[index], self._shards[index][name]
         is_slot = name in self._kinds
         tensor = (
             slots[stack.variable][self._kinds.index(name)].detach()
             if is_slot
             else self.made[stack.variable][name]
         )
-        local = parts[self._rank].view(tensor) if self._rank in parts else None
+        local = shards[self._rank].view(tensor) if self._rank in shards else None
         full_tensor: Tensor | None = None
         if stack.owner == self._rank and is_slot:
             shape = stack.slot_shape(self._full_shapes[stack.variable][name])
-            full_tensor = local if [*parts] == [self._rank] else tensor.new_empty(shape)
+            full_tensor = local if [*shards] == [self._rank] else tensor.new_empty(shape)
         elif stack.owner == self._rank:
             full_tensor = self._values[name, index]
             if local is not None and local.data_ptr() == full_tensor.data_ptr():
                 local = full_tensor
-        places = {rank: part.index for rank, part in parts.items()}
-        return GatheredTensor(stack.owner, places, local, full_tensor)
+        shard_indices = {rank: shard.index for rank, shard in shards.items()}
+        return GatheredTensor(stack.owner, shard_indices, local, full_tensor)
 
 
 def _local_shape(var: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def cut_dims(var: Tensor) -> list[int]:
 
 
 def describe_dtensors(
-    params: Sequence[Tensor], titles: Sequence[str], gradients: Sequence[Any]
+    params: Sequence[Tensor], names: Sequence[str], gradients: Sequence[Any]
 ) -> list[str]:
     """Return lines that must be equal on all ranks of a step over DTensors.
 
@@ -40,15 +40,15 @@ def describe_dtensors(
 
     Args:
         params: The DTensors.
-        titles: The name of each.
+        names: The name of each.
         gradients: The gradient of each, a tensor or None.
     """
     lines = [f"the number of DTensors: {len(params)}"]
-    for param, title, grad in zip(params, titles, gradients, strict=True):
+    for param, name, grad in zip(params, names, gradients, strict=True):
         placements = cast("Any", param).placements
         lines += [
-            f"'{title}': {dtype_name(param.dtype)} {tuple(param.shape)} {placements}",
-            f"the gradient of '{title}': {'none' if grad is None else dtype_name(grad.dtype)}",
+            f"'{name}': {dtype_name(param.dtype)} {tuple(param.shape)} {placements}",
+            f"the gradient of '{name}': {'none' if grad is None else dtype_name(grad.dtype)}",
         ]
     return lines
 
@@ -115,28 +115,28 @@ class MatrixProcessGroup:
             self._ranks = next(groups, None) or ranks_of(self.connected)
         return self._ranks
 
-    def check(self, rule: str, params: Sequence[Tensor], titles: Sequence[str]) -> None:
+    def check(self, rule: str, params: Sequence[Tensor], names: Sequence[str]) -> None:
         """Raise NotImplementedError for matrices whose parts these ranks cannot gather.
 
         Args:
             rule: The rule, as text.
-            params, titles: DTensors, with a name for each.
+            params, names: DTensors, with a name for each.
 
         Raises:
             NotImplementedError: A matrix has a placement that is neither `Shard` nor `Replicate`,
                 or parts that torch does not define.
         """
-        for param, title in zip(params, titles, strict=True):
+        for param, name in zip(params, names, strict=True):
             tensor = sharded_tensor(param)
             if not all(map(is_supported, tensor.placements)):
                 raise NotImplementedError(
-                    f"'{title}' is a DTensor of placements {tensor.placements}, and {rule} has"
+                    f"'{name}' is a DTensor of placements {tensor.placements}, and {rule} has"
                     " stages over whole matrices: each placement must be Shard or Replicate."
                 )
             if not are_known(param):
                 local: Any = cast("Any", param).to_local()
                 raise NotImplementedError(
-                    f"'{title}' has shape {tuple(tensor.shape)} and placements"
+                    f"'{name}' has shape {tuple(tensor.shape)} and placements"
                     f" {tensor.placements} on a mesh of {tensor.mesh_shape}, which do not divide"
                     f" its rows evenly: torch does not define its parts, of which that of this rank"
                     f" is {tuple(local.shape)}. Pad the parameter, or select another rule, such as"

@@ -87,13 +87,13 @@ class Stack(NamedTuple):
 
     def _parts_of(self, tensor: ShardedTensor | None, shape: tuple[int, ...]) -> dict[int, Part]:
         """Return the parts of the stack in a sharded tensor of full shape `shape`, by rank."""
-        parts: dict[int, Part] = {}
+        shards: dict[int, Part] = {}
         for rank, position in self.team.items():
             shard = full_index(shape) if tensor is None else tensor.shard(position)
-            part = Part(*shard.rows(*self._rows_of(shape))) if shape else Part(shard, 0)
-            if prod(part.index.shape):
-                parts[rank] = part
-        return parts
+            piece = Part(*shard.rows(*self._rows_of(shape))) if shape else Part(shard, 0)
+            if prod(piece.index.shape):
+                shards[rank] = piece
+        return shards
 
 
 def stacks_of(
@@ -112,8 +112,8 @@ def stacks_of(
         ranks: The numbers of the ranks in the default group. Teams and owners are indices of these.
     """
     layout, can_divide = rule.layout, bool(rule.layout.batch) and not draws(rule)
-    number_of = {rank: number for number, rank in enumerate(ranks)}
-    rank_number = number_of[distributed.get_rank()]
+    index_by_rank = {rank: local_rank for local_rank, rank in enumerate(ranks)}
+    this_rank = index_by_rank[distributed.get_rank()]
     complete: list[Stack] = []
     stacks: list[Stack] = []
     for index, var in enumerate(variables):
@@ -121,19 +121,19 @@ def stacks_of(
         if not var.numel():
             continue
         if not is_on_mesh(var):
-            complete.append(Stack(index, var.shape, rows, None, {rank_number: ()}, rank_number))
+            complete.append(Stack(index, var.shape, rows, None, {this_rank: ()}, this_rank))
             continue
         for team in teams(var.device_mesh, tuple(cut_dims(var))):  # pyright: ignore
-            if team.keys() & number_of.keys():
-                numbered = {number_of[rank]: position for rank, position in team.items()}
-                stack = Stack(index, var.shape, rows, sharded_tensor(var), numbered, rank_number)
+            if team.keys() & index_by_rank.keys():
+                numbered = {index_by_rank[rank]: position for rank, position in team.items()}
+                stack = Stack(index, var.shape, rows, sharded_tensor(var), numbered, this_rank)
                 stacks += _divide(stack) if can_divide else [stack]
-    owners = assign_owners(
+    assigned = assign_owners(
         [_work_of(stack, layout) for stack in stacks], [[*stack.parts()] for stack in stacks]
     )
-    owned = (stack._replace(owner=owner) for stack, owner in zip(stacks, owners, strict=True))
-    stacks = [*complete, *(stack for stack in owned if rank_number in stack.team)]
-    return rank_number, sorted(stacks, key=lambda stack: stack.variable)
+    owned = (stack._replace(owner=owner) for stack, owner in zip(stacks, assigned, strict=True))
+    stacks = [*complete, *(stack for stack in owned if this_rank in stack.team)]
+    return this_rank, sorted(stacks, key=lambda stack: stack.variable)
 
 
 def _divide(stack: Stack) -> Iterator[Stack]:
@@ -150,8 +150,8 @@ def _divide(stack: Stack) -> Iterator[Stack]:
 
 def _work_of(stack: Stack, layout: MatrixLayout) -> int:
     """Return the relative cost of a stage over the matrices of a stack, without unit."""
-    sides = [block.shape for block in layout.blocks(stack.shape)]
-    work = sum(rows * columns * min(rows, columns) for rows, columns in sides)
+    shapes = [block.shape for block in layout.blocks(stack.shape)]
+    work = sum(rows * columns * min(rows, columns) for rows, columns in shapes)
     return layout.matrix_sizes(stack.shape)[0] * work
 
 
@@ -163,10 +163,10 @@ def assign_owners(work: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[i
         ranks: The ranks that have parts of each matrix.
     """
     loads: dict[int, int] = {}
-    owners = [0] * len(work)
+    assigned = [0] * len(work)
     # Matrices without a choice load their ranks before others are spread.
     for index in sorted(range(len(work)), key=lambda k: (len(ranks[k]) > 1, -work[k])):
         owner = min(ranks[index], key=lambda rank: loads.get(rank, 0))
         loads[owner] = loads.get(owner, 0) + work[index]
-        owners[index] = owner
-    return owners
+        assigned[index] = owner
+    return assigned

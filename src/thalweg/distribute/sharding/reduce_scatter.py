@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from thalweg._base.context_managers import outside_inference
-from thalweg.distribute.buckets import copy_all, holders_of
-from thalweg.distribute.process_group import Pending, Ranks
+from thalweg.distribute.buckets import Bucket, copy_all, holders_of
+from thalweg.distribute.process_group import Ranks
 from thalweg.distribute.sharding.shards import Shards, flatten_like
 from thalweg.distribute.tree_reduction import tree_sum
 
 
-class Scatter:
+class Scatter(Bucket):
     """Variant of `Bucket` that returns only this rank's part of each sum.
 
     A rank receives its part from all ranks and adds in pairs, an order that does not depend on the
@@ -22,7 +22,7 @@ class Scatter:
     Args:
         shards: The assignment of elements to ranks.
         variables: All variables by index.
-        places: The indices of the tensors.
+        indices: The indices of the tensors.
         templates: Tensors of the same shapes, of one dtype and on one device.
     """
 
@@ -30,14 +30,14 @@ class Scatter:
         self,
         shards: Shards,
         variables: Sequence[Tensor],
-        places: Sequence[int],
+        indices: Sequence[int],
         templates: Sequence[Tensor],
     ) -> None:
-        self.places = list(places)
-        self._variables = {index: variables[index] for index in places}
+        self.indices = list(indices)
+        self._variables = {index: variables[index] for index in indices}
         self._shards = shards
         pieces = [
-            (piece, index) for index in places for piece in shards.pieces(self._variables[index])
+            (piece, index) for index in indices for piece in shards.pieces(self._variables[index])
         ]
         # The sort is stable: pieces of one rank keep their order.
         pieces.sort(key=lambda pair: pair[0].rank)
@@ -47,27 +47,26 @@ class Scatter:
             self._flat = templates[0].new_empty(
                 sum(piece.stop - piece.start for piece, _ in pieces)
             )
-        self._targets: dict[int, list[tuple[slice, Tensor]]] = {index: [] for index in places}
+        self._targets: dict[int, list[tuple[slice, Tensor]]] = {index: [] for index in indices}
         begin = 0
         for (rank, start, stop), index in pieces:
             target = self._flat[begin : begin + stop - start]
             self._targets[index].append((slice(start, stop), target))
             self._sizes[rank] += stop - start
             begin += stop - start
-        self._parts = self._flat.split(self._sizes)
-        rank, num_others = shards.ranks.rank, shards.ranks.size - 1
-        local_shard = self._parts[rank]
+        self._pieces = self._flat.split(self._sizes)
+        rank, num_remote = shards.ranks.rank, shards.ranks.size - 1
+        local_shard = self._pieces[rank]
         with outside_inference():
-            self._remote_shards = local_shard.new_empty(num_others, local_shard.numel())
+            self._remote_shards = local_shard.new_empty(num_remote, local_shard.numel())
         self._rank_shards = [*self._remote_shards.unbind()]
         self._rank_shards.insert(rank, local_shard)
-        self._pending: Pending | None = None
 
-    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the send buffers, at the indices `places`."""
+    def put(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Copy tensors into the send buffers, at the indices `indices`."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
-        for index, tensor in zip(places, tensors, strict=True):
+        for index, tensor in zip(indices, tensors, strict=True):
             elements = flatten_like(tensor, self._variables[index])
             for piece, target in self._targets[index]:
                 targets.append(target)
@@ -80,12 +79,7 @@ class Scatter:
 
     def send(self, ranks: Ranks, ordered: bool) -> None:
         """Start to send each rank its parts; sums are added in tree order for any `ordered`."""
-        self._pending = ranks.begin_exchanging(self._parts, self._rank_shards)
-
-    def wait(self) -> None:
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
+        self._pending = ranks.begin_exchanging(self._pieces, self._rank_shards)
 
     def wait_for_sums(self) -> dict[int, Tensor]:
         """Wait; return the sums of this rank's parts by index, in the shapes of the parts.

@@ -48,8 +48,8 @@ class ShardIndex(NamedTuple):
     def read(self, full: Tensor) -> Tensor:
         """Return the elements of the shard; a view of `full` if each dimension has one run."""
         for dim, runs in enumerate(self.runs):
-            parts = [full.narrow(dim, start, stop - start) for start, stop in runs]
-            full = parts[0] if len(parts) == 1 else cat([full.narrow(dim, 0, 0), *parts], dim)
+            pieces = [full.narrow(dim, start, stop - start) for start, stop in runs]
+            full = pieces[0] if len(pieces) == 1 else cat([full.narrow(dim, 0, 0), *pieces], dim)
         return full
 
     def write(self, full: Tensor, shard: Tensor) -> None:
@@ -91,19 +91,21 @@ def shard_index(
         position: The coordinate of the rank in the mesh.
     """
     runs = [*full_index(shape).runs]
-    for count, placement, number in zip(mesh_shape, placements, position, strict=True):
+    for count, placement, coordinate in zip(mesh_shape, placements, position, strict=True):
         if placement.is_replicate():
             continue
         dim, factor = placement.dim % len(shape), getattr(placement, "split_factor", 1)
         pieces = [_chunk(runs[dim], factor, piece) for piece in range(factor)]
-        runs[dim] = _merge_adjacent(run for piece in pieces for run in _chunk(piece, count, number))
+        runs[dim] = _merge_adjacent(
+            run for piece in pieces for run in _chunk(piece, count, coordinate)
+        )
     return ShardIndex(tuple(runs))
 
 
-def _chunk(runs: Sequence[Run], count: int, number: int) -> tuple[Run, ...]:
-    """Return the runs of chunk `number` of `count` chunks, cut as `torch.chunk` does."""
+def _chunk(runs: Sequence[Run], count: int, index: int) -> tuple[Run, ...]:
+    """Return the runs of chunk `index` of `count` chunks, cut as `torch.chunk` does."""
     size = -(-sum(stop - start for start, stop in runs) // count)
-    first, chunk_end = number * size, (number + 1) * size
+    first, chunk_end = index * size, (index + 1) * size
     chunk: list[Run] = []
     offset = 0
     for start, stop in runs:

@@ -40,13 +40,13 @@ class ShardedReductions:
     def __init__(
         self,
         shards: Shards,
-        parts: Reductions,
+        local_reductions: Reductions,
         pairs: Sequence[Pair],
         flush: bool,
-        meet: Callable[[], None],
+        synchronize: Callable[[], None],
     ) -> None:
-        self._shards, self._parts, self._pairs = shards, parts, pairs
-        self._flush, self._meet = flush, meet
+        self._shards, self._local_reductions, self._pairs = shards, local_reductions, pairs
+        self._flush, self._synchronize = flush, synchronize
 
     device = None
 
@@ -57,13 +57,15 @@ class ShardedReductions:
             NotImplementedError: The reduction is to leaves or measures.
         """
         if reduction.kind == "peaks":
-            peaks = as_array(self._parts.reduce(reduction, columns))
-            self._meet()
+            peaks = as_array(self._local_reductions.reduce(reduction, columns))
+            self._synchronize()
             return largest_over(peaks, [self._shards.ranks])
         if reduction.kind != "sums":
             raise NotImplementedError(f"shards have no {reduction.kind} of full variables")
         local_reduction = replace(reduction, kind="leaves")
-        local_results = cast("list[Float64]", self._parts.reduce(local_reduction, columns))
+        local_results = cast(
+            "list[Float64]", self._local_reductions.reduce(local_reduction, columns)
+        )
         sums = np.zeros((len(local_results), len(reduction.formulas)))
         dense: list[int] = []
         for index, (grad, var) in enumerate(self._pairs):
@@ -95,16 +97,16 @@ class ShardedReductions:
                 )
         width = local_leaves.shape[1]
         leaves = np.empty((int(counts.sum()), width))
-        parts = [
+        buffers = [
             torch.empty(sum(map(len, runs)), width, dtype=torch.float64, device=ranks.device)
             for runs in leaf_indices
         ]
-        parts[ranks.rank].copy_(torch.from_numpy(local_leaves))  # pyright: ignore[reportUnknownMemberType]
-        self._meet()
-        ranks.begin_sharing(parts).wait()
-        for runs, part in zip(leaf_indices, parts, strict=True):
+        buffers[ranks.rank].copy_(torch.from_numpy(local_leaves))  # pyright: ignore[reportUnknownMemberType]
+        self._synchronize()
+        ranks.begin_sharing(buffers).wait()
+        for runs, buffer in zip(leaf_indices, buffers, strict=True):
             if runs:
-                leaves[np.concatenate(runs)] = part.cpu().numpy()
+                leaves[np.concatenate(runs)] = buffer.cpu().numpy()
         return combine_leaves(leaves, counts)
 
 
@@ -122,26 +124,33 @@ class DTensorReductions:
     device = None
 
     def __init__(
-        self, parts: Reductions, variables: Sequence[Tensor], group: MatrixProcessGroup | None
+        self,
+        local_reductions: Reductions,
+        variables: Sequence[Tensor],
+        group: MatrixProcessGroup | None,
     ) -> None:
-        self._parts, self._group, self._cut = parts, group, group_by_mesh(variables)
+        self._local_reductions, self._group, self._cut = (
+            local_reductions,
+            group,
+            group_by_mesh(variables),
+        )
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks on the host; see `Reductions`."""
-        numbers = as_array(self._parts.reduce(reduction, columns))
+        values = as_array(self._local_reductions.reduce(reduction, columns))
         if self._group is not None:
-            cut_counts = [len(places) for places in self._cut.values()]
+            cut_counts = [len(rows) for rows in self._cut.values()]
             self._group.meet(cut_counts, *[len(reduction.formulas)] * (reduction.kind == "sums"))
         over_ranks = {"sums": sums_over, "peaks": largest_over}[reduction.kind]
         for (mesh, *dims), indices in self._cut.items():
             ranks = [Ranks(mesh.get_group(dim)) for dim in dims]
-            numbers[indices] = over_ranks(numbers[indices], ranks)
-        return numbers
+            values[indices] = over_ranks(values[indices], ranks)
+        return values
 
 
-def sums_over(numbers: Float64, groups: Sequence[Ranks]) -> Float64:
+def sums_over(values: Float64, groups: Sequence[Ranks]) -> Float64:
     """Return the sums of numbers over ranks, group after group, each in tree order."""
-    totals = torch.from_numpy(numbers)  # pyright: ignore[reportUnknownMemberType]
+    totals = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
     for ranks in groups:
         totals = tree_sum(ranks.all_gather(totals.to(ranks.device)))
     return totals.cpu().numpy()

@@ -32,9 +32,11 @@ class SharedStep:
         size: Bytes per message.
     """
 
-    def __init__(self, shards: Shards, sums: Mapping[int, Tensor], number: int, size: int) -> None:
-        self.shards, self._sums, self._number, self._size = shards, sums, number, size
-        self._is_writing, self._has_all_parts, self._order = False, False, 0
+    def __init__(
+        self, shards: Shards, sums: Mapping[int, Tensor], step_number: int, size: int
+    ) -> None:
+        self.shards, self._sums, self._step_number, self._size = shards, sums, step_number, size
+        self._is_writing, self._is_joined, self._order = False, False, 0
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """Return the pairs unchanged: full variables are in the memory of each rank."""
@@ -60,13 +62,13 @@ class SharedStep:
             )
         shards, variables = self.shards, request.variables
         self._order = shards.hash_order(variables)
-        parts: list[Any] = list(map(shards.part, variables))
+        local_variables: list[Any] = list(map(shards.part, variables))
         gradients: list[Any] = []
         slots = list(request.slots)
         for index, (grad, var) in enumerate(zip(request.gradients, variables, strict=True)):
             if isinstance(grad, IndexedSlices):
                 gradients.append(shards.own_rows(grad, var))
-                parts[index] = shards.as_rows(parts[index], var)
+                local_variables[index] = shards.as_rows(local_variables[index], var)
                 slots[index] = [shards.as_rows(slot, var) for slot in slots[index]]
             else:
                 local_sum = self._sums.get(id(var))
@@ -75,7 +77,9 @@ class SharedStep:
             None if copy is None else shards.writable_part(copy, var)
             for copy, var in zip(request.copies, variables, strict=True)
         ]
-        return request._replace(variables=parts, gradients=gradients, slots=slots, copies=copies)
+        return request._replace(
+            variables=local_variables, gradients=gradients, slots=slots, copies=copies
+        )
 
     def make_reductions(self, parts: Reductions, pairs: Sequence[Pair], flush: bool) -> Reductions:
         """Return reductions over full variables, which exchange messages with the other ranks."""
@@ -88,18 +92,18 @@ class SharedStep:
 
     def joining_calls(self, request: StepRequest) -> PostUpdateCall:
         """Return the call that exchanges updated parts after the writes of the step."""
-        rows_alone = request.rule.update_untouched is None
+        only_rows = request.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []
         copies = request.copies or [None] * len(request.variables)
         for var, grad, copy in zip(request.variables, request.gradients, copies, strict=True):
             updated = [var] if copy is None else [var, copy]
-            tensors += [(var, tensor, grad if rows_alone else None) for tensor in updated]
+            tensors += [(var, tensor, grad if only_rows else None) for tensor in updated]
 
         def join_step() -> None:
             """Exchange the updated parts; mark the variables as torn if that fails."""
-            with self.shards.mark_torn(self._number), no_grad():
+            with self.shards.mark_torn(self._step_number), no_grad():
                 join_parts(self.shards, tensors, self._size)
-            self._has_all_parts = True
+            self._is_joined = True
 
         return PostUpdateCall(join_step, "without the parts of other ranks")
 
@@ -115,15 +119,15 @@ class SharedStep:
             # An error during the writes already describes the state of the variables.
             if self._is_writing:
                 raise
-            raise self.shards.lost_error(error, fate_before_write(self._number)) from error
+            raise self.shards.lost_error(error, fate_before_write(self._step_number)) from error
         except ReplicaMismatchError:
             raise
         except BaseException as error:
             if not self._is_writing:
                 self._wait_for_ranks(error)
             # The other ranks write, and wait for parts that this rank cannot send.
-            elif not self._has_all_parts:
-                with self.shards.mark_torn(self._number):
+            elif not self._is_joined:
+                with self.shards.mark_torn(self._step_number):
                     raise
             raise
 
@@ -139,9 +143,9 @@ class SharedStep:
             )
 
 
-def fate_before_write(number: int) -> str:
+def fate_before_write(step_number: int) -> str:
     """Return a sentence about the variables if a rank is lost before the first write."""
     return (
-        f"In step {number} of this optimizer under this strategy; variables are as after step"
-        f" {number - 1} here, and may be mixed on other ranks."
+        f"In step {step_number} of this optimizer under this strategy; variables are as after step"
+        f" {step_number - 1} here, and may be mixed on other ranks."
     )

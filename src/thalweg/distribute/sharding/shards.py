@@ -1,11 +1,11 @@
-"""Shards of one optimizer's slots."""
+"""Shards of one optimizer's slots, which are pieces of variables."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,53 @@ from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._engines import layout
 from thalweg._engines.reduction_order import LEAF
+from thalweg.distribute.consistency_check import hash_bytes
 from thalweg.distribute.handshake import PendingCollective, RankMessage, report_error
 from thalweg.distribute.process_group import Ranks
-from thalweg.distribute.sharding.shard_layout import Piece, pieces_of
 from thalweg.errors import InvalidArgumentError, LayoutError, ReplicaLostError
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import name_of
+
+
+class Piece(NamedTuple):
+    """Range of elements of a variable, in row-major order, of one rank.
+
+    Attributes:
+        rank: The rank.
+        start, stop: The first element, and the one after the last.
+    """
+
+    rank: int
+    start: int
+    stop: int
+
+
+def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
+    """Divide the elements of a variable among ranks, in pieces that end where leaves of reductions
+    end.
+
+    Loads of ranks that differ by at most a leaf still do afterwards. Return at most one piece per
+    rank, in the order of elements.
+
+    Args:
+        size: The number of elements.
+        loads: The bytes that each rank has of other variables.
+        unit: The number of elements that stay together: those of a leaf, or all.
+    """
+    if not size:
+        return []
+    units = -(-size // unit)
+    base_count, num_longer = divmod(units, len(loads))
+    order = sorted(range(len(loads)), key=lambda rank: (loads[rank], rank))
+    counts = {rank: base_count + (position < num_longer) for position, rank in enumerate(order)}
+    # The last unit may be a short one: it is for the rank that has most of those that get one.
+    last_rank = order[num_longer - 1]
+    ranks = [rank for rank in range(len(loads)) if counts[rank] and rank != last_rank]
+    pieces: list[Piece] = []
+    for rank in [*ranks, last_rank]:
+        start = pieces[-1].stop if pieces else 0
+        pieces.append(Piece(rank, start, min(start + counts[rank] * unit, size)))
+    return pieces
 
 
 @dataclass
@@ -27,7 +68,7 @@ class _VariableLayout:
 
     # A strong reference, so that the variable's id stays unique.
     var: Tensor
-    number: int
+    index: int
     size: int
     strides: tuple[int, ...]
     pieces: list[Piece]
@@ -66,8 +107,7 @@ class Shards:
         """Hash of the layout, to compare ranks."""
         if self._digest is None:
             text = repr([(entry.size, entry.pieces) for entry in self._layouts.values()])
-            digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
-            self._digest = int.from_bytes(digest, "little")
+            self._digest = hash_bytes(text.encode())
         return self._digest
 
     def cut_new(self, variables: Sequence[Tensor]) -> None:
@@ -94,8 +134,8 @@ class Shards:
         """Assign the elements of a variable to ranks, all to one rank if `is_uncut`."""
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_uncut else LEAF)
-        number = self._layouts[id(var)].number if id(var) in self._layouts else len(self._layouts)
-        self._layouts[id(var)] = _VariableLayout(var, number, size, var.stride(), pieces, is_uncut)
+        index = self._layouts[id(var)].index if id(var) in self._layouts else len(self._layouts)
+        self._layouts[id(var)] = _VariableLayout(var, index, size, var.stride(), pieces, is_uncut)
         self._views.clear()
         for rank, start, stop in pieces:
             self._loads[rank] += (stop - start) * var.element_size()
@@ -104,10 +144,10 @@ class Shards:
     def has_rows(self, var: Tensor) -> bool:
         """Return True if parts of a variable are full rows, as sparse gradients require."""
         row_size, entry = var.shape[1:].numel(), self._layout_of(var)
-        has_whole_rows = (
+        are_rows_complete = (
             all(piece.stop % row_size == 0 for piece in entry.pieces) if row_size else True
         )
-        return entry.is_uncut or (var.is_contiguous() and has_whole_rows)
+        return entry.is_uncut or (var.is_contiguous() and are_rows_complete)
 
     def keep_whole(self, var: Tensor) -> None:
         """Assign all elements of a variable to the rank with the lowest load; move no data."""
@@ -117,7 +157,7 @@ class Shards:
 
     def hash_order(self, variables: Sequence[Tensor]) -> int:
         """Return a hash of the variables' numbers in the layout, in order, to compare ranks."""
-        return hash(tuple(self._layout_of(var).number for var in variables)) >> 1
+        return hash(tuple(self._layout_of(var).index for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
         """Return the pieces of a variable in the order of elements, at most one per rank."""
@@ -188,9 +228,9 @@ class Shards:
         """Return consecutive elements of this rank in the layout of `part(var)`."""
         if not (self._layout_of(var).is_uncut and elements.numel()):
             return elements
-        part = torch.empty_like(var, dtype=elements.dtype).detach()
-        flatten_like(part, var).copy_(elements)
-        return part
+        shard = torch.empty_like(var, dtype=elements.dtype).detach()
+        flatten_like(shard, var).copy_(elements)
+        return shard
 
     def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
         """Return a view of this rank's elements of `tensor`, to write to.
@@ -200,15 +240,15 @@ class Shards:
         Raises:
             LayoutError: `tensor` and `var` have different strides, so that a view is impossible.
         """
-        part = self.cut(tensor, var)
-        if part.numel() and part.untyped_storage().data_ptr() != (
+        shard = self.cut(tensor, var)
+        if shard.numel() and shard.untyped_storage().data_ptr() != (
             tensor.untyped_storage().data_ptr()
         ):
             raise LayoutError(
                 f"'{name_of(tensor)}' has strides {tensor.stride()}, and its master"
                 f" {var.stride()}: slots that are shared out need them alike."
             )
-        return part
+        return shard
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
         """Return the full value as a new tensor; all ranks call this.
@@ -235,17 +275,17 @@ class Shards:
             return shard.new_empty(0)
         full = torch.empty_like(var, dtype=shard.dtype, memory_format=torch.preserve_format)
         elements = flatten_like(full.detach(), var)
-        parts = [elements[:0]] * self.ranks.size
+        pieces = [elements[:0]] * self.ranks.size
         for rank, start, stop in self.pieces(var):
-            parts[rank] = elements[start:stop]
-        target = full if self._layout_of(var).is_uncut else parts[self.ranks.rank]
+            pieces[rank] = elements[start:stop]
+        target = full if self._layout_of(var).is_uncut else pieces[self.ranks.rank]
         if shard.numel():
             target.copy_(shard.detach())
         with self.between_steps():
             if self._collects:
-                self.ranks.collect(parts)
+                self.ranks.collect(pieces)
             else:
-                self.ranks.begin_sharing(parts).wait()
+                self.ranks.begin_sharing(pieces).wait()
         return full.detach()
 
     @contextlib.contextmanager
@@ -283,19 +323,19 @@ class Shards:
         )
 
     @contextlib.contextmanager
-    def mark_torn(self, number: int) -> Iterator[None]:
+    def mark_torn(self, step_number: int) -> Iterator[None]:
         """If the `with` block fails, raise that variables may be mixed of two steps; later calls
         raise, too.
 
         Args:
-            number: The number of the step, from 1.
+            step_number: The number of the step, from 1.
         """
         try:
             yield
         except BaseException as error:
             fate = (
-                f"Variables may be mixed: parts of them as after step {number} and parts as after"
-                f" step {number - 1}."
+                f"Variables may be mixed: parts of them as after step {step_number} and parts as"
+                f" after step {step_number - 1}."
             )
             self.ranks.give_up(f"rank {self.ranks.rank} has failed in the middle of a step.")
             lost_error = self.lost_error(error, fate)

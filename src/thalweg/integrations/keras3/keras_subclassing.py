@@ -41,11 +41,11 @@ class Variables(list[Any]):
 
     def __init__(self, of_keras: Sequence[object], thalweg_variables: Sequence[object]) -> None:
         super().__init__(of_keras)
-        self._own = thalweg_variables
+        self._weights = thalweg_variables
 
     def __call__(self) -> list[Any]:
         """Return the optimizer's weights, `iterations` first."""
-        return list(self._own)
+        return list(self._weights)
 
 
 class Lent(Optimizer):
@@ -55,14 +55,14 @@ class Lent(Optimizer):
     """
 
     _NOT_COPIED = (*Optimizer._NOT_COPIED, _LENDER)
-    _own_class: ClassVar[type[Optimizer]]
+    _base_class: ClassVar[type[Optimizer]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls._own_class(*args, **kwargs)
+        return cls._base_class(*args, **kwargs)
 
     def _blank(self) -> Optimizer:
         """Return an empty optimizer of the original class, for copies."""
-        return self._own_class.__new__(self._own_class)
+        return self._base_class.__new__(self._base_class)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         _, *arguments = super().__reduce_ex__(protocol)
@@ -77,7 +77,7 @@ class Lent(Optimizer):
         return getattr(vars(self)[_LENDER], name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        is_field = name in vars(self) or name in self._hyper or hasattr(self._own_class, name)
+        is_field = name in vars(self) or name in self._hyper or hasattr(self._base_class, name)
         if self._lends(name) and not is_field:
             setattr(vars(self)[_LENDER], name, value)
         else:
@@ -94,9 +94,9 @@ class Lent(Optimizer):
 
     def set_weights(self, weights: Sequence[object]) -> None:
         """Set the values of `get_weights`, or values for all of `variables`, as in Keras."""
-        lender = vars(self)[_LENDER]
-        if len(weights) == len(lender.variables) != len(self.weights):
-            lender.set_weights(weights)
+        keras_optimizer = vars(self)[_LENDER]
+        if len(weights) == len(keras_optimizer.variables) != len(self.weights):
+            keras_optimizer.set_weights(weights)
         else:
             super().set_weights(weights)
 
@@ -105,7 +105,7 @@ class Lent(Optimizer):
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Any:
         """Return an optimizer from a configuration, usable in Keras, too."""
-        return Lender(cls._own_class.from_config(config, custom_objects)).shown()
+        return Lender(cls._base_class.from_config(config, custom_objects)).shown()
 
 
 class _OfKeras(keras.optimizers.Optimizer):
@@ -117,11 +117,13 @@ class _OfKeras(keras.optimizers.Optimizer):
 @cache
 def _lent(base: type[Optimizer]) -> Any:
     """Return the class of optimizers of the class `base` that are in a model."""
-    lent = {name for name in dir(_OfKeras) if not name.startswith("__")}
-    lent = {name: _from_lender(name) for name in lent if not hasattr(Lent, name)}
-    lent = {name: attr for name, attr in lent.items() if not hasattr(base, name)}
+    properties = {name for name in dir(_OfKeras) if not name.startswith("__")}
+    properties = {name: _from_lender(name) for name in properties if not hasattr(Lent, name)}
+    properties = {name: attr for name, attr in properties.items() if not hasattr(base, name)}
     texts = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    cls: Any = type(base.__name__, (Lent, base, _OfKeras), {**lent, **texts, "_own_class": base})
+    cls: Any = type(
+        base.__name__, (Lent, base, _OfKeras), {**properties, **texts, "_base_class": base}
+    )
     register = keras.saving.register_keras_serializable
     return register("thalweg", f"{base.__module__}.{base.__qualname__}")(cls)
 

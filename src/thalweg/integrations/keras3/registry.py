@@ -28,14 +28,16 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
     return {"class_name": type(optimizer).__name__, "config": plain(optimizer)}
 
 
-def deserialize(written: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Optimizer:
+def deserialize(
+    serialized: dict[str, Any], custom_objects: dict[str, Any] | None = None
+) -> Optimizer:
     """Return the optimizer that `serialize` described."""
-    config = dict(written["config"])
+    config = dict(serialized["config"])
     for name, value in config.items():
         if isinstance(value, dict) and set(value) == {"keras"}:
             schedule = keras.saving.deserialize_keras_object(value["keras"], custom_objects)
             config[name] = KerasSchedule(schedule)
-    names = [written["class_name"], config.get("rule")]
+    names = [serialized["class_name"], config.get("rule")]
     schedules = [value for value in config.values() if isinstance(value, dict)]
     names += [schedule["class_name"] for schedule in schedules if "class_name" in schedule]
     registered = {
@@ -43,4 +45,4 @@ def deserialize(written: dict[str, Any], custom_objects: dict[str, Any] | None =
     }
     classes = {"RuleOptimizer": RuleOptimizer}
     classes |= {name: entry for name, entry in registered.items() if entry is not None}
-    return optimizers.deserialize({**written, "config": config}, classes)
+    return optimizers.deserialize({**serialized, "config": config}, classes)

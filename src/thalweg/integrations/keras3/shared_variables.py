@@ -42,15 +42,15 @@ def slot_variables(
         the order of `get_weights`, without `iterations`.
     """
     wrapped = optimizer.wrapped
-    places = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
+    vars_by_tensor = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
     slots = {id(slot): (owner, name) for owner, name, slot in wrapped._slots.triples()}
     pairs = []
     for weight in [*wrapped.weights[1:], *wrapped._added_weights]:
         owner, name = slots.get(id(weight), (None, _title(weight)))
-        if owner is not None and id(owner) not in places:
+        if owner is not None and id(owner) not in vars_by_tensor:
             continue  # the wrapped optimizer trains other variables besides
         if owner is not None:
-            name = f"{places[id(owner)].path.replace('/', '_')}_{name}"
+            name = f"{vars_by_tensor[id(owner)].path.replace('/', '_')}_{name}"
         variable = optimizer.add_variable(
             tuple(weight.shape),
             initializer=lambda shape, dtype, weight=weight: weight,

@@ -32,6 +32,7 @@ class Adadelta(BuiltIn):
     EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "rho")
     CONFIG_FIELDS = {"epsilon": "epsilon"}
+    MAY_LACK_ITERATIONS = True
 
     def __init__(
         self,
@@ -47,10 +48,6 @@ class Adadelta(BuiltIn):
         self.epsilon = as_epsilon(epsilon)
         self.rule = ADADELTA
 
-    def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
-        return self._with_iterations(weights)
-
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        return self._hyper_tensors(dtype, "epsilon", "rho")
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
+        return self._read_tensors(dtype, "epsilon", "rho")

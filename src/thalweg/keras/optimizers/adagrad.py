@@ -41,6 +41,7 @@ class Adagrad(BuiltIn):
         "initial_accumulator_value": "_initial_accumulator_value",
         "epsilon": "epsilon",
     }
+    MAY_LACK_ITERATIONS = True
 
     def __init__(
         self,
@@ -63,12 +64,8 @@ class Adagrad(BuiltIn):
         """Return the initial value of new slots of this name."""
         return self._initial_accumulator_value
 
-    def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
-        return self._with_iterations(weights)
-
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
-        hypers = self._hyper_tensors(dtype, "epsilon")
-        return {**hypers, "neg_lr_t": -state["lr_t"], "zero": zero}
+        tensors = self._read_tensors(dtype, "epsilon")
+        return {**tensors, "neg_lr_t": -state["lr_t"], "zero": zero}

@@ -90,7 +90,7 @@ class Adam(BuiltIn):
         return weights[: 1 + slots] if surplus and not self.amsgrad else weights
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
-        unbiased = torch.sqrt(1 - hypers["beta_2_power"]) / (1 - hypers["beta_1_power"])
-        return {**hypers, "lr": state["lr_t"] * unbiased}
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
+        tensors = {**self._read_tensors(dtype, "epsilon"), **self._read_betas(dtype)}
+        unbiased = torch.sqrt(1 - tensors["beta_2_power"]) / (1 - tensors["beta_1_power"])
+        return {**tensors, "lr": state["lr_t"] * unbiased}

@@ -53,8 +53,8 @@ class Adamax(BuiltIn):
         self.rule = ADAMAX
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
         zero = torch.zeros((), dtype=torch.int64, device="cpu")
-        hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
-        rate = -state["lr_t"] / (1 - hypers["beta_1_power"])
-        return {**hypers, "neg_scaled_lr": rate, "zero": zero}
+        tensors = {**self._read_tensors(dtype, "epsilon"), **self._read_betas(dtype)}
+        rate = -state["lr_t"] / (1 - tensors["beta_1_power"])
+        return {**tensors, "neg_scaled_lr": rate, "zero": zero}

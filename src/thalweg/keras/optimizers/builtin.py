@@ -31,11 +31,13 @@ class BuiltIn(RuleOptimizer):
         EXACT: Attributes that formulas read without rounding to float32, by the rule's names.
         CONFIG_HYPERS: Hyperparameters in the configuration, followed by "decay".
         CONFIG_FIELDS: Attributes of the other arguments in the configuration, by argument.
+        MAY_LACK_ITERATIONS: True if old checkpoints have weights without `iterations`.
     """
 
     EXACT: dict[str, str] = {}
     CONFIG_HYPERS: tuple[str, ...] = ()
     CONFIG_FIELDS: dict[str, str] = {}
+    MAY_LACK_ITERATIONS: bool = False
     epsilon: float
     NAMES = {"beta1": "beta_1", "beta2": "beta_2"}
 
@@ -64,7 +66,7 @@ class BuiltIn(RuleOptimizer):
         """Return the names of attributes, other than variables, that scalars depend on."""
         return tuple(self.EXACT.values())
 
-    def _hyper_tensors(self, dtype: object, *names: str) -> dict[str, Any]:
+    def _read_tensors(self, dtype: object, *names: str) -> dict[str, Any]:
         """Return hyperparameters, and epsilon if named, as 0-d CPU tensors by name."""
         hyper_names = [name for name in names if name != "epsilon"]
         tensors = {name: self._get_hyper(name, dtype) for name in hyper_names}
@@ -72,7 +74,7 @@ class BuiltIn(RuleOptimizer):
             tensors["epsilon"] = torch.tensor(self.epsilon, dtype=as_dtype(dtype), device="cpu")
         return tensors
 
-    def _beta_tensors(self, dtype: object) -> dict[str, Any]:
+    def _read_betas(self, dtype: object) -> dict[str, Any]:
         """Return both betas, their powers in this step and 1 - beta, as 0-d tensors by name."""
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         tensors: dict[str, object] = {}
@@ -85,9 +87,9 @@ class BuiltIn(RuleOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, from which `from_config` makes an equal optimizer."""
-        hypers = {name: self._serialize_hyperparameter(name) for name in self.CONFIG_HYPERS}
+        hyperparams = {name: self._serialize_hyperparameter(name) for name in self.CONFIG_HYPERS}
         fields = {name: getattr(self, field) for name, field in self.CONFIG_FIELDS.items()}
-        return {**Optimizer.get_config(self), **hypers, "decay": self._initial_decay, **fields}
+        return {**Optimizer.get_config(self), **hyperparams, "decay": self._initial_decay, **fields}
 
     @classmethod
     def from_config(
@@ -95,8 +97,8 @@ class BuiltIn(RuleOptimizer):
     ) -> Self:
         return super(RuleOptimizer, cls).from_config(config, custom_objects)
 
-    def _with_iterations(self, weights: list[object]) -> list[object]:
-        """Return weights with 0 iterations prepended if an old checkpoint lacks them."""
-        if len(self._weights) == len(weights) + 1:
+    def _adapted_weights(self, weights: list[object]) -> list[object]:
+        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
+        if self.MAY_LACK_ITERATIONS and len(self._weights) == len(weights) + 1:
             return [np.array(0), *weights]
         return weights

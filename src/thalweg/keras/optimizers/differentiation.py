@@ -20,18 +20,8 @@ from thalweg.variable import is_frozen, is_variable, titles_of
 class Differentiation:
     """Mixin of `Optimizer` that computes gradients."""
 
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[object, Tensor]],
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
-    ) -> Any:
-        """Apply gradients to variables; see `Optimizer.apply_gradients`."""
-        raise NotImplementedError
-
-    def _waited_for(self) -> AbstractContextManager[None]:
-        """Return a context manager for computing gradients, for which other replicas wait."""
-        raise NotImplementedError
+    apply_gradients: Callable[..., Any]
+    _waited_for: Callable[[], AbstractContextManager[None]]
 
     @untraced
     def minimize(
@@ -46,16 +36,17 @@ class Differentiation:
 
         Args:
             loss: A callable without arguments that returns the value to minimize, or a tensor
-                computed under `tape`.
+                computed under `tape`; in graph mode also a symbolic tensor.
             var_list: Required. List or tuple (nested if need be) of variables, or a callable that
                 returns one, called after `loss`. Variables frozen by `requires_grad_(False)` do not
                 change.
             grad_loss: Optional. Weights for the elements of the loss, in its shape.
-            name: Accepted for compatibility; eager steps have no name.
-            tape: Required when `loss` is a tensor.
+            name: Name of the operation in graph mode; eager steps have none.
+            tape: Required when `loss` is a tensor in eager mode.
 
         Returns:
-            `iterations`, or None if `var_list` is empty.
+            `iterations`, or None if `var_list` is empty. In graph mode the operation that takes the
+            step.
 
         Raises:
             ValueError: The loss is a tensor and there is no tape; no variable has a gradient.
@@ -90,7 +81,10 @@ class Differentiation:
         grad_loss: Tensor | None = None,
         tape: GradientTape | None = None,
     ) -> list[tuple[Any, Tensor]]:
-        """Hook: return gradient-variable pairs of a callable loss, or of a tensor and its tape."""
+        """Hook: return (gradient or None, variable) pairs of a loss; the arguments of `minimize`.
+
+        Without a tape for a callable loss a new one records it. Frozen variables are not watched.
+        """
         refuse_no_variables(var_list)
         if is_deferred(loss):
             symbol = graph_mode().variable_of(loss)
@@ -118,7 +112,7 @@ class Differentiation:
 
     @untraced
     def get_gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
-        """Return gradients of a loss tensor with respect to variables, not yet clipped.
+        """Return the gradient of a loss tensor for each variable of `params`, not clipped.
 
         Raises:
             ValueError: A variable has no gradient.
@@ -137,22 +131,26 @@ class Differentiation:
 
     @untraced
     def get_updates(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
-        """Apply the gradients of a loss tensor; return [result of `apply_gradients`]."""
+        """Take a step with the gradients of a loss tensor; return the result in a list.
+
+        The result is that of `apply_gradients`: `iterations`, or in graph mode an operation.
+        """
         gradients = self.get_gradients(loss, params)
         return [self.apply_gradients(zip(gradients, flatten(params), strict=True))]
 
 
 def _check_sources(sources: Sequence[object]) -> None:
     """Raise TypeError for a source that is neither a variable nor a tensor."""
+    # Plain tensors have gradients, too, as in TensorFlow; only a step needs variables.
     check_variables([x for x in sources if is_variable(x) or not isinstance(x, Tensor)])
 
 
 def _check_all(pairs: Iterable[tuple[object, object]]) -> None:
     """Raise ValueError for a pair without a gradient."""
     gradients, variables = zip(*pairs, strict=True)
-    for grad, title in zip(gradients, titles_of(variables), strict=True):
+    for grad, name in zip(gradients, titles_of(variables), strict=True):
         if grad is None:
             raise ValueError(
-                f"Variable {title} has `None` for gradient. Please make sure that all of your ops"
+                f"Variable {name} has `None` for gradient. Please make sure that all of your ops"
                 " have a gradient defined (i.e. are differentiable)."
             )

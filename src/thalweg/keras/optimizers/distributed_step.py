@@ -12,20 +12,21 @@ from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg.keras.optimizers.step_adapter import KerasStepAdapter, with_gradients
 from thalweg.variable import titles_of
 
-_EARLY_HOOKS = {"_transform_unaggregated_gradients", "_aggregate_gradients"}
+_FIRST_HOOK = "_transform_unaggregated_gradients"
 
 
 def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: bool) -> Any:
     """Run `Optimizer.apply_gradients` in the scope of a strategy or in one of its replicas."""
-    waits = aggregates and _is_summed(optimizer)
-    reporting = distribute.report_errors(optimizer) if waits else contextlib.nullcontext()
+    is_summed = aggregates and _is_summed(optimizer)
+    reporting = distribute.report_errors(optimizer) if is_summed else contextlib.nullcontext()
     with optimizer._lock, optimizer._plans.one_step(optimizer._name), optimizer._hyper, reporting:
         pairs = pairs if type(pairs) is list else as_pairs(pairs)
         if not pairs:
-            if waits and executing_eagerly():
+            # Other ranks wait for this one, even if it has no gradients.
+            if is_summed and executing_eagerly():
                 strategy = distribute.get_strategy()
                 distribute.sum_gradients(optimizer, strategy, [], fingerprint_of(optimizer))
-            return optimizer._step_over_nothing()
+            return optimizer._apply_nothing()
         if distribute.in_cross_replica_context() and current_session() is None:
             raise RuntimeError(
                 "`apply_gradients()` cannot be called in a cross-replica context. Call it in"
@@ -34,14 +35,14 @@ def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: b
         sums_first = aggregates and _sums_first(optimizer)
         hooks = optimizer._make_hooks(aggregates and not sums_first)
         if not sums_first:
-            if waits and executing_eagerly():
+            if is_summed and executing_eagerly():
                 pairs = distribute.fill_missing_gradients(as_pairs(pairs))
             fingerprint = fingerprint_of(optimizer)
             pairs, hooks.sharing = distribute.share_summed_step(
                 optimizer, pairs, hooks, optimizer._clipping, fingerprint
             )
         elif distribute.shards_of(optimizer) is not None:
-            pairs, hooks.sharing = _summed_in_parts(optimizer, as_pairs(pairs), hooks)
+            pairs, hooks.sharing = _sum_for_shards_of(optimizer, as_pairs(pairs), hooks)
         else:
             pairs = sum_over_replicas(optimizer, as_pairs(pairs))
         with distribute.enter_shared_step(hooks.sharing):
@@ -61,16 +62,14 @@ def waited_for(optimizer: object) -> AbstractContextManager[None]:
 def sum_over_replicas(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return pairs of the gradient sums over all replicas and their variables."""
     strategy = distribute.get_strategy()
-    return _all_of(
+    return _warn_about_missing(
         pairs, distribute.sum_gradients(optimizer, strategy, pairs, fingerprint_of(optimizer))
     )
 
 
 def _sums_first(optimizer: Any) -> bool:
     """Return True if only the sum over replicas precedes `_transform_gradients`."""
-    if optimizer._aggregator is not None or replicas() == 1:
-        return False
-    return _EARLY_HOOKS.isdisjoint(optimizer._overridden_hooks())
+    return _is_summed(optimizer) and _FIRST_HOOK not in optimizer._overridden_hooks()
 
 
 def _is_summed(optimizer: Any) -> bool:
@@ -80,7 +79,7 @@ def _is_summed(optimizer: Any) -> bool:
     return "_aggregate_gradients" not in optimizer._overridden_hooks()
 
 
-def _summed_in_parts(
+def _sum_for_shards_of(
     optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasStepAdapter
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
     """Return (gradient, variable) pairs and the sharded step, with gradients summed.
@@ -94,7 +93,7 @@ def _summed_in_parts(
     summed_pairs, step = distribute.sum_for_shards(
         optimizer, strategy, pairs, fingerprint, hooks, scatters=not needs_full_sums
     )
-    return _all_of(pairs, summed_pairs), step
+    return _warn_about_missing(pairs, summed_pairs), step
 
 
 def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
@@ -113,7 +112,7 @@ def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
     return distribute.StepFingerprint(words_of_step, numbers_of_step)
 
 
-def _all_of(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:
+def _warn_about_missing(pairs: list[Pair], sums: list[Pair]) -> list[Pair]:
     """Return the sums; warn about variables without a gradient on any rank."""
     if len(sums) < len(pairs):
         summed_ids = {id(var) for _, var in sums}

@@ -81,12 +81,12 @@ class Ftrl(BuiltIn):
             "l2_regularization_strength": l2_regularization_strength,
             "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
         }
-        numbers = {key: as_number(key, value) for key, value in signed_options.items()}
-        for key, value in numbers.items():
+        values = {key: as_number(key, value) for key, value in signed_options.items()}
+        for key, value in values.items():
             if value < 0.0:
                 raise ValueError(f"{key} {value:f} needs to be positive or zero")
-        self._initial_accumulator_value = numbers.pop("initial_accumulator_value")
-        self._l2_shrinkage_regularization_strength = numbers.pop(
+        self._initial_accumulator_value = values.pop("initial_accumulator_value")
+        self._l2_shrinkage_regularization_strength = values.pop(
             "l2_shrinkage_regularization_strength"
         )
         self._set_learning_rate(learning_rate, kwargs)
@@ -113,7 +113,10 @@ class Ftrl(BuiltIn):
         return (*super()._exact_names(), "_l2_shrinkage_regularization_strength")
 
     def _scalar(self, name: str, dtype: Dtype) -> Any:
-        """Return a hyperparameter as a scalar of a compute dtype."""
+        """Return a hyperparameter as a scalar of a compute dtype; None for `l2_shrinkage`.
+
+        `_hyper_scalars` sets `l2_shrinkage`, which is an attribute and no hyperparameter.
+        """
         return None if name == "l2_shrinkage" else super()._scalar(name, dtype)
 
     def _slot_initial(self, name: str) -> float:
@@ -132,9 +135,9 @@ class Ftrl(BuiltIn):
         ]
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
         names = ("learning_rate_power", "l1_regularization_strength", "beta")
-        hypers = self._hyper_tensors(dtype, *names, "l2_regularization_strength")
+        tensors = self._read_tensors(dtype, *names, "l2_regularization_strength")
         shrinkage = as_hyper(self._l2_shrinkage_regularization_strength, np.float64)
-        shrinkage = torch.full_like(hypers["beta"], shrinkage)
-        return {**hypers, "l2_shrinkage_regularization_strength": shrinkage}
+        shrinkage = torch.full_like(tensors["beta"], shrinkage)
+        return {**tensors, "l2_shrinkage_regularization_strength": shrinkage}

@@ -11,22 +11,21 @@ from torch import Tensor
 from thalweg._base import scalars
 from thalweg._base.execution_context import (
     current_session,
-    executing_eagerly,
     is_deferred,
     is_symbolic,
 )
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import Hyperparameters, as_hyper, is_function, is_number
 from thalweg._core.step_adapter import Dtype
-from thalweg._core.trackable import TrackableSlots
 from thalweg._engines import compute_dtype
 from thalweg.errors import InvalidTypeError, NumericsWarning, warn
 from thalweg.keras import backend
+from thalweg.keras.optimizers.weights import Weights
 from thalweg.schedules import LearningRateSchedule
 from thalweg.schedules.base import FormulaSchedule
 from thalweg.schedules.formulas import inverse_time
 from thalweg.schedules.serialization import serialize
-from thalweg.variable import Variable, as_dtype, numpy_value, to_tensor
+from thalweg.variable import as_dtype, numpy_value, to_tensor
 
 # Attributes of torch.optim.Optimizer that users and trainers try, with the alternative.
 _TORCH = {
@@ -39,7 +38,7 @@ _TORCH = {
 }
 
 
-def _in_torchs_form(kind: type) -> str:
+def _name_torch_class(kind: type) -> str:
     """Return a phrase that names the torch-style class with the same update.
 
     Schedulers and trainers of torch accept only instances of `torch.optim.Optimizer`.
@@ -54,15 +53,14 @@ def _in_torchs_form(kind: type) -> str:
 _PACKAGE = "thalweg.keras.optimizers."
 
 
-class Hypers(TrackableSlots):
-    """Mixin of `Optimizer` that stores hyperparameters and reads them as attributes."""
+class Hypers(Weights):
+    """The part of `Optimizer` that stores hyperparameters and reads them as attributes."""
 
-    _name: str
     _initial_decay: float
-    iterations: Tensor
 
     def __init__(self) -> None:
         self._hyper = Hyperparameters()
+        super().__init__()
 
     def _set_hyper(self, name: str, value: Any) -> None:
         """Set or change a hyperparameter: a number, tensor, callable or schedule.
@@ -79,9 +77,12 @@ class Hypers(TrackableSlots):
         self._hyper.set(name, value, backend.set_value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        """Return a hyperparameter as its attribute does, or as a 0-d tensor of `dtype`.
+        """Return the present value of a hyperparameter; missing variables are created.
 
-        In a hook of a step that a session runs, return the value that the step has read.
+        Without `dtype` the result is the variable, number or symbol as stored, with callables
+        called; with it a 0-d CPU tensor or symbol of that dtype. A schedule is returned unchanged
+        in both cases. In a hook of a step that a session runs, the value is the one that the step
+        has read.
         """
         self._create_hypers()
         value: Any = self._hyper.now(name)
@@ -94,23 +95,17 @@ class Hypers(TrackableSlots):
         kind = as_dtype(dtype)
         if not kind.is_floating_point:
             return to_tensor(value).detach().to(kind)
-        number = scalars.as_scalar(value, compute_dtype(kind))
-        return torch.tensor(number, dtype=kind, device="cpu")
+        scalar = scalars.as_scalar(value, compute_dtype(kind))
+        return torch.tensor(scalar, dtype=kind, device="cpu")
 
     def _create_hypers(self) -> None:
         """Create the variables of hyperparameters, if they have any."""
         for name, variable in self._hyper.create(self._make_variable).items():
             self._handle_deferred_dependencies(name=name, trackable=variable)
 
-    def _make_variable(self, name: str, initial_value: object) -> Variable | None:
-        """Return a new untrained variable of the optimizer.
-
-        In graph mode it belongs to the graph and is named below the current name scope.
-        """
-        if executing_eagerly():
-            title = f"{self._name}/{name}"
-            return Variable(self._begun(name, initial_value), title, trainable=False)
-        return graph_mode().variable(initial_value, name)
+    def _own_children(self) -> dict[str, object]:
+        """Return `iter` and the hyperparameters that are variables, by name."""
+        return {**super()._own_children(), **self._hyper.variables()}
 
     def _serialize_hyperparameter(self, name: str) -> object:
         """Return a hyperparameter for `get_config`: a JSON number or the config of a schedule.
@@ -129,13 +124,14 @@ class Hypers(TrackableSlots):
         return value.item() if is_numpy_scalar else value
 
     def __getattr__(self, name: str) -> Any:
+        # Not `self._hyper`, which is missing before `__init__` and would be looked up here again.
         hyper = self.__dict__.get("_hyper")
         key = "learning_rate" if name == "lr" else name
         if hyper is not None and key in hyper:
             return self._get_hyper(key)
         hint = _TORCH.get(name, "")
         if hint:
-            alternative = _in_torchs_form(type(self))
+            alternative = _name_torch_class(type(self))
             hint += f" For what asks for an optimizer of torch, use {alternative}."
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}")
 
@@ -158,7 +154,11 @@ class Hypers(TrackableSlots):
         return sorted({*super().__dir__(), *self._hyper, "lr"})
 
     def _scalar(self, name: str, dtype: Dtype) -> Any:
-        """Return a hyperparameter as a scalar of a compute dtype, calling callables once a step."""
+        """Return a hyperparameter as a scalar of a compute dtype, calling callables once a step.
+
+        Raises:
+            InvalidTypeError: A hyperparameter other than the learning rate is a schedule.
+        """
         if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
             raise InvalidTypeError(
                 f"{name} cannot be a schedule; only learning_rate can. Give a callable without"
@@ -184,7 +184,10 @@ class Hypers(TrackableSlots):
         return self._decayed(rate, dtype, count)
 
     def _decayed(self, rate: Any, dtype: Dtype, count: float) -> object:
-        """Return a learning rate after the constructor's `decay` over `count` steps."""
+        """Return `rate` divided by 1 + decay * `count`, with the constructor's `decay`.
+
+        Without a positive decay `rate` itself is returned.
+        """
         if not self._initial_decay > 0:
             return rate
         decay = as_hyper(self._initial_decay, dtype)  # pyright: ignore

@@ -132,24 +132,24 @@ class Nadam(BuiltIn):
         self._weights.append(self._cache)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        hypers = {**self._hyper_tensors(dtype, "epsilon"), **self._beta_tensors(dtype)}
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
+        tensors = {**self._read_tensors(dtype, "epsilon"), **self._read_betas(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)
         momentum, next_momentum = (
-            hypers["beta_1_t"] * (1.0 - 0.5 * torch.pow(base, self._initial_decay * step_number))
-            for step_number in (step, step + 1)
+            tensors["beta_1_t"] * (1.0 - 0.5 * torch.pow(base, self._initial_decay * count))
+            for count in (step, step + 1)
         )
         cache = 1.0 if self._cache is None else resolve(self._cache).detach().to(step.dtype)
         return {
-            **hypers,
+            **tensors,
             "neg_lr_t": -state["lr_t"],
             "m_t": momentum,
             "m_t_1": next_momentum,
             "one_minus_m_t": 1.0 - momentum,
             "one_minus_m_schedule_new": 1.0 - cache * momentum,
             "one_minus_m_schedule_next": 1.0 - cache * momentum * next_momentum,
-            "v_t_prime_denominator": 1.0 - hypers["beta_2_power"],
+            "v_t_prime_denominator": 1.0 - tensors["beta_2_power"],
         }
 
     def _arguments(self) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
 
-Its mixins: `hyperparameters` (attributes), `weights` (iterations, slots), `options` (clipping,
-functions), `state_dict`, and `differentiation` (`minimize`).
+Its parts, each derived from the one before: `weights` (iterations, slots), `hyperparameters`
+(attributes) and `state_dict`. Its mixins: `options` (clipping, functions) and `differentiation`
+(`minimize`).
 """
 
 from __future__ import annotations
@@ -39,45 +40,43 @@ from thalweg._core.gradient_transforms import NOTHING
 from thalweg._core.grads_and_vars import Pair, as_pairs
 from thalweg._core.graph_mode import graph_mode
 from thalweg._core.hyperparameters import hint, is_number
-from thalweg._core.plan_cache import PlanCache, PlanCaches
+from thalweg._core.plan_cache import PlanCache
 from thalweg._core.replay_trigger import count_replayed, note_repeated, say_what_became
 from thalweg._core.slot_dict_view import variable_key
 from thalweg._core.slot_optimizer import SlotOptimizer
-from thalweg._core.slots import SlotStore
 from thalweg._core.step import run_step, try_rebind
 from thalweg._core.step_adapter import Shared
 from thalweg.distribute.reduction_tracking import commit_sums
 from thalweg.errors import InvalidTypeError, did_you_mean, warn
 from thalweg.keras.optimizers.differentiation import Differentiation
-from thalweg.keras.optimizers.hyperparameters import Hypers
 from thalweg.keras.optimizers.options import CLIPPING, KerasOptions, Transformer, as_option
-from thalweg.keras.optimizers.sparse_gradients import deduplicated, rows_of
 from thalweg.keras.optimizers.state_dict import KerasStateDict
 from thalweg.keras.optimizers.step_adapter import (
     UPDATES,
     ApplyState,
     KerasStepAdapter,
     call,
+    deduplicated,
     has_hooks,
+    rows_of,
 )
-from thalweg.keras.optimizers.weights import Weights
 from thalweg.schedules.serialization import deserialize as deserialize_schedule
 
 _ALLOWED = ("clipnorm", "clipvalue", "decay", "global_clipnorm", "lr")
 _used_names: Counter[str] = Counter()
 
 
-def _unique_name(cls: type) -> str:
+def _make_unique_name(cls: type) -> str:
     """Return a name for the class, such as "adam_1", unique in the process."""
-    words = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", cls.__name__)
-    snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower().lstrip("_")
+    name = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", cls.__name__)
+    snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().lstrip("_")
     count = _used_names[snake]
     _used_names[snake] += 1
     return f"{snake}_{count}" if count else snake
 
 
 @cache
-def _in_replicas() -> Any:
+def _import_distributed_step() -> Any:
     """Import and return the module of steps in strategies, on first use."""
     with importing:
         return import_module("thalweg.keras.optimizers.distributed_step")
@@ -90,9 +89,7 @@ def _make_replay(optimizer: object, cache: PlanCache, pairs: object) -> object:
     return KerasReplay.of(optimizer, cache, pairs)
 
 
-class Optimizer(
-    Hypers, Weights, KerasOptions, KerasStateDict, Differentiation, SlotOptimizer, Configurable
-):
+class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Configurable):
     """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
@@ -147,7 +144,7 @@ class Optimizer(
     _DEFAULT_HOOKS: ClassVar[dict[str, Any]] = {}
 
     def _forget_step(self) -> None:
-        """Drop plans and replays of the last step."""
+        """Forget the hyperparameter values that a step has read whose thread has ended."""
         if "_hyper" in vars(self):
             self._hyper.__exit__(None, None, None)
 
@@ -170,10 +167,8 @@ class Optimizer(
             raise InvalidTypeError(f"name must be a string, not {show_value(name)}.{hint(name)}")
         if "lr" in kwargs:
             warn("The `lr` argument is deprecated, use `learning_rate`.", DeprecationWarning)
-        Hypers.__init__(self)
-        Weights.__init__(self)
         KerasStateDict.__init__(self)
-        self._name = name or _unique_name(type(self))
+        self._name = name or _make_unique_name(type(self))
         self._initial_decay = kwargs.get("decay") or 0.0
         clipping = {key: kwargs.get(key) for key in CLIPPING}
         KerasOptions.__init__(self, gradient_aggregator, gradient_transformers, clipping)
@@ -219,11 +214,12 @@ class Optimizer(
         count_before = count_replayed(cache)
         try:
             if thread.strategies:
-                return _in_replicas().step_in_replicas(
+                return _import_distributed_step().step_in_replicas(
                     self, grads_and_vars, name, experimental_aggregate_gradients
                 )
             with self._lock:
                 replay, pairs = cache.replay, grads_and_vars
+                # A replay takes lists only, and `zip(gradients, variables)` is the usual argument.
                 pairs = list(pairs) if type(pairs) is zip else pairs
                 if replay is not None and not replay.calls and replay.take(self, cache, pairs):
                     return self._iterations
@@ -231,21 +227,21 @@ class Optimizer(
                     if replay is not None and replay.calls and replay.take(self, cache, pairs):
                         return self.iterations
                     with self._plans.one_step(self._name):
-                        return self._step_alone(pairs, name, experimental_aggregate_gradients)
+                        return self._apply_alone(pairs, name, experimental_aggregate_gradients)
         except Exception as error:
             if executing_eagerly():
                 say_what_became(error, cache, count_before)
             raise
 
-    def _step_alone(self, pairs: object, name: str | None, aggregates: bool) -> Tensor | None:
+    def _apply_alone(self, pairs: object, name: str | None, aggregates: bool) -> Tensor | None:
         """Apply gradients outside of any strategy; return as `apply_gradients` does."""
         pairs = pairs if type(pairs) is list else as_pairs(pairs)
         if not pairs:
-            return self._step_over_nothing()
+            return self._apply_nothing()
         hooks = self._make_hooks(aggregates)
         if self._slots.parts is None and not (is_imported() and _has_dtensors(pairs)):
             return self._end_step(self._take_step(hooks, pairs), pairs, name, aggregates)
-        fingerprint = _in_replicas().fingerprint_of(self)
+        fingerprint = _import_distributed_step().fingerprint_of(self)
         pairs, hooks.sharing = distribute.share_summed_step(
             self, pairs, hooks, self._clipping, fingerprint
         )
@@ -253,12 +249,15 @@ class Optimizer(
             outcome = self._take_step(hooks, pairs)
         return self._end_step(outcome, pairs, name, aggregates)
 
-    def _step_over_nothing(self) -> Any:
+    def _apply_nothing(self) -> Any:
         """Return the result of a step without pairs: None, or an operation in graph mode."""
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
-        """Take a step and return its result; return None if the step belongs in a graph."""
+        """Take a step and return its result; return None, and do nothing, if it is of a graph.
+
+        Rebind the last plan if possible, otherwise plan the step.
+        """
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         )
@@ -271,14 +270,20 @@ class Optimizer(
                     if hooks.watch is None and transforms.judge is None:
                         note_repeated(cache, _make_replay)
                     return outcome
-            if is_deferred(*(part for pair in as_pairs(pairs) for part in pair)):
+            if is_deferred(*(member for pair in as_pairs(pairs) for member in pair)):
                 return None
             return run_step(hooks, cache, pairs, transforms, may_rebind=False)
 
     def _end_step(
         self, outcome: StepResult | None, pairs: object, name: str | None, aggregates: bool
     ) -> Tensor | None:
-        """Return the result of `apply_gradients`; raise the first error of the step."""
+        """Return the result of `apply_gradients`: `iterations`, or an operation of a graph.
+
+        Args:
+            outcome: The result of a step that was taken, whose first error is raised; or None to
+                build the operation.
+            pairs, name, aggregates: Arguments of the operation.
+        """
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(pairs), name, aggregates)
         commit_sums(self, bool(outcome.errors))
@@ -293,16 +298,11 @@ class Optimizer(
         """Return a context manager for computing gradients, for which other replicas wait."""
         if not thread.strategies:
             return contextlib.nullcontext()
-        return _in_replicas().waited_for(self)
+        return _import_distributed_step().waited_for(self)
 
     def _counting_calls(self, shared: Shared, variables: Sequence[Tensor]) -> list[Call]:
         """Return C functions that count a step of these variables beside `iterations`."""
         return []
-
-    def _take_store(self, store: SlotStore, replacements: dict[int, object]) -> None:
-        """Replace the slots, as the base class does, and drop plans of steps."""
-        super()._take_store(store, replacements)
-        self._plans = PlanCaches()
 
     def _make_hooks(self, aggregates: bool) -> KerasStepAdapter:
         """Return the adapter of one call of `apply_gradients`."""
@@ -315,16 +315,6 @@ class Optimizer(
         return frozenset(
             name for name, hook in cls._DEFAULT_HOOKS.items() if getattr(cls, name) is not hook
         )
-
-    def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
-        """Create `iterations`, hyperparameter variables and slots."""
-        children = self._own_children().values()
-        if any(map(is_symbolic, children)):
-            graph_mode().check_graph(children, self._name)
-        _ = self.iterations
-        self._create_hypers()
-        self._create_slots(list(var_list))
-        self._restore_pending(var_list)
 
     def _make_awaited(self, variables: list[Tensor]) -> None:
         """Create all weights of variables that a loaded state awaits."""
@@ -356,7 +346,12 @@ class Optimizer(
         coefficients.update(self._step_coefficients(var_dtype, coefficients))
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of this class, for hooks of its subclasses, by name."""
+        """Return TensorFlow's coefficients of this class by name, for hooks of its subclasses.
+
+        Args:
+            dtype: The dtype of the coefficients.
+            state: The coefficients so far, such as the learning rate "lr_t".
+        """
         return {}
 
     def _fallback_apply_state(self, var_device: str, var_dtype: Any) -> dict[str, Any]:
@@ -375,7 +370,7 @@ class Optimizer(
             return self._aggregator(grads_and_vars)
         if replicas() == 1:
             return grads_and_vars
-        return _in_replicas().sum_over_replicas(self, list(grads_and_vars))
+        return _import_distributed_step().sum_over_replicas(self, list(grads_and_vars))
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
         """Hook: clip gradients and call `gradient_transformers`."""
@@ -439,18 +434,19 @@ class Optimizer(
             return object.__repr__(self)
         clipping = {key: value for key, value in self._clipping_options().items() if value}
         options = {"engine": self._engine or "auto", **clipping}
-        parts = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
+        fields = [f"{key}={value}" for key, value in {**self._hyper.shown(), **options}.items()]
         slots = [slot for _, _, slot in self._slots.triples()]
         size = sum(slot.numel() * slot.element_size() for slot in slots)
         count = len(self._slots.owners())
         return (
-            f"<{type(self).__name__} '{self._name}' {' '.join(parts)}:"
+            f"<{type(self).__name__} '{self._name}' {' '.join(fields)}:"
             f" {size} bytes of slots for {count} variables>"
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration: a dictionary from which `from_config` makes the same
-        optimizer.
+        """Return the name and the clipping options that are set, as arguments of the constructor.
+
+        A subclass adds its own arguments, so that `from_config` makes an equal optimizer.
         """
         clipping = {
             key: value for key, value in self._clipping_options().items() if value is not None
@@ -466,8 +462,8 @@ class Optimizer(
         except NotImplementedError:
             arguments = {}
         arguments.pop("name", None)
-        numbers = self._hyper.numbers()
-        arguments |= {name: numbers.get(name, self._hyper.raw(name)) for name in self._hyper}
+        values = self._hyper.numbers()
+        arguments |= {name: values.get(name, self._hyper.raw(name)) for name in self._hyper}
         functions = {
             "gradient_transformers": self.gradient_transformers,
             "gradient_aggregator": self.gradient_aggregator,

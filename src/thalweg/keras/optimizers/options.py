@@ -34,7 +34,7 @@ def as_option(key: str, value: Any) -> Any:
     return value
 
 
-def _checked_aggregator(function: object) -> Any:
+def _check_aggregator(function: object) -> Any:
     """Return the aggregator; raise TypeError unless it is None or callable."""
     if function is not None and not callable(function):
         raise InvalidTypeError(
@@ -43,7 +43,7 @@ def _checked_aggregator(function: object) -> Any:
     return function
 
 
-def _checked_transformers(functions: object) -> list[Transformer]:
+def _check_transformers(functions: object) -> list[Transformer]:
     """Return the transformers as a list; raise TypeError unless all are callable."""
     if functions is None:
         return []
@@ -64,8 +64,8 @@ class KerasOptions:
         gradient_transformers: Sequence[Transformer] | None,
         clipping: dict[str, Any],
     ) -> None:
-        self._aggregator = _checked_aggregator(gradient_aggregator)
-        self._transformers = _checked_transformers(gradient_transformers)
+        self._aggregator = _check_aggregator(gradient_aggregator)
+        self._transformers = _check_transformers(gradient_transformers)
         self._clipping = GradientTransforms()
         self._set_clipping(**clipping)
 
@@ -117,7 +117,7 @@ class KerasOptions:
 
     @gradient_aggregator.setter
     def gradient_aggregator(self, function: Transformer | None) -> None:
-        self._aggregator = _checked_aggregator(function)
+        self._aggregator = _check_aggregator(function)
 
     @property
     def gradient_transformers(self) -> list[Transformer]:
@@ -126,7 +126,7 @@ class KerasOptions:
 
     @gradient_transformers.setter
     def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
-        previous, self._transformers = self._transformers, _checked_transformers(functions)
+        previous, self._transformers = self._transformers, _check_transformers(functions)
         try:
             self._set_clipping()
         except ValueError:

@@ -26,7 +26,8 @@ from thalweg.schedules.base import FormulaSchedule
 from thalweg.variable import Variable
 
 _EXACT = (int, float, np.number)
-_UNREAD = object()  # the learning rate while numbers are being read
+# Stands for the learning rate while numbers are being read.
+_UNREAD = object()
 _RATE = "learning_rate"
 # Attributes other than hyperparameters that affect a step.
 _ATTRIBUTES = (
@@ -43,15 +44,15 @@ class KerasReplay(ReplayedApply):
     """
 
     def __init__(
-        self, optimizer: Any, plan: CachedPlan, pairs: ReplayedPairs, holds_attributes: bool
+        self, optimizer: Any, plan: CachedPlan, pairs: ReplayedPairs, guards_attributes: bool
     ) -> None:
-        super().__init__(optimizer, plan, pairs, holds_attributes)
+        super().__init__(optimizer, plan, pairs, guards_attributes)
         self._get_attributes = attrgetter(*_ATTRIBUTES, *optimizer._exact_names())
         self._attribute_values = self._get_attributes(optimizer)
         self._is_standard = is_ours(optimizer._rule_scalars) and is_ours(optimizer._hyper_scalars)
-        self._has_known_scalars = optimizer._has_usual_scalars()
+        self._has_cached_scalars = optimizer._has_usual_scalars()
         self._dtypes = plan.ready.dtypes
-        self._step_numbers: dict[str, Tensor] = _step_numbers(optimizer)
+        self._extras: dict[str, Tensor] = _get_extras(optimizer)
         self._values = optimizer._hyper._values
         self._tensors = {
             name: tensor for name, tensor in self._values.items() if _is_tensor(tensor)
@@ -63,7 +64,7 @@ class KerasReplay(ReplayedApply):
         self._user_scalars: dict[Dtype, dict[str, Any]] = {}
         self._rates: dict[Dtype, RatesAhead] = {}
         # Apart from users' functions, all scalars depend only on the step number.
-        self._is_foreseen = self._is_standard and self._has_known_scalars and holds_attributes
+        self._is_foreseen = self._is_standard and self._has_cached_scalars and guards_attributes
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
@@ -72,56 +73,62 @@ class KerasReplay(ReplayedApply):
         A signal handler may take a step meanwhile: until the end it meets `_UNREAD` or unexpected
         numbers, and then reads everything itself.
         """
-        self._given_rate, rate = _UNREAD, self._values.get(_RATE)
+        self._last_rate, rate = _UNREAD, self._values.get(_RATE)
         self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
-        steps, numbers = -1, []
+        steps, values = -1, []
         # Repeat if a signal handler took a step, since `iterations` and `steps` then differ.
         while steps != self.taken:
             steps = self.taken
-            tensors = optimizer.iterations, *self._step_numbers.values(), *self._tensors.values()
-            numbers = list(map(Tensor.item, tensors))
+            tensors = (optimizer.iterations, *self._extras.values(), *self._tensors.values())
+            values = list(map(Tensor.item, tensors))
         scalars: dict[Dtype, dict[str, Any]] = {}
         self._schedule = _Schedule(rate)
-        self._functions = _user_functions(optimizer)
+        self._functions = _list_user_functions(optimizer)
         self.calls = bool(self._functions)
-        if self._has_known_scalars:
+        if self._has_cached_scalars:
             functions = [name for name, hyper in self._values.items() if is_function(hyper)]
             with optimizer._hyper.knowing(dict.fromkeys(functions, 0.0)):
                 scalars = {dtype: optimizer._hyper_scalars(dtype) for dtype in self._dtypes}
         # An interruption may come between a step and this assignment.
-        self._start_iteration, self._scalars = int(numbers[0]) - steps, scalars
+        self._start_iteration, self._scalars = int(values[0]) - steps, scalars
         self._follow_rate(optimizer, rate)
         self._forget_coming()
-        self._found.expect(numbers)
-        self._given_rate = rate
+        self._found.expect(values)
+        self._last_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
         """Read the hyperparameters in tensors that were written since the last reading."""
-        if not self._has_known_scalars or _RATE not in self._tensors:
+        if not self._has_cached_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
         versions, change = self._versions, self._found.change
-        for index, (name, tensor) in enumerate(self._tensors.items(), 1 + len(self._step_numbers)):
+        for index, (name, tensor) in enumerate(self._tensors.items(), 1 + len(self._extras)):
             version = tensor._version
             if version == versions[name]:
                 continue
-            number = Tensor.item(tensor)
+            new_value = Tensor.item(tensor)
             if name in self._scalar_names:
                 for dtype, scalars in self._scalars.items():
-                    change(dtype, scalars, self._scalar_names[name], as_read(tensor, number, dtype))
+                    change(
+                        dtype, scalars, self._scalar_names[name], as_read(tensor, new_value, dtype)
+                    )
             if name == _RATE and self._rates:
-                self._follow_rate(optimizer, self._given_rate)
+                self._follow_rate(optimizer, self._last_rate)
             self._forget_coming()
             # Last: a signal handler's step before this line sees an unexpected number.
-            self._found.expect((number,), index)
+            self._found.expect((new_value,), index)
             versions[name] = version
 
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
-        """Compute the learning rate ahead if it depends only on the step number."""
+        """Set `_rates`, which compute the learning rate of coming steps, by compute dtype.
+
+        It is empty unless the rate decays or is a `FormulaSchedule`, and no callable of the user
+        is called.
+        """
         self._rates = {}
         # Nadam's `decay` is that of its momentum.
-        decays = optimizer._initial_decay > 0 and not self._step_numbers
-        if not self._has_known_scalars or self._functions or rate is None:
+        decays = optimizer._initial_decay > 0 and not self._extras
+        if not self._has_cached_scalars or self._functions or rate is None:
             return
         if isinstance(rate, FormulaSchedule) or decays:
             self._rates = {
@@ -141,34 +148,34 @@ class KerasReplay(ReplayedApply):
         ):
             return None
         values = optimizer._hyper._values
-        step_numbers = _step_numbers(optimizer)
-        if not all(_is_replaced_in_call(number, plan) for number in step_numbers.values()):
+        extras = _get_extras(optimizer)
+        if not all(_is_replaced_in_call(tensor, plan) for tensor in extras.values()):
             return None
-        counters = [optimizer.iterations, *step_numbers.values()]
-        numbers = [*counters, *filter(_is_tensor, values.values())]
+        counters = [optimizer.iterations, *extras.values()]
+        guarded = [*counters, *filter(_is_tensor, values.values())]
         # Inference tensors have no versions.
-        if any(number.is_inference() for number in numbers):
+        if any(tensor.is_inference() for tensor in guarded):
             return None
         varying = None if _is_tensor(values.get(_RATE)) else _RATE
         checked_dicts: list[Any] = [(values, varying)]
-        holds_attributes = cache.has_constant_attributes
-        if holds_attributes:
+        guards_attributes = cache.has_constant_attributes
+        if guards_attributes:
             # `_plans` holds this replay, so it is exempt from the comparison.
             checked_dicts.append((vars(optimizer), "_plans"))
-        pairs_args = (plan, pairs, counters, numbers, checked_dicts)
+        pairs_args = (plan, pairs, counters, guarded, checked_dicts)
         replayed_pairs = ReplayedPairs.of(
-            *pairs_args, optimizer._clipping, carried_scalars=list(step_numbers)
+            *pairs_args, optimizer._clipping, carried_scalars=list(extras)
         )
         if replayed_pairs is None:
             return None
-        return KerasReplay(optimizer, plan, replayed_pairs, holds_attributes)
+        return KerasReplay(optimizer, plan, replayed_pairs, guards_attributes)
 
     def _has_equal_attributes(self, optimizer: Any) -> bool:
         """Return True if attributes that affect the step are the same objects as before."""
         return (
             optimizer._selection() == self._selection
             and tuple(vars(optimizer)) == self._names
-            and all(map(is_, _step_numbers(optimizer).values(), self._step_numbers.values()))
+            and all(map(is_, _get_extras(optimizer).values(), self._extras.values()))
             and all(map(is_, self._get_attributes(optimizer), self._attribute_values))
         )
 
@@ -179,7 +186,7 @@ class KerasReplay(ReplayedApply):
         """
         if type(pairs) is not list:
             return False
-        if self._is_foreseen and not self._functions and self._is_as_read(optimizer):
+        if self._is_foreseen and not self._functions and self._has_unchanged_rate(optimizer):
             mismatch = self._take_coming(optimizer, pairs, optimizer._clipping)
             if not mismatch:
                 return True
@@ -214,7 +221,7 @@ class KerasReplay(ReplayedApply):
         rate = self._rate_tensor
         if rate is None:
             other_rate = self._values.get(_RATE)
-            if other_rate is not self._given_rate or not self._schedule.is_same():
+            if other_rate is not self._last_rate or not self._schedule.is_same():
                 if not (is_number(other_rate) or isinstance(other_rate, FormulaSchedule)):
                     return False
                 self._read(optimizer)
@@ -224,11 +231,15 @@ class KerasReplay(ReplayedApply):
             self._read_written(optimizer)
         return True
 
-    def _is_as_read(self, optimizer: Any) -> bool:
-        """Return True if no scalar was set in Python since all were read."""
+    def _has_unchanged_rate(self, optimizer: Any) -> bool:
+        """Return True if the learning rate is the one that was read last.
+
+        False, too, if slots are sharded or there are gradient transformers, which no replay with
+        precomputed scalars handles.
+        """
         rate = self._values.get(_RATE)
         return (
-            rate is self._given_rate
+            rate is self._last_rate
             and (self._rate_tensor is None or rate._version == self._versions[_RATE])
             and self._schedule.is_same()
             and optimizer._slots.parts is None
@@ -247,8 +258,11 @@ class KerasReplay(ReplayedApply):
             yield ComingStep(scalars, step, self._following(step))
 
     def _following(self, step: int) -> tuple[float, ...]:
-        """Return the counters after a step; the call itself computes numbers beside the first."""
-        return (step, *(0.0 for _ in self._step_numbers))
+        """Return the counters after a step: its number, and 0.0 for each extra scalar weight.
+
+        The native call computes the extra weights and ignores these zeros.
+        """
+        return (step, *(0.0 for _ in self._extras))
 
     def _retry_after_reading(
         self, optimizer: Any, pairs: Any, attempt: Callable[[Any, Any], int]
@@ -282,11 +296,16 @@ class KerasReplay(ReplayedApply):
         """Take the step with the scalars read before; return 0, or the mismatch if not taken."""
         count_before = self._count.value
         step = self._start_iteration + count_before + 1
-        number = step if self._is_standard else None
+        guarded_step = step if self._is_standard else None
         try:
             values_of = self._values_of(optimizer, step - 1)
             return self._found.take(
-                pairs, count_before, values_of, number, self._following(step), optimizer._clipping
+                pairs,
+                count_before,
+                values_of,
+                guarded_step,
+                self._following(step),
+                optimizer._clipping,
             )
         except ERRORS:
             # A signal handler raised the error after the step.
@@ -302,7 +321,7 @@ class KerasReplay(ReplayedApply):
             optimizer: The optimizer.
             count: Number of steps before this one.
         """
-        if not self._has_known_scalars:
+        if not self._has_cached_scalars:
             return optimizer._hyper_scalars if self._is_standard else optimizer._rule_scalars
         if self._rates or self._functions:
             change = self._found.change
@@ -320,7 +339,7 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _user_functions(optimizer: Any) -> list[str]:
+def _list_user_functions(optimizer: Any) -> list[str]:
     """Return the names of hyperparameters that are callables other than formula schedules.
 
     Formula schedules depend only on the step number and their fields.
@@ -381,25 +400,25 @@ def _are_same(new_items: Collection[object], old_items: Collection[object]) -> b
 _FIELDS = (int, float, str, np.generic, type(None))
 
 
-def _step_numbers(optimizer: Any) -> dict[str, Tensor]:
-    """Return the tensors beside `iterations` that a step replaces by scalars of these names."""
+def _get_extras(optimizer: Any) -> dict[str, Tensor]:
+    """Return the scalar weights beside `iterations` that a step writes, by name."""
     return {name: resolve(weight) for name, weight in optimizer._extra_weights().items()}
 
 
-def _is_replaced_in_call(number: Tensor, plan: CachedPlan) -> bool:
+def _is_replaced_in_call(counter: Tensor, plan: CachedPlan) -> bool:
     """Return True if the call can replace a number: a step of its dtype's variables does.
 
     No program rounds what it loads, so those of float32 cannot read a float64.
     """
     dtypes = {var.dtype for var in plan.request.variables}
-    is_exact = number.dtype == torch.float32 or np.float32 not in plan.ready.dtypes
-    return is_exact and number.dtype in dtypes
+    is_exact = counter.dtype == torch.float32 or np.float32 not in plan.ready.dtypes
+    return is_exact and counter.dtype in dtypes
 
 
 def _may_call_users(optimizer: Any) -> bool:
     """Return True if a step calls users' functions outside of `_call_functions`."""
     return optimizer._is_begun_by_users() or (
-        bool(_user_functions(optimizer)) and not optimizer._has_usual_scalars()
+        bool(_list_user_functions(optimizer)) and not optimizer._has_usual_scalars()
     )
 
 

@@ -44,6 +44,7 @@ class RMSprop(BuiltIn):
     EXACT = {"epsilon": "epsilon"}
     CONFIG_HYPERS = ("learning_rate", "rho", "momentum")
     CONFIG_FIELDS = {"epsilon": "epsilon", "centered": "centered"}
+    MAY_LACK_ITERATIONS = True
 
     def __init__(
         self,
@@ -70,11 +71,7 @@ class RMSprop(BuiltIn):
             return CENTERED_MOMENTUM_RMSPROP if self.centered else MOMENTUM_RMSPROP
         return CENTERED_RMSPROP if self.centered else RMSPROP
 
-    def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return the weights to set; 0 iterations are prepended if an old checkpoint lacks them."""
-        return self._with_iterations(weights)
-
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        hypers = self._hyper_tensors(dtype, "epsilon", "rho", "momentum")
-        return {**hypers, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - hypers["rho"]}
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
+        tensors = self._read_tensors(dtype, "epsilon", "rho", "momentum")
+        return {**tensors, "neg_lr_t": -state["lr_t"], "one_minus_rho": 1.0 - tensors["rho"]}

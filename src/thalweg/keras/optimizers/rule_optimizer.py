@@ -25,13 +25,13 @@ from thalweg._engines import compute_dtype
 from thalweg.errors import RuleError, did_you_mean
 from thalweg.formula import Rule
 from thalweg.keras.optimizers.optimizer import Optimizer
-from thalweg.keras.optimizers.sparse_gradients import rows_of
 from thalweg.keras.optimizers.step_adapter import (
     UPDATES,
     ApplyState,
     ComplexHooks,
     KerasHookStepAdapter,
     KerasRuleStepAdapter,
+    rows_of,
 )
 
 
@@ -50,7 +50,7 @@ class RuleOptimizer(Optimizer):
         NAMES: Names of hyperparameters, where the rule's differ.
 
     Raises:
-        TypeError: A keyword is neither.
+        TypeError: A keyword is neither a hyperparameter of the rule nor one of `Optimizer`.
         RuleError: A scalar of the rule has the name of an attribute or option of all optimizers.
 
     Example:
@@ -76,7 +76,7 @@ class RuleOptimizer(Optimizer):
                 f"Rule {rule.name!r} has hyperparameters named {', '.join(reserved)}, which mean"
                 " something else to every optimizer. Rename them."
             )
-        rule_hypers = {key: kwargs.pop(key) for key in list(kwargs) if key in defaults}
+        rule_hyperparams = {key: kwargs.pop(key) for key in list(kwargs) if key in defaults}
         # Before super().__init__, whose error about an unknown keyword names the rule.
         vars(self)["rule"] = rule
         super().__init__(name or rule.name, **kwargs)
@@ -85,8 +85,8 @@ class RuleOptimizer(Optimizer):
         learning_rate = kwargs.get("lr", learning_rate)
         if learning_rate is not None:
             defaults["learning_rate"] = learning_rate
-        _engines.check_rule(rule, {**defaults, **rule_hypers})
-        for key, value in {**defaults, **rule_hypers}.items():
+        _engines.check_rule(rule, {**defaults, **rule_hyperparams})
+        for key, value in {**defaults, **rule_hyperparams}.items():
             self._set_hyper(key, value)
 
     def _spelling_hint(self, keyword: str) -> str:
@@ -228,7 +228,14 @@ class RuleOptimizer(Optimizer):
     def _update_one(
         self, grad: Any, var: Tensor, apply_state: Any, rates: dict[Dtype, float] | None = None
     ) -> None:
-        """Update a variable by the rule, at these learning rates if given."""
+        """Update a variable and its slots in place by the rule.
+
+        Args:
+            grad: A tensor, or `IndexedSlices`.
+            var: The variable.
+            apply_state: The coefficients that a hook was given, or None.
+            rates: Learning rates by compute dtype; None means those of the step.
+        """
         cache = self._plans.now().alone(var)
         hooks, pair = KerasHookStepAdapter(self, apply_state, rates), (grad, var)
         if var.is_complex() and not self._choose_rule().linear:
@@ -249,11 +256,11 @@ class RuleOptimizer(Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration; it holds the name of the rule, not the rule."""
-        hypers = {
+        hyperparams = {
             hyper.name: self._serialize_hyperparameter(hyper.name) for hyper in self.rule.hypers
         }
         config = super().get_config()
-        return {**config, "rule": self.rule.name, **hypers, "decay": self._initial_decay}
+        return {**config, "rule": self.rule.name, **hyperparams, "decay": self._initial_decay}
 
     @classmethod
     def from_config(

@@ -33,6 +33,7 @@ def serialize(optimizer: Optimizer, use_legacy_format: bool = False) -> dict[str
         {"class_name": ..., "config": ...}, which `deserialize` reads. A class that Keras'
         `register_keras_serializable` knows has the name "package>name".
     """
+    # Names in Keras' registry count only in programs that have imported Keras.
     cls, keras = type(optimizer), sys.modules.get("keras.saving")
     name = cls.__name__ if keras is None else keras.get_registered_name(cls)
     return {"class_name": name, "config": optimizer.get_config()}

@@ -68,5 +68,5 @@ class SGD(BuiltIn):
         return NESTEROV if self.nesterov else MOMENTUM
 
     def _step_coefficients(self, dtype: object, state: dict[str, object]) -> dict[str, object]:
-        """Return TensorFlow's coefficients of a step by name, for hooks of subclasses."""
-        return self._hyper_tensors(dtype, "momentum")
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
+        return self._read_tensors(dtype, "momentum")

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._base.execution_context import executing_eagerly
+from thalweg._base.execution_context import executing_eagerly, is_symbolic
 from thalweg._base.tracing import untraced
 from thalweg._core import state
 from thalweg._core.grads_and_vars import distinct, flatten
-from thalweg._core.hyperparameters import Hyperparameters
+from thalweg._core.graph_mode import graph_mode
 from thalweg._core.state import Entry, Names, Number
-from thalweg._core.trackable import TrackableSlots
 from thalweg.errors import NumericsWarning, listed, warn
+from thalweg.keras.optimizers.hyperparameters import Hypers
 from thalweg.keras.optimizers.weights import COUNTERS
 from thalweg.variable import name_of
 
@@ -24,11 +24,11 @@ FORMAT = 1
 _SECTIONS = ("hyperparameters", "weights", "slots")
 # Prefix of the names of a variable's slots, the variable's name in a state, and the variable.
 SlotKey = tuple[str, str, Tensor]
-_PARTS = ("class_name", "format", "iterations", *_SECTIONS)
+_KEYS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
-class KerasStateDict(TrackableSlots, state.StateDict):
-    """Mixin of `Optimizer` that saves and loads state.
+class KerasStateDict(Hypers, state.StateDict):
+    """The part of `Optimizer` that saves and loads state.
 
     Attributes:
         EXTRA: Names of scalar weights of this class that belong to no variable.
@@ -36,13 +36,8 @@ class KerasStateDict(TrackableSlots, state.StateDict):
 
     EXTRA: tuple[str, ...] = ()
 
-    _name: str
-    _hyper: Hyperparameters
-    _weights: list[Tensor]
-    _counts_for: Tensor | None
-    iterations: Tensor
-
     def __init__(self) -> None:
+        super().__init__()
         self._pending: dict[str, dict[str, Tensor]] = {}
         # True while no variable of a loaded state has been trained.
         self._awaits = False
@@ -52,10 +47,6 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         weight_ids = {id(weight) for weight in self._weights if weight is not self._counts_for}
         tensors = [tensor for tensor in super()._foreign() if id(tensor) not in weight_ids]
         return tensors + [self._hyper.raw(name) for name in self._hyper]
-
-    def _own_children(self) -> dict[str, object]:
-        """Return the variables other than slots, by name."""
-        raise NotImplementedError
 
     def _extra_weights(self) -> dict[str, Tensor]:
         """Return the existing weights named in `EXTRA`, by name."""
@@ -83,28 +74,28 @@ class KerasStateDict(TrackableSlots, state.StateDict):
             ReplicaLostError: A rank has not called it.
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
         """
-        return self._saved(_titles_of)
+        return self._saved(_name_variables)
 
     def _saved(self, names: Names = state.keys_of) -> dict[str, object]:
         """Return `state_dict` with variables named by a function."""
         self._check_eager()
         with self._lock:
             self._settle()
-            owners = self._owners()
+            variables = self._owners()
             slots = {
                 name: {
                     entry.name[1:]: entry.read() for entry in state.of_slots(self._slots, var, "")
                 }
-                for name, var in zip(names(owners), owners, strict=True)
+                for name, var in zip(names(variables), variables, strict=True)
             }
             for name, pending_slots in self._pending.items():
                 slots[name] = {key: value.clone() for key, value in pending_slots.items()}
             return {
                 "class_name": type(self).__name__,
                 "format": FORMAT,
-                "iterations": self._counter_entry().read(),
+                "iterations": self._make_counter_entry().read(),
                 "hyperparameters": state.snapshot(self._number_entries()),
-                "weights": state.snapshot(self._extra_entries()),
+                "weights": state.snapshot(self._list_extra_entries()),
                 "slots": slots,
             }
 
@@ -157,36 +148,44 @@ class KerasStateDict(TrackableSlots, state.StateDict):
             owners = distinct([*self._slots.owners(), *new_variables])
         for name in self.EXTRA if slots else state_dict["weights"].keys() & set(self.EXTRA):
             if name not in self._extra_weights():
-                self._make_extra(name, _float_type(state_dict["weights"].get(name)))
-        slot_keys = _named_by(names, owners) if has_custom_names else _names_in_state(owners, slots)
+                self._make_extra(name, _choose_float_dtype(state_dict["weights"].get(name)))
+        if has_custom_names:
+            keys = names(owners)
+            slot_keys = list(zip(keys, keys, owners, strict=True))
+        else:
+            slot_keys = _match_names(owners, slots)
         entries, values, other_slots = self._slot_entries(slot_keys, slots)
-        waiting = self._make_room(other_slots) if variables is None and not has_custom_names else []
+        waiting = (
+            self._reserve_pending(other_slots) if variables is None and not has_custom_names else []
+        )
         self._awaits = bool(waiting) and not owners
         return "", [
-            ([self._counter_entry()], {"iterations": state_dict["iterations"]}, True),
+            ([self._make_counter_entry()], {"iterations": state_dict["iterations"]}, True),
             (self._number_entries(includes_all=True), state_dict["hyperparameters"], False),
-            (self._extra_entries(), state_dict["weights"], bool(slots)),
+            (self._list_extra_entries(), state_dict["weights"], bool(slots)),
             (entries, values, True),
             (waiting, _flatten_slots(other_slots), True),
         ]
 
-    def _make_room(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
+    def _reserve_pending(self, slots: dict[str, dict[str, Any]]) -> list[Entry]:
         """Reserve pending tensors for slots of unknown variables; return their entries."""
-        for title, values in slots.items():
-            self._pending[title] = {name: state.room_for(value) for name, value in values.items()}
-        return [Entry(name, room) for name, room in _flatten_slots(self._pending).items()]
+        for var_name, values in slots.items():
+            self._pending[var_name] = {
+                name: state.room_for(value) for name, value in values.items()
+            }
+        return [Entry(name, tensor) for name, tensor in _flatten_slots(self._pending).items()]
 
-    def _counter_entry(self) -> Entry:
+    def _make_counter_entry(self) -> Entry:
         """Return the entry of `iterations`."""
         return Entry("iterations", self.iterations, COUNTERS, lowest=0)
 
     def _number_entries(self, includes_all: bool = False) -> list[Number]:
         """Return entries of the numeric hyperparameters, or of all, others then with value 0."""
-        hyper, numbers = self._hyper, self._hyper.numbers()
-        names = hyper if includes_all else numbers
-        return [Number(name, numbers.get(name, 0), partial(hyper.setting, name)) for name in names]
+        hyper, values = self._hyper, self._hyper.numbers()
+        names = hyper if includes_all else values
+        return [Number(name, values.get(name, 0), partial(hyper.setting, name)) for name in names]
 
-    def _extra_entries(self) -> list[Entry]:
+    def _list_extra_entries(self) -> list[Entry]:
         """Return the entries of the weights in `EXTRA`."""
         return [Entry(name, weight) for name, weight in self._extra_weights().items()]
 
@@ -205,27 +204,35 @@ class KerasStateDict(TrackableSlots, state.StateDict):
         entries: list[Entry] = []
         values: dict[str, Any] = {}
         other_slots = dict(saved_slots)
-        for key, title, var in slot_keys:
-            if not includes_all and title not in saved_slots:
+        for key, var_name, var in slot_keys:
+            if not includes_all and var_name not in saved_slots:
                 continue
             entries += state.of_slots(self._slots, var, key)
-            values |= {f"{key}/{name}": value for name, value in other_slots.pop(title, {}).items()}
+            values |= {
+                f"{key}/{name}": value for name, value in other_slots.pop(var_name, {}).items()
+            }
         return entries, values, other_slots
 
     def _create_all_weights(self, var_list: Sequence[Tensor]) -> None:
-        """Create all weights of variables, and restore pending slots."""
-        raise NotImplementedError
+        """Create `iterations`, hyperparameter variables and slots; set slots to pending values."""
+        children = self._own_children().values()
+        if any(map(is_symbolic, children)):
+            graph_mode().check_graph(children, self._name)
+        _ = self.iterations
+        self._create_hypers()
+        self._create_slots(list(var_list))
+        self._restore_pending(var_list)
 
     def _restore_pending(self, var_list: Sequence[Tensor]) -> None:
         """Copy pending slots of these variables into their new slots."""
         if not self._pending:
             return
-        owners, ids = self._owners(), {id(var) for var in var_list}
-        slot_keys = _names_in_state(owners, self._pending)
+        variables, ids = self._owners(), {id(var) for var in var_list}
+        slot_keys = _match_names(variables, self._pending)
         pending = {
-            title: self._pending[title]
-            for _, title, var in slot_keys
-            if id(var) in ids and title in self._pending
+            name: self._pending[name]
+            for _, name, var in slot_keys
+            if id(var) in ids and name in self._pending
         }
         entries, values, _ = self._slot_entries(slot_keys, pending, includes_all=False)
         differences = state.differences(entries, values)
@@ -236,12 +243,12 @@ class KerasStateDict(TrackableSlots, state.StateDict):
             if not pending:
                 warn(
                     f"{self._name} loaded slots for {_list_quoted(self._pending)}, but the first"
-                    f" step is over {_list_quoted(_titles_of(owners))}, whose slots begin anew."
-                    " Name the variables by thalweg.named_variables(module), or give them to"
+                    f" step is over {_list_quoted(_name_variables(variables))}, whose slots begin"
+                    " anew. Name the variables by thalweg.named_variables(module), or give them to"
                     " load_state_dict.",
                     NumericsWarning,
                 )
-        pops = [partial(self._pending.pop, title) for title in pending]
+        pops = [partial(self._pending.pop, name) for name in pending]
         state.restore(state.Loading([(entry, values[entry.name]) for entry in entries], pops))
 
 
@@ -259,7 +266,7 @@ def _check_form(state_dict: object, class_name: str) -> None:
     version = state_dict.get("format")
     if type(version) is not int or version != FORMAT:
         raise state.mismatch([f"The state is of format {state.shown(version)}, not {FORMAT}"])
-    differences = _find_strange_parts(state_dict)
+    differences = _find_strange_sections(state_dict)
     if not differences:
         slots: Any = state_dict["slots"]
         if len(_flatten_slots(slots)) < sum(len(var_slots) or 1 for var_slots in slots.values()):
@@ -268,58 +275,55 @@ def _check_form(state_dict: object, class_name: str) -> None:
         raise state.mismatch(differences)
 
 
-def _find_strange_parts(state_dict: dict[str, Any]) -> list[str]:
+def _find_strange_sections(state_dict: dict[str, Any]) -> list[str]:
     """Return differences: missing or unknown sections, and sections that are not dicts."""
-    differences = [f"the state has no {key!r}" for key in _PARTS if key not in state_dict]
-    differences += state.differences([], {key: None for key in state_dict if key not in _PARTS})
-    parts = {key: state_dict[key] for key in _SECTIONS if key in state_dict}
-    if isinstance(parts.get("slots"), dict):
-        parts |= {
+    differences = [f"the state has no {key!r}" for key in _KEYS if key not in state_dict]
+    differences += state.differences([], {key: None for key in state_dict if key not in _KEYS})
+    sections = {key: state_dict[key] for key in _SECTIONS if key in state_dict}
+    if isinstance(sections.get("slots"), dict):
+        sections |= {
             f"slots of {state.shown(name)}": slots for name, slots in state_dict["slots"].items()
         }
-    for title, part in parts.items():
-        if not isinstance(part, dict):
-            differences.append(f"{title}: {state.shown(part)} is no dictionary")
+    for label, section in sections.items():
+        if not isinstance(section, dict):
+            differences.append(f"{label}: {state.shown(section)} is no dictionary")
         else:
-            names = [state.shown(name) for name in part if not isinstance(name, str)]
-            differences += [f"{title}: {name} is no name" for name in names]
+            names = [state.shown(name) for name in section if not isinstance(name, str)]
+            differences += [f"{label}: {name} is no name" for name in names]
     return differences
 
 
-def _titles_of(variables: Sequence[Tensor]) -> list[str]:
+def _name_variables(variables: Sequence[Tensor]) -> list[str]:
     """Return the variables' names in a state: "w:0", and "w:0#1" for its second use."""
     return state.distinct([name_of(var) for var in variables])
 
 
-def _names_in_state(owners: Sequence[Tensor], slots_by_name: Mapping[str, object]) -> list[SlotKey]:
+def _match_names(variables: Sequence[Tensor], slots_by_name: Mapping[str, object]) -> list[SlotKey]:
     """Return slot keys of variables that a state names "w:0", or "w" as files do."""
-    keys = zip(state.keys_of(owners), _titles_of(owners), owners, strict=True)
-    return [(key, title if title in slots_by_name else key, var) for key, title, var in keys]
+    keys = zip(state.keys_of(variables), _name_variables(variables), variables, strict=True)
+    return [(key, name if name in slots_by_name else key, var) for key, name, var in keys]
 
 
-def _named_by(names: Names, owners: Sequence[Tensor]) -> list[SlotKey]:
-    """Return a slot key per variable, named by the function `names`."""
-    return [(name, name, var) for name, var in zip(names(owners), owners, strict=True)]
-
-
-def _float_type(value: Any) -> torch.dtype:
+def _choose_float_dtype(value: Any) -> torch.dtype:
     """Return the dtype of a saved value if floating-point, else float32."""
     with torch._C.DisableTorchFunctionSubclass():
         is_float = isinstance(value, Tensor) and value.is_floating_point()
         return value.dtype if is_float else torch.float32
 
 
-def _key_of(title: str) -> str:
+def _strip_suffix(name: str) -> str:
     """Return a name in a state without its ":0"."""
-    return title.replace(":0", "", 1)
+    return name.replace(":0", "", 1)
 
 
 def _flatten_slots(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return slots by full names such as "w/momentum"; None for a variable without slots."""
     flat: dict[str, object] = {}
-    for title, var_slots in slots.items():
-        named_slots = {f"{_key_of(title)}/{name}": value for name, value in var_slots.items()}
-        flat |= named_slots or {_key_of(title): None}
+    for var_name, var_slots in slots.items():
+        named_slots = {
+            f"{_strip_suffix(var_name)}/{name}": value for name, value in var_slots.items()
+        }
+        flat |= named_slots or {_strip_suffix(var_name): None}
     return flat
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg._base.execution_context import current_session, is_ours, replicas, resolve
+from thalweg._base.execution_context import current_session, is_ours, is_symbolic, replicas, resolve
 from thalweg._core.atomic_section import Call
 from thalweg._core.complex_variables import check_complex
 from thalweg._core.grads_and_vars import (
@@ -20,6 +20,7 @@ from thalweg._core.grads_and_vars import (
     check_variables,
     distinct,
 )
+from thalweg._core.graph_mode import graph_mode
 from thalweg._core.state import making
 from thalweg._core.step_adapter import Dtype, Shared, StepAdapter
 from thalweg._core.validation import check_memories, check_pairs, check_readable, counting
@@ -29,6 +30,26 @@ from thalweg.errors import warn
 from thalweg.formula import Rule
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.variable import frozen_among, is_frozen, name_of, titles_of
+
+
+def rows_of(values: object, indices: object) -> IndexedSlices | None:
+    """Return a sparse gradient with rows `values` at `indices`."""
+    if is_symbolic(values) or is_symbolic(indices):
+        return graph_mode().slices(values, indices)
+    return IndexedSlices(values, indices)
+
+
+def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
+    """Return (values, indices) with unique indices; rows of repeated indices are summed.
+
+    Args:
+        values: The rows.
+        indices: int32 or int64, of shape (rows,).
+    """
+    if is_symbolic(values) or is_symbolic(indices):
+        return graph_mode().deduplicated(values, indices)
+    unique_slices = IndexedSlices(values, indices).deduplicated()
+    return unique_slices.values, unique_slices.indices
 
 
 class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
@@ -64,6 +85,7 @@ def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object
     """Call a hook, with `apply_state` unless it lacks this parameter, as in older subclasses."""
     code = getattr(hook, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    # Flag 0x08 of a code object: the hook takes **kwargs.
     if code is None or "apply_state" in names or code.co_flags & 0x08:
         return hook(*args, apply_state=apply_state)
     return hook(*args)
@@ -84,39 +106,35 @@ class KerasStepAdapter(StepAdapter):
         self._state = ApplyState()
         self.selection = optimizer._selection()
 
-    def _title_of(self, var: Tensor) -> str:
+    def _get_variable_name(self, var: Tensor) -> str:
         """Return the name of a variable for messages."""
         return self._names.get(id(var)) or name_of(var)
 
     def names_of(self, variables: Sequence[Tensor]) -> list[str]:
         """Return the names of variables for messages, in order."""
-        return list(map(self._title_of, variables))
+        return list(map(self._get_variable_name, variables))
 
     def convert_pairs(self, given: Sequence[tuple[object, object]]) -> list[Pair]:
         """Return the pairs with tensors or `IndexedSlices` as gradients."""
         pairs = as_pairs(given)
-        check_variables([var for _, var in pairs])
-        return self._convert_gradients(with_gradients(pairs, self._name_variables(pairs)))
-
-    def _name_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[str]:
-        """Return the names of the pairs' variables; raise TypeError for objects that are none."""
         variables = [var for _, var in pairs]
-        titles = titles_of(variables)
-        self._names = dict(zip(map(id, variables), titles, strict=True))
-        return titles
+        check_variables(variables)
+        names = titles_of(variables)
+        self._names = dict(zip(map(id, variables), names, strict=True))
+        return self._convert_gradients(with_gradients(pairs, names))
 
     def _convert_gradients(self, pairs: Iterable[tuple[object, Tensor]]) -> list[Pair]:
         """Return the pairs with tensors or `IndexedSlices` as gradients."""
         return [
-            (as_gradient(grad, var, self._title_of(var)), var)
+            (as_gradient(grad, var, self._get_variable_name(var)), var)
             for grad, var in pairs
             if grad is not None
         ]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """Raise if dtypes, shapes or memory of the pairs are invalid."""
-        titles = self.names_of([var for _, var in pairs])
-        check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
+        names = self.names_of([var for _, var in pairs])
+        check_pairs(pairs, names, scatter=self._optimizer._scatters(), narrow=narrow)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
         """Create `iterations`, hyperparameter variables and slots."""
@@ -139,7 +157,13 @@ class KerasStepAdapter(StepAdapter):
         return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
 
     def _call_hook(self, hook: str, pairs: list[Pair], is_required: bool = False) -> list[Pair]:
-        """Return the checked pairs of a hook; skip it if not overridden and not required."""
+        """Return the checked pairs that a gradient hook returns; create slots of new variables.
+
+        A hook that is neither overridden nor required is not called: `pairs` are returned.
+
+        Raises:
+            ValueError: The hook returned no gradient.
+        """
         optimizer = self._optimizer
         if not (is_required or hook in optimizer._overridden_hooks()):
             return pairs
@@ -211,7 +235,11 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         ]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Read the hyperparameters of the step, once per compute dtype."""
+        """Read what the step needs before any write: coefficients of hooks, results of callables.
+
+        `_prepare` is called only if a hook that reads its coefficients is overridden. Scalars are
+        computed now, and cached by compute dtype, only if users' functions compute them.
+        """
         self._variables = variables
         # Only hooks read these coefficients, so schedules are not called for them without hooks.
         optimizer = self._optimizer
@@ -349,19 +377,19 @@ def has_hooks(optimizer: Any) -> bool:
     return not all(map(is_ours, (*hooks, optimizer._aggregator, *optimizer._transformers)))
 
 
-def with_gradients(pairs: Sequence[tuple[object, object]], titles: Sequence[str]) -> list[Any]:
+def with_gradients(pairs: Sequence[tuple[object, object]], names: Sequence[str]) -> list[Any]:
     """Return the pairs with a gradient; warn about unfrozen variables without one.
 
     Raises:
         ValueError: No pair has a gradient.
     """
-    missing = [title for (grad, _), title in zip(pairs, titles, strict=True) if grad is None]
+    missing = [name for (grad, _), name in zip(pairs, names, strict=True) if grad is None]
     if missing and len(missing) == len(pairs):
         hint = frozen_among(var for _, var in pairs)
         raise ValueError(f"No gradients provided for any variable: {missing}.{hint}")
     missing = [
-        title
-        for (grad, var), title in zip(pairs, titles, strict=True)
+        name
+        for (grad, var), name in zip(pairs, names, strict=True)
         if grad is None and not is_frozen(var)
     ]
     if missing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
 from thalweg._core.dtensor import any_on_mesh
 from thalweg._core.graph_mode import graph_mode
-from thalweg._core.hyperparameters import Hyperparameters, is_function
+from thalweg._core.hyperparameters import is_function
 from thalweg._core.reentrance import check_no_step
 from thalweg._core.slot_dict_view import SlotsByVariable
 from thalweg._core.slots import SlotStore
@@ -81,8 +81,6 @@ class Weights(TrackableSlots):
     """Mixin of `Optimizer` that stores `iterations`, slots and other weights."""
 
     _name: str
-    _hyper: Hyperparameters
-    _make_variable: Callable[[str, object], object]
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
@@ -110,6 +108,16 @@ class Weights(TrackableSlots):
         """Return the value of `iterations`; None before it exists or in a graph."""
         count = None if self._iterations is None else self.iterations
         return None if count is None or is_symbolic(count) else int(count)
+
+    def _make_variable(self, name: str, initial_value: object) -> Any:
+        """Return a new untrained variable of the optimizer.
+
+        In graph mode it belongs to the graph and is named below the current name scope.
+        """
+        if executing_eagerly():
+            full_name = f"{self._name}/{name}"
+            return Variable(self._begun(name, initial_value), full_name, trainable=False)
+        return graph_mode().variable(initial_value, name)
 
     def _make_tracked_variable(self, initial_value: object, name: str) -> Any:
         """Return a new untrained variable and track it under its name."""
@@ -155,6 +163,7 @@ class Weights(TrackableSlots):
 
         Raises:
             ValueError: The value has another shape than `shape`.
+            TypeError: `var` is not a variable.
         """
         existing_slot = self._slots.get(var, slot_name)
         if existing_slot is not None:
@@ -164,7 +173,7 @@ class Weights(TrackableSlots):
         has_var_shape = shape is None or tuple(shape) == tuple(var.shape)
         if has_var_shape and isinstance(initializer, str) and initializer in _FILL:
             return self._add_slots([var], slot_name, _FILL[initializer])[0]
-        title = self._slot_title(var, slot_name)
+        name = self._slot_title(var, slot_name)
         value: Any = initializer
         if not is_symbolic(initializer):
             if shape is None:
@@ -172,9 +181,9 @@ class Weights(TrackableSlots):
                 shape = var.shape if fits_any_shape else tuple(np.shape(initializer))
             value = initial_value(initializer, shape, var.dtype)
         if isinstance(var, SymbolicVariable):
-            slot: Any = graph_mode().slot(var, value, title)
+            slot: Any = graph_mode().slot(var, value, name)
         else:
-            slot = over(value.to(var.device), title)
+            slot = over(value.to(var.device), name)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
         return slot
 
@@ -187,22 +196,22 @@ class Weights(TrackableSlots):
             return []
         if any_on_mesh(missing):
             distribute.keep_local_slots(self._slots, missing)
-        titles = [self._slot_title(var, name) for var in missing]
-        new_slots = self._slots.make(missing, name, initial, titles, kind)
+        names = [self._slot_title(var, name) for var in missing]
+        new_slots = self._slots.make(missing, name, initial, names, kind)
         self._take_slots(name, missing, new_slots)
         return new_slots
 
-    def _take_store(self, store: SlotStore, taken: dict[int, Any]) -> None:
-        """Use the slots of a restored checkpoint."""
-        super()._take_store(store, taken)
-        self._weights = [taken.get(id(weight), weight) for weight in self._weights]
+    def _take_store(self, store: SlotStore, replacements: dict[int, Any]) -> None:
+        """Replace the slots, as the base class does, in `weights`, too."""
+        super()._take_store(store, replacements)
+        self._weights = [replacements.get(id(weight), weight) for weight in self._weights]
 
     def _keep_slot(self, slot: Tensor) -> None:
         """Add a new slot to `weights`."""
         self._weights.append(slot)
 
     def _slot_title(self, var: Any, slot_name: str) -> str:
-        """Return the name of a slot: "w/momentum"."""
+        """Return the name of a slot: "SGD/w/momentum", in a graph "<name scope>/w/momentum"."""
         path = f"{name_of(var).split(':')[0]}/{slot_name}"
         return f"{var.graph.scope}{path}" if is_symbolic(var) else f"{self._name}/{path}"
 
@@ -250,7 +259,7 @@ class Weights(TrackableSlots):
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> Variable:
-        """Return a variable of the optimizer that belongs to no variable; not listed in `weights`.
+        """Create and return a variable of the optimizer that is no slot; `weights` lacks it.
 
         Args:
             name, shape, dtype, initializer, trainable: Of the variable.
@@ -310,11 +319,11 @@ class Weights(TrackableSlots):
         method, and each gets all values.
         """
         self._settle()
-        listed_weights = self._listed_weights()
+        listed_weights = self._list_weights()
         if any(map(is_symbolic, listed_weights)):
             return backend.batch_get_value(listed_weights)
         with self._lock:
-            return [numpy_value(entry.read()) for entry in self._weight_entries()]
+            return [numpy_value(entry.read()) for entry in self._list_weight_entries()]
 
     @untraced
     def set_weights(self, weights: Sequence[object]) -> None:
@@ -326,7 +335,7 @@ class Weights(TrackableSlots):
         """
         self._settle()
         weights = self._adapted_weights(list(weights))
-        listed_weights = self._listed_weights()
+        listed_weights = self._list_weights()
         if len(weights) != len(listed_weights):
             hint = (
                 " Slots appear at the first apply_gradients; before it, use"
@@ -338,36 +347,33 @@ class Weights(TrackableSlots):
                 f" weights. Provided weights: {str(weights)[:50]}..."
                 f"{'' if self._slots.names() else hint}"
             )
-        values = [
-            _fit_value(*entry_and_value)
-            for entry_and_value in zip(self._weight_entries(), weights, strict=True)
-        ]
+        entries = self._list_weight_entries()
+        values = list(map(_fit_value, entries, weights))
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
         if any(map(is_symbolic, listed_weights)):
             backend.batch_set_value(zip(listed_weights, values, strict=True))
             return
-        entries = self._weight_entries()
         with self._lock.to_load():
             check_no_step(self._plans, self._name, "set_weights")
             restore(Loading(list(zip(entries, values, strict=True))))
             self._lock.loaded()
 
-    def _listed_weights(self) -> list[Tensor]:
+    def _list_weights(self) -> list[Tensor]:
         """Return `weights`, which a subclass that wraps optimizers may extend."""
         is_inherited = type(self).weights is Weights.weights
         return self._weights if is_inherited else self.weights
 
-    def _weight_entries(self) -> list[Entry]:
+    def _list_weight_entries(self) -> list[Entry]:
         """Return the state entry of each of `weights`, in order; sharded slots as full values."""
-        parts = {
+        slot_entries = {
             id(entry.own): entry
             for optimizer in self._with_inner()
             for var in optimizer._slots.owners()
             for entry in of_slots(optimizer._slots, var, "")
         }
-        listed_weights = self._listed_weights()
-        entries = [parts.get(id(weight)) for weight in listed_weights]
+        listed_weights = self._list_weights()
+        entries = [slot_entries.get(id(weight)) for weight in listed_weights]
         pairs = zip(entries, listed_weights, strict=True)
         return [entry or Entry(name_of(weight), weight) for entry, weight in pairs]
 
@@ -384,8 +390,7 @@ class Weights(TrackableSlots):
 
     def _own_children(self) -> dict[str, object]:
         """Return the variables other than slots, by their names in checkpoints."""
-        children = {} if self._iterations is None else {"iter": self._iterations}
-        return {**children, **self._hyper.variables()}
+        return {} if self._iterations is None else {"iter": self._iterations}
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
         """Hook: return the weights to set, converted from lists of other lengths."""
@@ -407,22 +412,22 @@ def _fit_value(entry: Entry, value: object) -> Tensor:
         InvalidArgumentError: The weight has integers, and the value is not an integer.
     """
     weight, shape = entry.own, tuple(entry.shape)
-    title = name_of(weight)
+    name = name_of(weight)
     try:
         array = value if isinstance(value, Tensor) else to_tensor(np.asarray(value))
     except TypeError:
-        raise InvalidTypeError(f"The value for '{title}' is no array of numbers.") from None
-    array = readable(array, f"The value for '{title}'")
+        raise InvalidTypeError(f"The value for '{name}' is no array of numbers.") from None
+    array = readable(array, f"The value for '{name}'")
     if shape != tuple(array.shape):
         raise ValueError(
             f"Optimizer weight shape {shape} not compatible with provided"
             f" weight shape {tuple(array.shape)}."
         )
     if array.is_complex():
-        raise InvalidTypeError(f"The value for '{title}' is {dtype_name(array.dtype)}, not real.")
+        raise InvalidTypeError(f"The value for '{name}' is {dtype_name(array.dtype)}, not real.")
     weight_value = array.detach().to(weight.dtype)
     if not weight.dtype.is_floating_point and not torch.equal(weight_value.to(array.dtype), array):
         raise InvalidArgumentError(
-            f"'{title}' is {dtype_name(weight.dtype)} and cannot hold {array.tolist()!r}."
+            f"'{name}' is {dtype_name(weight.dtype)} and cannot hold {array.tolist()!r}."
         )
     return weight_value

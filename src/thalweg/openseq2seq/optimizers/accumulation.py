@@ -68,7 +68,7 @@ def are_addable(
 
     False means only that the full check (`check_addable`) is needed.
     """
-    places: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):
         if type(grad) is not Tensor or type(var) not in _VARIABLES or type(total) not in _VARIABLES:
             return False
@@ -77,10 +77,10 @@ def are_addable(
         for tensor in (grad, var, total):
             if tensor.dtype is not var.dtype or tensor.shape != var.shape or not is_whole(tensor):
                 return False
-        places += [(var.data_ptr(), var.nbytes), (total.data_ptr(), total.nbytes)]
-    places.sort()
+        spans += [(var.data_ptr(), var.nbytes), (total.data_ptr(), total.nbytes)]
+    spans.sort()
     end = 0
-    for start, size in places:
+    for start, size in spans:
         if start < end:
             return False
         end = start + size
@@ -98,7 +98,8 @@ def is_whole(tensor: Tensor) -> bool:
     try:
         end_byte = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
         return tensor.untyped_storage().nbytes() >= end_byte and tensor.data_ptr() != 0
-    except (RuntimeError, NotImplementedError):  # one of functorch's
+    except (RuntimeError, NotImplementedError):
+        # Tensors of functorch have no storage.
         return False
 
 

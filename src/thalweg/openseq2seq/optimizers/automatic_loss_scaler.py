@@ -14,10 +14,8 @@ from thalweg._core.config_registry import LOSS_SCALERS, Names
 from thalweg._graph import Output, operation
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.indexed_slices import values_of
-from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
 from thalweg.openseq2seq.optimizers.gradients import concrete
-from thalweg.openseq2seq.optimizers.log_max import LogMaxScaler
-from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
+from thalweg.openseq2seq.optimizers.loss_scaler import BackoffScaler, LogMaxScaler, LossScaler
 
 _SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": LogMaxScaler}
 
@@ -124,22 +122,23 @@ class AutomaticLossScaler:
         if not gradients:
             raise InvalidArgumentError("No gradients provided for any variable.")
         if not is_deferred(*gradients):
-            return _checked(gradients)
+            return _measure_gradients(gradients)
         outputs = [Output(torch.bool, ()), Output(torch.float32, ())]
         has_nan, amax = operation(
-            _checked, [gradients], "check_grads", kind="pure", outputs=outputs
+            _measure_gradients, [gradients], "check_grads", kind="pure", outputs=outputs
         )
         return has_nan, amax
 
 
-def _checked(gradients: list[object]) -> tuple[Tensor, Tensor]:
-    bounds = [bound for grad in gradients for bound in _bounds(grad)]
-    amax = np.float32(np.max(np.abs(bounds), initial=0.0))  # NaN wins
+def _measure_gradients(gradients: list[object]) -> tuple[Tensor, Tensor]:
+    bounds = [bound for grad in gradients for bound in _find_bounds(grad)]
+    # `np.max` returns NaN if any bound is NaN.
+    amax = np.float32(np.max(np.abs(bounds), initial=0.0))
     is_nan = torch.tensor(bool(np.isnan(amax)), dtype=torch.bool, device="cpu")
     return is_nan, torch.tensor(amax, dtype=torch.float32, device="cpu")
 
 
-def _bounds(grad: object) -> list[float]:
+def _find_bounds(grad: object) -> list[float]:
     """Return [lowest, highest element], both NaN if any is; [] without elements."""
     rows = concrete(grad)
     values = None if rows is None else values_of(rows)

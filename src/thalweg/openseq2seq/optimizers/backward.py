@@ -78,17 +78,21 @@ class BackwardResult(NamedTuple):
 
     def only(self, indices: Sequence[int]) -> BackwardResult:
         """Return the results of the variables at some indices."""
-        parts = self.gradients, self.variables, self.targets, self.penalties
-        gradients, variables, targets, penalties = ([part[i] for i in indices] for part in parts)
+        columns = self.gradients, self.variables, self.targets, self.penalties
+        gradients, variables, targets, penalties = (
+            [column[i] for i in indices] for column in columns
+        )
         return BackwardResult(gradients, variables, targets, penalties, self.scale)
 
 
 def unscaled(backward: BackwardResult) -> list[Gradient]:
-    """Return the gradients by the targets, of concrete tensors; those given are not written to.
+    """Return the gradient of each target: cast to its dtype, with its penalty, unscaled.
 
         (cast(g) + scale penalty) / scale
 
-    The division is a multiplication by the reciprocal in float32, as in OpenSeq2Seq.
+    `backward` must have concrete tensors, which are not changed. Without a scale its gradients are
+    returned as they are. The division is a multiplication by the reciprocal in float32, as in
+    OpenSeq2Seq.
 
     Raises:
         LayoutError: A gradient has no memory that holds its elements.
@@ -102,14 +106,14 @@ def unscaled(backward: BackwardResult) -> list[Gradient]:
         return gradients
     inverse, scale = unscaling(backward.scale, backward.targets), backward.scale
     return [
-        None if grad is None else _unscaled(grad, target, penalty, scale, inverse)
+        None if grad is None else _unscale_gradient(grad, target, penalty, scale, inverse)
         for grad, target, penalty in zip(
             gradients, backward.targets, backward.penalties, strict=True
         )
     ]
 
 
-def _unscaled(
+def _unscale_gradient(
     grad: Any, target: Tensor, penalty: Tensor | None, scale: Any, inverse: Any
 ) -> Tensor | Any:
     """Return (cast(grad) + penalty * scale) * inverse in the dtype of `target`.

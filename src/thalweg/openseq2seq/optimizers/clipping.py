@@ -1,4 +1,4 @@
-"""Clipping by the global norm."""
+"""Norms of gradients, and clipping by the global norm."""
 
 from __future__ import annotations
 
@@ -7,26 +7,77 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
 from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.clip_factor import Factor, Norm, factor_of
+from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.hyperparameters import check_size, is_number
 from thalweg._core.norms import clip_factor
+from thalweg._engines import Tensors
+from thalweg._graph import Output, operation
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import values_of, with_values
 from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     check_given,
+    concrete,
+    floating,
     map_gradients,
+    map_pairs,
     refuse_none,
     title,
     transform_present,
 )
-from thalweg.openseq2seq.optimizers.norms import norm_of
 
 _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
+
+
+def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
+    """Return the common norm of the gradients that are not None, without summing repeated rows."""
+    present = [grad for grad in gradients if grad is not None]
+
+    def measure(gradient_list: list[object]) -> Tensor:
+        values = [
+            floating(values_of(grad)) for grad in map(concrete, gradient_list) if grad is not None
+        ]
+        transforms = GradientTransforms(overflow=as_shipped, casts=True)
+        stats = GradientStats(transforms, Tensors(values, values), values)
+        with np.errstate(over="ignore"):
+            norm = np.float32(stats.global_norm)
+        device = values[0].device if values else "cpu"
+        return torch.tensor(norm, dtype=torch.float32, device=device)
+
+    if not is_deferred(*present):
+        return measure(present)
+    output = Output(torch.float32, (), ())
+    return operation(measure, [present], "global_norm", kind="pure", outputs=output)
+
+
+def _global_norm_with_cast(
+    grads_and_vars: Sequence[tuple[object, object]], *, as_shipped: bool = False
+) -> object:
+    """Return the common norm of gradients.
+
+    Args:
+        grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor, or
+            `IndexedSlices`, whose rows count as they are.
+        as_shipped: Whether norms above 1.8e19 are infinite, whose squares float32 does not hold.
+
+    Returns:
+        A float32 tensor of shape ().
+
+    Raises:
+        ValueError: A gradient is None.
+
+    Reference: OpenSeq2Seq, optimizers.optimizers
+    """
+    pairs = list(grads_and_vars)
+    refuse_none((grad for grad, _ in pairs), (var for _, var in pairs), "its norm is asked for")
+    return norm_of([grad for grad, _ in pairs], as_shipped)
 
 
 def refuse_scalars(variables: Sequence[Any]) -> None:
@@ -88,11 +139,11 @@ def _clip_by_global_norm(
     norm = norm_of(t_list, as_shipped) if use_norm is None else use_norm
 
     def clip(gradients: Any, variables: object, size: Any, limit: Any) -> list[Gradient]:
-        wide = [
+        float_gradients = [
             None if grad is None else with_values(grad, values_of(grad).float())
             for grad in gradients
         ]
-        dtype_sources = [None if grad is None else values_of(grad) for grad in wide]
+        dtype_sources = [None if grad is None else values_of(grad) for grad in float_gradients]
         size, limit = float(size), float(limit)
         factor = factor_of(Norm(np.float64(size)), limit, np.float32, None, False)
         if as_shipped:
@@ -101,7 +152,7 @@ def _clip_by_global_norm(
         transforms = GradientTransforms(
             global_clipnorm=limit, clip_factor=factor, overflow=as_shipped
         )
-        return transform_present(wide, dtype_sources, transforms)[0]
+        return transform_present(float_gradients, dtype_sources, transforms)[0]
 
     clipped = map_gradients(
         clip,
@@ -149,12 +200,4 @@ def _clip_gradients_by_norm(
         )
         return transform_present(gradients, variables, transforms)[0]
 
-    new_gradients = map_gradients(
-        clip,
-        gradients,
-        variables,
-        clip_gradients,
-        name="clip_gradients_by_norm",
-        dtypes=[var.dtype for var in variables],
-    )
-    return list(zip(new_gradients, variables, strict=True))
+    return map_pairs(clip, grads_and_vars, clip_gradients, name="clip_gradients_by_norm")

@@ -25,9 +25,8 @@ from thalweg.openseq2seq.optimizers.backward import BackwardResult, raw, unscale
 from thalweg.openseq2seq.optimizers.gradients import transform_present
 from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
-from thalweg.openseq2seq.optimizers.precision import MixedCheck
+from thalweg.openseq2seq.optimizers.precision import MixedCheck, check_scalar
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
-from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
 from thalweg.openseq2seq.optimizers.update import decide_by_scaler, update
 from thalweg.v1.train.gradients import check_any
@@ -189,9 +188,9 @@ class StepPipeline:
         # The host tells other ranks of the step.
         clears = clearing(step_inputs.sums) if step_inputs.sums else ()
         calls = [*clears, *step_inputs.counts]
-        parts = decide_by_scaler(self.scaler, report, calls, not treatment.reduces)
-        parts |= {"rate": step_inputs.rate, "journal": journal, "unscaling": unscaling}
-        transforms = treatment.post.gradient_transforms(backward.present().pairs, **parts)
+        options = decide_by_scaler(self.scaler, report, calls, not treatment.reduces)
+        options |= {"rate": step_inputs.rate, "journal": journal, "unscaling": unscaling}
+        transforms = treatment.post.gradient_transforms(backward.present().pairs, **options)
         return Ready(backward, transforms, journal, step)
 
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:

@@ -133,3 +133,16 @@ def map_gradients(
     return made_of_gradients(
         run, gradients, variables, *others, name=name, dtypes=dtypes, dense=dense
     )
+
+
+def map_pairs(
+    function: Function, pairs: Sequence[tuple[Any, Any]], *others: object, **options: Any
+) -> list[tuple[Any, Any]]:
+    """Return the pairs with new gradients; see `map_gradients` for the other arguments.
+
+    By default a new gradient has the dtype of its variable.
+    """
+    gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
+    options.setdefault("dtypes", [var.dtype for var in variables])
+    new_gradients = map_gradients(function, gradients, variables, *others, **options)
+    return list(zip(new_gradients, variables, strict=True))

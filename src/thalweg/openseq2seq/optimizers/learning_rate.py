@@ -40,10 +40,9 @@ class LiveRate:
         self._host_step: Variable | None = None
         self._products: list[tuple[Tensor, Callable[[], Tensor]]] = []
         self.source: object = policy
-        self._policy_value: Any = (
-            None  # what the policy gave last; a number has more digits than `value`
-        )
-        rate = self._evaluate_hypers()
+        # Last result of the policy; a number has more digits than `value`.
+        self._policy_value: Any = None
+        rate = _floating(self._call_policy())
         check_held(rate, "The learning rate that the policy returned")
         self.value = rate.clone()
         # Values that `set` assigns to `tensors`.
@@ -51,7 +50,7 @@ class LiveRate:
         # Value of the tensors, if the policy returned a number.
         self._set_to: object = None
 
-    def _shown(self) -> Any:
+    def _read_global_step(self) -> Any:
         """Return the global step on the host: the variable itself, or an updated copy."""
         step = self._step
         if is_host(step):
@@ -62,12 +61,9 @@ class LiveRate:
         self._host_step.detach().fill_(number_of(step))
         return self._host_step
 
-    def _evaluate_hypers(self) -> Tensor:
-        return _floating(self._asked())
-
-    def _asked(self) -> object:
+    def _call_policy(self) -> object:
         """Call the policy and return the present rate; also store the rate and its source."""
-        rate = self._policy(self._shown())
+        rate = self._policy(self._read_global_step())
         self.source = rate if isinstance(rate, CallableRate) else self._policy
         self._policy_value = called(rate)
         return self._policy_value
@@ -97,7 +93,7 @@ class LiveRate:
         """
         old_value = self._policy_value
         with no_grad():
-            new_value = self._asked()
+            new_value = self._call_policy()
             is_constant = new_value is old_value and type(new_value) is float and not self._products
             if is_constant and number_of(self.value) == self._set_to:
                 return False

@@ -60,7 +60,7 @@ def piecewise_constant(
     decay_rates: list[float],
     steps_per_epoch: int | None = None,
 ) -> Any:
-    """learning_rate up to boundaries[0], then decay_rates[0] learning_rate, and so on.
+    """Return a rate of learning_rate up to boundaries[0], then decay_rates[0] learning_rate.
 
     The rates multiply the first learning rate, not one another. A boundary itself still has the
     rate before it.
@@ -106,7 +106,9 @@ def exp_decay(
     begin_decay_at: int = 0,
     min_lr: float = 0.0,
 ) -> Any:
-    """learning_rate decay_rate^((global_step - begin_decay_at) / decay_steps), at least min_lr.
+    """Decay a rate exponentially from a step on, to min_lr at the lowest.
+
+        learning_rate decay_rate^((global_step - begin_decay_at) / decay_steps)
 
     Args:
         global_step: The variable that counts updates, or an integer.
@@ -132,8 +134,8 @@ def exp_decay(
         terms = (dtype(decay_steps), as_scalar(decay_rate, dtype), use_staircase_decay)
         return formulas.exponential(rate, step, *terms, folded=True)
 
-    rate_at = _warmed_up(learning_rate, decay, begin_decay_at, lowest=min_lr)
-    return _followed("exp_decay", global_step, rate_at, _dtype_of(learning_rate))
+    rate_at = _build_warm_up(learning_rate, decay, begin_decay_at, lowest=min_lr)
+    return _follow_formula("exp_decay", global_step, rate_at, _find_rate_dtype(learning_rate))
 
 
 @remember_source
@@ -187,8 +189,8 @@ def poly_decay(
             has_constant_rate=warmup_steps <= 0,
         )
 
-    rate_at = _warmed_up(learning_rate, decay, begin_decay_at, warmup_steps)
-    return _followed("poly_decay", global_step, rate_at, _dtype_of(learning_rate))
+    rate_at = _build_warm_up(learning_rate, decay, begin_decay_at, warmup_steps)
+    return _follow_formula("poly_decay", global_step, rate_at, _find_rate_dtype(learning_rate))
 
 
 @remember_source
@@ -221,8 +223,8 @@ def cosine_decay(
     def decay(rate: Scalar, step: Scalar, dtype: ScalarType) -> Scalar:
         return formulas.cosine(rate, step, dtype(decay_steps), min_lr, folded=True)
 
-    rate_at = _warmed_up(learning_rate, decay, begin_decay_at, warmup_steps)
-    return _followed("cosine_decay", global_step, rate_at, _dtype_of(learning_rate))
+    rate_at = _build_warm_up(learning_rate, decay, begin_decay_at, warmup_steps)
+    return _follow_formula("cosine_decay", global_step, rate_at, _find_rate_dtype(learning_rate))
 
 
 @remember_source
@@ -258,17 +260,17 @@ def transformer_policy(
 
     Reference: https://arxiv.org/abs/1706.03762
     """
-    title = dtype_name(as_dtype(dtype))
-    if title not in _DTYPES:
-        raise InvalidTypeError(f"dtype must be one of {', '.join(_DTYPES)}, not {title}.")
-    kind = _DTYPES[title]
+    name = dtype_name(as_dtype(dtype))
+    if name not in _DTYPES:
+        raise InvalidTypeError(f"dtype must be one of {', '.join(_DTYPES)}, not {name}.")
+    kind = _DTYPES[name]
 
     def at(step: object) -> Any:
         terms = (kind(learning_rate), kind(step), kind(warmup_steps), d_model, coefficient)
         rate = formulas.transformer(*terms)
         return rate if max_lr is None else np.minimum(kind(max_lr), rate)
 
-    return _followed("transformer_policy", global_step, at, kind)
+    return _follow_formula("transformer_policy", global_step, at, kind)
 
 
 @remember_source
@@ -284,11 +286,12 @@ def inv_poly_decay(
     *,
     as_shipped: bool = False,
 ) -> Any:
-    """learning_rate / (1 + c t)^power, c such that decay_steps lead to min_lr.
+    """Decay a rate inversely, so that it is min_lr after decay_steps steps.
 
         t = max(global_step - begin_decay_at, 0)
+        learning_rate / (1 + c t)^power, with c such that t = decay_steps gives min_lr
 
-    It goes on falling below `min_lr` after that.
+    After that the rate falls below `min_lr`.
 
     Args:
         global_step: The variable that counts updates, or an integer.
@@ -310,7 +313,7 @@ def inv_poly_decay(
         ZeroDivisionError: `decay_steps` or `learning_rate` is 0.
         OverflowError: `power` is so small that c is infinite.
     """
-    dtype = _dtype_of(learning_rate)
+    dtype = _find_rate_dtype(learning_rate)
     if not power > 0:
         raise InvalidArgumentError(f"inv_poly_decay requires a power above 0, not {power}.")
     slope = formulas.inverse_polynomial_slope(float(learning_rate), min_lr, decay_steps, power)
@@ -321,10 +324,10 @@ def inv_poly_decay(
         rate = as_scalar(learning_rate, dtype)
         return formulas.inverse_polynomial(rate, count, dtype(slope), power)
 
-    return _followed(name, global_step, at, dtype)
+    return _follow_formula(name, global_step, at, dtype)
 
 
-def _warmed_up(
+def _build_warm_up(
     learning_rate: Any,
     decay: Callable[[Any, Any, ScalarType], Any],
     begin_decay_at: int,
@@ -332,7 +335,7 @@ def _warmed_up(
     lowest: float = -math.inf,
 ) -> Callable[[Any], Any]:
     """Return a function of the step: a warm-up to `learning_rate`, then `decay` from a step on."""
-    dtype = _dtype_of(learning_rate)
+    dtype = _find_rate_dtype(learning_rate)
 
     def at(step: Any) -> Any:
         rate = as_scalar(learning_rate, dtype)
@@ -346,7 +349,7 @@ def _warmed_up(
     return at
 
 
-def _followed(
+def _follow_formula(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
     """Return the learning rate of a policy, as `follow_rate` does.
@@ -360,14 +363,14 @@ def _followed(
     rate_dtype = as_dtype(dtype)
 
     def rate(step: object) -> Tensor:
-        number = number_of(step) if isinstance(step, Tensor) else step
+        count = number_of(step) if isinstance(step, Tensor) else step
         with np.errstate(all="ignore"):
-            return torch.tensor(formula(number), dtype=rate_dtype, device="cpu")
+            return torch.tensor(formula(count), dtype=rate_dtype, device="cpu")
 
     return follow_rate(rate, (global_step,), rate_dtype, name, formula)
 
 
-def _dtype_of(learning_rate: object) -> ScalarType:
+def _find_rate_dtype(learning_rate: object) -> ScalarType:
     if is_symbolic(learning_rate) or not is_floating(learning_rate):
         raise InvalidTypeError(
             "learning_rate must be a float, or a float32 or float64 scalar, not"

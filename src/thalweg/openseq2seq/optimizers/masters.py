@@ -47,11 +47,11 @@ class Masters(Staged):
             return var
         master = self._slots.get(var, _SCOPE)
         if master is None:
-            master = self._slots.put(var, _SCOPE, self._made(var))
-        self._begin_anew(var, master)
+            master = self._slots.put(var, _SCOPE, self._make_master(var))
+        self._refresh_stale(var, master)
         return master
 
-    def _begin_anew(self, var: Any, master: Any) -> None:
+    def _refresh_stale(self, var: Any, master: Any) -> None:
         if id(var) in self._stale:
             copy_call = partial(master.detach().copy_, var.detach())
             run([copy_call, partial(self._stale.discard, id(var))])
@@ -60,6 +60,7 @@ class Masters(Staged):
         """Return the master of each variable, as `of` does; the last request in eager mode is
         cached.
         """
+        # Each session has its own masters, so they are not cached.
         if current_session() is not None:
             return list(map(self.of, variables))
         dtypes = [var.dtype for var in variables]
@@ -98,7 +99,7 @@ class Masters(Staged):
     def __getstate__(self) -> dict[str, Any]:
         # Ids are invalid in a copy, so stale masters are copied before.
         for var, master in self.pairs():
-            self._begin_anew(var, master)
+            self._refresh_stale(var, master)
         return {**vars(self), "_last": ([], [], [])}
 
     def pairs(self) -> list[tuple[Any, Any]]:
@@ -112,15 +113,15 @@ class Masters(Staged):
         variables_by_master = {id(master): var for var, master in self.pairs()}
         return [variables_by_master.get(id(target), target) for target in targets]
 
-    def _made(self, var: Any) -> object:
+    def _make_master(self, var: Any) -> object:
         """Create and return the float32 master of a variable, in the variable's graph."""
-        title = f"{_SCOPE}/{base_name(var)}"
+        name = f"{_SCOPE}/{base_name(var)}"
         if not is_symbolic(var):
             check_memories([var])
-            return over(var.detach().to(torch.float32), self.scope + title)
+            return over(var.detach().to(torch.float32), self.scope + name)
         with var.graph.as_default():
             return make_variable(
                 var.initialized_value().to(torch.float32),
-                get_default_graph().scope + title,
+                get_default_graph().scope + name,
                 collections=[GraphKeys.GLOBAL_VARIABLES, FP32_MASTER_COPIES],
             )

@@ -29,12 +29,12 @@ from thalweg.openseq2seq.optimizers.gradients import (
     refuse_none,
 )
 from thalweg.openseq2seq.optimizers.masters import Masters
+from thalweg.openseq2seq.optimizers.precision import scaled
 from thalweg.openseq2seq.optimizers.regularization import (
     may_have_penalties,
     mp_regularizer_wrapper,
     penalty_gradient,
 )
-from thalweg.openseq2seq.optimizers.scaled_loss import scaled
 from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.openseq2seq.optimizers.update import (
     by_references,
@@ -253,20 +253,21 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         def unscale(gradients: Any, targets: Any, penalties: Any, scale: Any) -> Any:
             return unscaled(BackwardResult(gradients, targets, targets, penalties, scale))
 
-        present = [i for i, grad in enumerate(backward.gradients) if grad is not None]
-        all_gradients: list[Any] = [None] * len(backward.gradients)
+        present = backward.present()
         unscaled_gradients = map_gradients(
             unscale,
-            [backward.gradients[i] for i in present],
-            [backward.targets[i] for i in present],
-            [backward.penalties[i] for i in present],
+            present.gradients,
+            present.targets,
+            present.penalties,
             backward.scale,
             name="unscale",
-            dtypes=[backward.targets[i].dtype for i in present],
+            dtypes=[target.dtype for target in present.targets],
         )
-        for index, grad in zip(present, unscaled_gradients, strict=True):
-            all_gradients[index] = grad
-        return list(zip(all_gradients, backward.targets, strict=True))
+        new_gradients = iter(unscaled_gradients)
+        return [
+            (None if grad is None else next(new_gradients), target)
+            for grad, target in backward.pairs
+        ]
 
     def _update(self, backward: BackwardResult, step: object, captured: object) -> None:
         """Update the targets, which are masters or variables, and the loss scale."""
@@ -313,7 +314,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             return None
         check_inner(self._opt)
         if all(grad is None for grad in target_gradients):
-            return self._opt.apply_gradients(pairs)  # raises
+            # This raises the error for pairs without gradients.
+            return self._opt.apply_gradients(pairs)
         with graph.as_default():
             if calls_hooks_at_build(self._opt):
                 op = self._update_in_graph(backward.present(), global_step, name)

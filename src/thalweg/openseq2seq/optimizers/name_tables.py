@@ -37,10 +37,10 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
     for name in summaries:
         if name not in OPTIMIZER_SUMMARIES:
             choices = ", ".join(OPTIMIZER_SUMMARIES)
-            title = name if isinstance(name, str) else show_value(name)
-            hint = did_you_mean(title, OPTIMIZER_SUMMARIES)
+            label = name if isinstance(name, str) else show_value(name)
+            hint = did_you_mean(label, OPTIMIZER_SUMMARIES)
             raise InvalidArgumentError(
-                f"Summaries should be one of [{choices}], you provided {title}. {hint}".rstrip()
+                f"Summaries should be one of [{choices}], you provided {label}. {hint}".rstrip()
             )
     return tuple(summaries)
 

@@ -1,8 +1,11 @@
 """OpenSeq2Seq's module `optimizers.optimizers`."""
 
-from thalweg.openseq2seq.optimizers.clipping import _clip_by_global_norm, _clip_gradients_by_norm
+from thalweg.openseq2seq.optimizers.clipping import (
+    _clip_by_global_norm,
+    _clip_gradients_by_norm,
+    _global_norm_with_cast,
+)
 from thalweg.openseq2seq.optimizers.name_tables import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES
-from thalweg.openseq2seq.optimizers.norms import _global_norm_with_cast
 from thalweg.openseq2seq.optimizers.post_process import post_process_gradients
 from thalweg.openseq2seq.optimizers.reduction import reduce_gradients
 from thalweg.openseq2seq.optimizers.regularization import get_regularization_loss

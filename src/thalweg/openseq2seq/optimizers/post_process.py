@@ -16,6 +16,7 @@ from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.grads_and_vars import Pair
 from thalweg._core.hyperparameters import check_size, is_number
+from thalweg._core.options.larc import Larc
 from thalweg._core.vectors import for_each, number, place_of
 from thalweg._engines import Tensors
 from thalweg.errors import InvalidTypeError, OptionError
@@ -25,11 +26,10 @@ from thalweg.openseq2seq.optimizers.gradients import (
     Gradient,
     check_given,
     concretes,
-    map_gradients,
+    map_pairs,
     refuse_none,
     transform_present,
 )
-from thalweg.openseq2seq.optimizers.larc import Larc, larc_of
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS, checked_summaries
 from thalweg.openseq2seq.optimizers.summaries import (
     Journal,
@@ -37,6 +37,26 @@ from thalweg.openseq2seq.optimizers.summaries import (
     collect_summaries,
     tags_of,
 )
+from thalweg.openseq2seq.params import check_params
+
+
+def larc_of(larc_params: Mapping[str, Any]) -> Larc:
+    """Return the `Larc` of the parameters of a config.
+
+    Raises:
+        ValueError: A parameter is missing, unknown, of another type or not one of the modes.
+    """
+    check_params(
+        larc_params,
+        {"larc_eta": float},
+        {"larc_mode": ["clip", "scale"], "min_update": float, "epsilon": float},
+    )
+    return Larc(
+        larc_params["larc_eta"],
+        larc_params.get("larc_mode", "clip") == "clip",
+        larc_params.get("min_update", 1e-7),
+        larc_params.get("epsilon", 1e-7),
+    )
 
 
 class PostProcessing(NamedTuple):
@@ -133,16 +153,20 @@ class PostProcessing(NamedTuple):
             overflow=self.as_shipped,
             casts=True,
             nan_if_not_finite=False,
-            trust=None if self.larc is None else partial(self._trust, self.larc, pairs, rate),
-            watch=None if journal is None else partial(self._note, journal, pairs, rate, unscaling),
+            trust=None
+            if self.larc is None
+            else partial(self._find_factors, self.larc, pairs, rate),
+            watch=None
+            if journal is None
+            else partial(self._record_summaries, journal, pairs, rate, unscaling),
             narrow=True,
             **others,
         )
 
-    def _ratios(self, larc: Larc, rate: object, sizes: object, lengths: object) -> Any:
+    def _find_ratios(self, larc: Larc, rate: object, sizes: object, lengths: object) -> Any:
         return larc.ratios(sizes, lengths, rate, self.as_shipped)
 
-    def _trust(
+    def _find_factors(
         self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
     ) -> object:
         """Return LARC's factors of the gradients.
@@ -155,9 +179,9 @@ class PostProcessing(NamedTuple):
             lengths: The norms of the gradients.
         """
         dtypes = [var.dtype for _, var in pairs]
-        return larc.factors(self._ratios(larc, rate, sizes, lengths), dtypes)
+        return larc.factors(self._find_ratios(larc, rate, sizes, lengths), dtypes)
 
-    def _note(
+    def _record_summaries(
         self,
         journal: Journal,
         pairs: Sequence[Pair],
@@ -166,29 +190,31 @@ class PostProcessing(NamedTuple):
         stats: GradientStats,
     ) -> None:
         """Write the summaries of a step's gradients and variables into a journal."""
-        rows = self._of_rows(pairs, unscaling, stats)
+        rows = self._measure_rows(pairs, unscaling, stats)
         shows_norm = "global_gradient_norm" in journal.names
         if shows_norm:
-            journal.scalar("global_gradient_norm", _single(rows.global_norm))
+            journal.scalar("global_gradient_norm", _round_norm(rows.global_norm))
         tags = tags_of([var for _, var in pairs])
-        parts = [for_each(tags, part) for part in stats.clip_parts]
+        clip_factors = [for_each(tags, factors) for factors in stats.clip_parts]
         for index, ((grad, var), tag) in enumerate(zip(pairs, tags, strict=True)):
             if "gradients" in journal.names:
                 factor = 1.0 if unscaling is None else unscaling[index]
-                values = _scaled(grad, [factor, *(part[index] for part in parts)])
+                values = _scale_gradient(
+                    grad, [factor, *(factors[index] for factors in clip_factors)]
+                )
                 journal.histogram(f"gradients/{tag}", values, masked=True)
             if "gradient_norm" in journal.names:
-                journal.scalar(f"gradient_norm/{tag}", _single(rows.clipped_norms[index]))
+                journal.scalar(f"gradient_norm/{tag}", _round_norm(rows.clipped_norms[index]))
             if "variables" in journal.names:
                 journal.histogram(f"variables/{tag}", var)
             if "variable_norm" in journal.names:
-                journal.scalar(f"variable_norm/{tag}", _single(stats.variable_norms[index]))
+                journal.scalar(f"variable_norm/{tag}", _round_norm(stats.variable_norms[index]))
         if self.clip_gradients is not None and shows_norm:
-            journal.scalar("global_clipped_gradient_norm", _single(stats.clipped_global_norm))
+            journal.scalar("global_clipped_gradient_norm", _round_norm(stats.clipped_global_norm))
         if self.larc is not None and "larc_summaries" in journal.names:
-            self._note_larc(self.larc, journal, tags, rate, stats)
+            self._record_larc(self.larc, journal, tags, rate, stats)
 
-    def _of_rows(
+    def _measure_rows(
         self, pairs: Sequence[Pair], unscaling: object, stats: GradientStats
     ) -> GradientStats:
         """Return statistics of gradients without summed rows, which LARC sums otherwise."""
@@ -198,11 +224,11 @@ class PostProcessing(NamedTuple):
         transforms = GradientTransforms(unscaling=unscaling, overflow=self.as_shipped, casts=True)
         return GradientStats(transforms, Tensors(values, variables), variables)
 
-    def _note_larc(
+    def _record_larc(
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
         """Add the summaries of LARC, one set for each tag, to the journal."""
-        ratios = self._ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
+        ratios = self._find_ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
         for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:
                 journal.scalar(f"larc_clip_on/{tag}", ratio < 1, int)
@@ -211,13 +237,13 @@ class PostProcessing(NamedTuple):
             journal.scalar(f"larc_final_lr/{tag}", rate_scalar * factor)
 
 
-def _single(norm: Any) -> object:
+def _round_norm(norm: Any) -> object:
     """Return a norm in float32, as OpenSeq2Seq computes it."""
     with np.errstate(all="ignore"):
         return norm.float() if isinstance(norm, Tensor) else np.float32(norm)
 
 
-def _scaled(grad: Any, factors: Sequence[Any]) -> Tensor:
+def _scale_gradient(grad: Any, factors: Sequence[Any]) -> Tensor:
     """Return a gradient's values times factors as a new float32 tensor."""
     values = values_of(grad).float()
     for factor in factors:
@@ -285,8 +311,5 @@ def post_process_gradients(
 
     if OF_GRADIENTS.intersection(settings.summaries) and is_deferred(*gradients, *variables, lr):
         collect_summaries(tell, [gradients, variables, lr])
-    new_gradients = map_gradients(
-        process, gradients, variables, lr, name="post_process_gradients",
-        dtypes=[var.dtype for var in variables], dense=settings.larc is not None,
-    )  # fmt: skip
-    return list(zip(new_gradients, variables, strict=True))
+    options = {"name": "post_process_gradients", "dense": settings.larc is not None}
+    return map_pairs(process, grads_and_vars, lr, **options)

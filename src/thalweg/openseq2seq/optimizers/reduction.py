@@ -16,7 +16,7 @@ from thalweg.distribute import current_strategy, fill_missing, has_strategy, sum
 from thalweg.distribute.all_reduce_gradients import sum_pairs
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices, whole
-from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, map_gradients
+from thalweg.openseq2seq.optimizers.gradients import Gradient, check_given, map_pairs
 
 AllReduce = Callable[[Any], Any]
 
@@ -147,19 +147,12 @@ def reduce_gradients(
     if all_reduce is None and is_deferred(*chain.from_iterable(grads_and_vars)):
         # Its ranks are those that build the same graph.
         grads_and_vars = fill_missing(grads_and_vars, current_strategy().ranks)
-    gradients = [grad for grad, _ in check_given(grads_and_vars)]
-    variables = [var for _, var in grads_and_vars]
+    grads_and_vars = check_given(grads_and_vars)
+    gradients = [grad for grad, _ in grads_and_vars]
     is_shared = not has_one_worker and shares_embedding(model, gradients, as_shipped)
 
     def mean(gradients: Any, variables: Any) -> list[Gradient]:
         return reduced(gradients, variables, all_reduce, model, as_shipped)
 
-    means = map_gradients(
-        mean,
-        gradients,
-        variables,
-        name="all_reduce",
-        dtypes=[getattr(grad, "dtype", None) for grad in gradients],
-        dense=is_shared,
-    )
-    return list(zip(means, variables, strict=True))
+    dtypes = [getattr(grad, "dtype", None) for grad in gradients]
+    return map_pairs(mean, grads_and_vars, name="all_reduce", dtypes=dtypes, dense=is_shared)

@@ -53,14 +53,14 @@ def get_regularization_loss(
     """
     losses = _graph.get_collection(_graph.GraphKeys.REGULARIZATION_LOSSES, scope)
     if _graph.executing_eagerly():
-        return _sum([loss() if is_function(loss) else to_tensor(loss) for loss in losses])
+        return _sum_losses([loss() if is_function(loss) else to_tensor(loss) for loss in losses])
     if not losses:
         return _graph.constant(0.0, dtype=torch.float32, name=name)
     output = _graph.Output(torch.float32, losses[0].shape)
-    return _graph.operation(_sum, [losses], name, kind="pure", outputs=output)
+    return _graph.operation(_sum_losses, [losses], name, kind="pure", outputs=output)
 
 
-def _sum(losses: Sequence[Tensor]) -> Tensor:
+def _sum_losses(losses: Sequence[Tensor]) -> Tensor:
     zero = torch.zeros((), dtype=torch.float32, device="cpu")
     return sum((loss.to(torch.float32) for loss in losses), zero)
 
@@ -112,7 +112,7 @@ def penalty_gradient(var: Any, master: Tensor) -> Any:
     """Return the gradient of a variable's penalty by its master, symbolic if they are, or None."""
     if not _graph.is_symbolic(var):
         regularizer = _eager.get(var)
-        return None if regularizer is None else _gradient(regularizer, master)
+        return None if regularizer is None else _differentiate_penalty(regularizer, master)
     with var.graph.as_default():
         regularizers = [
             regularizer
@@ -127,7 +127,7 @@ def penalty_gradient(var: Any, master: Tensor) -> Any:
         return _graph.gradients(penalty, [master])[0]
 
 
-def _gradient(regularizer: Regularizer, master: Tensor) -> Tensor | None:
+def _differentiate_penalty(regularizer: Regularizer, master: Tensor) -> Tensor | None:
     check_memories([master])
     with enable_grad():
         point = master.detach().requires_grad_()

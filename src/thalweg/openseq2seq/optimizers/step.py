@@ -31,11 +31,13 @@ from thalweg.openseq2seq.optimizers.gradient_pipeline import StepInputs, StepPip
 from thalweg.openseq2seq.optimizers.gradients import check_dtypes, concretes
 from thalweg.openseq2seq.optimizers.learning_rate import LiveRate
 from thalweg.openseq2seq.optimizers.masters import Masters
-from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWrapper
 from thalweg.openseq2seq.optimizers.reduction import waited_for
 from thalweg.openseq2seq.optimizers.state import TrainingState
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import name_of
+
+# Returns the loss, or None, and the results of the backward pass.
+Differentiate = Callable[[], tuple[Tensor | None, BackwardResult]]
 
 _UNKNOWN = "The variables are not known before the first step. Give var_list to optimize_loss."
 
@@ -104,10 +106,6 @@ class TrainingStep(Configurable):
         return self._rate.value.clone()
 
     @property
-    def _mixed(self) -> MixedPrecisionOptimizerWrapper | None:
-        return self._pipeline.mixed
-
-    @property
     def _inner(self) -> Optimizer:
         return self._pipeline.inner
 
@@ -117,7 +115,7 @@ class TrainingStep(Configurable):
 
     @property
     def _masters(self) -> Masters:
-        return Masters() if self._mixed is None else self._mixed._masters
+        return Masters() if self._pipeline.mixed is None else self._pipeline.mixed._masters
 
     @untraced
     def __call__(self) -> Tensor:
@@ -138,7 +136,7 @@ class TrainingStep(Configurable):
         optimizer's `_finish` or `summary_writer` comes after the update. A note on it says which.
         """
         with self._lock:
-            return self._taken(self._differentiated)
+            return self._taken(self._differentiate_loss)
 
     @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool | Tensor:
@@ -160,7 +158,7 @@ class TrainingStep(Configurable):
         Nothing has changed then; for errors of callbacks see `__call__`.
         """
         with self._lock:
-            self._taken(lambda: (None, self._received(concretes(gradients))))
+            self._taken(lambda: (None, self._receive_gradients(concretes(gradients))))
             has_update = self._has_update
             return has_update.clone() if isinstance(has_update, Tensor) else has_update
 
@@ -178,12 +176,12 @@ class TrainingStep(Configurable):
     @property
     def loss_scale(self) -> float | Tensor:
         """Factor of the next loss: a number, or a tensor of shape () that is a copy."""
-        if self._mixed is None:
+        if self._pipeline.mixed is None:
             return 1.0
-        scale = self._mixed.loss_scale
+        scale = self._pipeline.mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def _taken(self, differentiate: Callable[[], tuple[Tensor | None, BackwardResult]]) -> Any:
+    def _taken(self, differentiate: Differentiate) -> Any:
         """Take a step in eager mode, and return the loss (the first result of `differentiate`).
 
         Sets `_has_update`. An error before the commit gets a note, and leaves everything unchanged.
@@ -217,7 +215,7 @@ class TrainingStep(Configurable):
 
     def _run(
         self,
-        differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
+        differentiate: Differentiate,
         report: ReplayResult,
     ) -> tuple[object, StepResult]:
         """Set the learning rate of the step, and run it by `_carry_out`; return (loss,
@@ -230,21 +228,21 @@ class TrainingStep(Configurable):
             differentiate: See `_taken`.
             report: Receives a sentence and whether the step was taken, as soon as it is written.
         """
-        rate, mixed = self._rate, self._mixed
+        rate, mixed = self._rate, self._pipeline.mixed
         # The host waits for the last step while a GPU computes the loss.
         is_late = not is_host(self.global_step)
         is_new = is_late or rate.ask()
         if not is_new and mixed is None:
-            return self._carry_out(differentiate, report, False)
+            return self._compute_and_apply(differentiate, report, False)
         tensors = rate.tensors if is_new else ()
         with restored(tensors, notes=report), self._masters.renewed(report=report):
             if is_new and not is_late:
                 rate.set()
-            return self._carry_out(differentiate, report, is_late)
+            return self._compute_and_apply(differentiate, report, is_late)
 
-    def _carry_out(
+    def _compute_and_apply(
         self,
-        differentiate: Callable[[], tuple[Tensor | None, BackwardResult]],
+        differentiate: Differentiate,
         report: ReplayResult,
         is_late: bool,
     ) -> tuple[object, StepResult]:
@@ -276,7 +274,7 @@ class TrainingStep(Configurable):
             )
             return value, self._pipeline.apply(step_inputs, report)
 
-    def _received(self, gradients: list[Any]) -> BackwardResult:
+    def _receive_gradients(self, gradients: list[Any]) -> BackwardResult:
         """Return gradients that the user computed as the results of a backward pass.
 
         Raises:
@@ -294,11 +292,11 @@ class TrainingStep(Configurable):
             )
         check_dtypes(gradients, variables)
         pairs = list(zip(gradients, variables, strict=True))
-        if self._mixed is None:
+        if self._pipeline.mixed is None:
             return BackwardResult.plain(pairs)
-        return self._mixed.received(pairs, self.loss_scale)
+        return self._pipeline.mixed.received(pairs, self.loss_scale)
 
-    def _differentiated(self) -> tuple[Tensor, BackwardResult]:
+    def _differentiate_loss(self) -> tuple[Tensor, BackwardResult]:
         """Compute the loss and its gradients; return (copy of the loss, results of the backward
         pass).
 
@@ -389,7 +387,7 @@ class TrainingStep(Configurable):
         """Return the arguments of `optimize_loss` by name, without the policy's rate."""
         moving = {id(tensor) for tensor in self._rate.tensors}
         inner_arguments = self._inner._arguments().items()
-        treatment, mixed = self._pipeline.treatment, self._mixed
+        treatment, mixed = self._pipeline.treatment, self._pipeline.mixed
         post = treatment.post
         return {
             "loss": self._loss,

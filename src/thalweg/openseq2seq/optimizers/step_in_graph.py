@@ -26,7 +26,7 @@ from thalweg.openseq2seq.optimizers.gradient_pipeline import (
 )
 from thalweg.openseq2seq.optimizers.mp_wrapper import check_inner
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
-from thalweg.openseq2seq.optimizers.scaled_loss import check_scalar
+from thalweg.openseq2seq.optimizers.precision import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import (
     Outbox,
     RunSummaries,
@@ -69,7 +69,7 @@ def step_in_graph(
             wraps another one.
         ValueError: The loss is not a scalar, or a variable has no gradient that is needed.
     """
-    loss = _symbolic_loss(loss)
+    loss = _resolve_loss(loss)
     collected = (*(["loss"] if treatment.shows_loss else []), *treatment.post.summaries)
     _collect_scalars(collected, learning_rate=rate)
     update_ops = _graph.get_collection(_graph.GraphKeys.UPDATE_OPS)
@@ -77,7 +77,7 @@ def step_in_graph(
     with _graph.variable_scope(SCOPE.rstrip("/")):
         backward = _check_backward(pipeline.differentiate(loss, var_list), treatment)
         check_inner(pipeline.inner)
-        sums = _accumulators(backward) if treatment.iter_size > 1 else []
+        sums = _make_accumulators(backward) if treatment.iter_size > 1 else []
         loss_scale = None if scaler is None else scaler.loss_scale
         _collect_scalars(collected, loss=loss, loss_scale=loss_scale)
         averaged = RunSummaries() if collected and _is_averaged(treatment) else None
@@ -100,7 +100,7 @@ def step_in_graph(
     return train_op
 
 
-def _symbolic_loss(loss: Any) -> Any:
+def _resolve_loss(loss: Any) -> Any:
     """Return a scalar loss of the graph, or what a function returns; raise if it is not one."""
     if callable(loss) and not _graph.is_symbolic(loss):
         loss = loss()
@@ -112,9 +112,9 @@ def _symbolic_loss(loss: Any) -> Any:
 
 def _collect_scalars(collected: Sequence[str], **scalars: Any) -> None:
     """Add the summaries of those scalars that are collected and not None."""
-    for title, scalar in scalars.items():
-        if title in collected and scalar is not None:
-            collect_scalar(title, scalar)
+    for name, scalar in scalars.items():
+        if name in collected and scalar is not None:
+            collect_scalar(name, scalar)
 
 
 def _is_averaged(treatment: Treatment) -> bool:
@@ -122,7 +122,7 @@ def _is_averaged(treatment: Treatment) -> bool:
     return treatment.reduces and bool(treatment.all_reduce or not current_strategy().ranks.is_alone)
 
 
-def _accumulators(backward: BackwardResult) -> list[Any]:
+def _make_accumulators(backward: BackwardResult) -> list[Any]:
     """Return references to new sums of the targets, for an operation that writes them."""
     accumulators = Accumulators()
     accumulators.make(backward.targets)

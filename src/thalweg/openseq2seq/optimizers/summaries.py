@@ -29,7 +29,7 @@ class Journal:
     Scalars stay tensors on their devices and are copied to the host together.
 
     Args:
-        wanted: The names of the summaries to make.
+        names: The names of the summaries to make.
         scope: What comes before all tags but that of the learning rate.
     """
 
@@ -57,16 +57,17 @@ class Journal:
         """Return the summaries as a `Letter` for a step; start their copy to the host."""
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
-        places = list(dict.fromkeys(value.device for value in tensors.values()))
-        groups = [[tag for tag in tensors if tensors[tag].device == place] for place in places]
+        devices = list(dict.fromkeys(value.device for value in tensors.values()))
+        # One vector for each device, so that each device copies to the host only once.
+        groups = [[tag for tag in tensors if tensors[tag].device == device] for device in devices]
         vectors = [torch.stack([tensors[tag].detach().double() for tag in tags]) for tags in groups]
         host_values, wait = brought([*vectors, *self._histograms.values()])
         is_pending = not all(map(is_host, [*vectors, *self._histograms.values()]))
 
         def write(writer: Any) -> None:
             wait()
-            for tags, numbers in zip(groups, host_values, strict=False):
-                values.update(zip(tags, numbers.tolist(), strict=True))
+            for tags, vector in zip(groups, host_values, strict=False):
+                values.update(zip(tags, vector.tolist(), strict=True))
             for tag, (_, kind) in self._scalars.items():
                 writer.add_scalar(tag, kind(values[tag]), step)
             for tag, elements in zip(self._histograms, host_values[len(groups) :], strict=True):
@@ -98,9 +99,13 @@ class Outbox:
 
     Attributes:
         writer: The writer.
+
+    Raises:
+        InvalidTypeError: The writer lacks a method.
     """
 
     def __init__(self, writer: object, waits: bool = False) -> None:
+        check_writer(writer)
         self.writer, self._waits = writer, waits
         self._letters: list[Letter] = []
 

@@ -26,7 +26,7 @@ from thalweg.openseq2seq.optimizers.precision import is_mixed
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
-from thalweg.openseq2seq.optimizers.summaries import Outbox, check_writer
+from thalweg.openseq2seq.optimizers.summaries import Outbox
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import Variable
@@ -141,17 +141,17 @@ def optimize_loss(
     post = PostProcessing.of(summaries, clip_gradients, larc_params, as_shipped)
     mixed, in_graph, reduces = is_mixed(dtype), is_deferred(loss), bool(on_horovod)
     _check_functions(loss, learning_rate_decay_fn, in_graph)
-    iter_size = _runs_of_an_update(iter_size, skip_update_ph, reduces, as_shipped)
-    settings = iter_size, reduces, all_reduce, model, _outbox(summary_writer, in_graph)
-    treatment = Treatment(post, *settings, shows_loss=summaries is None)
+    iter_size = _check_iter_size(iter_size, skip_update_ph, reduces, as_shipped)
+    outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
+    treatment = Treatment(post, iter_size, reduces, all_reduce, model, outbox, summaries is None)
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
         counter = _global_step(global_step, in_graph)
         live = None if in_graph else LiveRate(learning_rate_decay_fn, counter)
         rate = learning_rate_decay_fn(counter) if live is None else live.value
         inner = _make_optimizer(optimizer, optimizer_params, rate, live, as_shipped)
-        scaler = _loss_scaler(loss_scaling, loss_scaling_params, as_shipped)
+        scaler = _make_loss_scaler(loss_scaling, loss_scaling_params, as_shipped)
         if mixed:
-            inner = _mixed_precision(inner, loss_scaling, scaler, in_graph, as_shipped)
+            inner = _wrap_mixed_precision(inner, loss_scaling, scaler, in_graph, as_shipped)
         step_args = counter, scaler, treatment, skip_update_ph
         if live is not None:
             return TrainingStep(loss, inner, var_list, live, *step_args)
@@ -170,22 +170,16 @@ def _check_functions(loss: object, learning_rate_decay_fn: object, in_graph: boo
         )
 
 
-def _outbox(summary_writer: Any, in_graph: bool) -> Outbox | None:
-    """Return an outbox for a writer, or None without one; raise if it is not a writer."""
-    check_writer(summary_writer)
-    return None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
-
-
-def _loss_scaler(
+def _make_loss_scaler(
     loss_scaling: object, loss_scaling_params: Mapping[str, object] | None, as_shipped: bool
 ) -> AutomaticLossScaler | None:
-    """Return the scaler of a named algorithm, or None."""
+    """Return the scaler of a named algorithm, or None for a number."""
     if not isinstance(loss_scaling, str):
         return None
     return AutomaticLossScaler(loss_scaling, loss_scaling_params, as_shipped=as_shipped)
 
 
-def _mixed_precision(
+def _wrap_mixed_precision(
     optimizer: Any,
     loss_scaling: Any,
     scaler: AutomaticLossScaler | None,
@@ -201,7 +195,7 @@ def _mixed_precision(
     return wrapper
 
 
-def _runs_of_an_update(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
+def _check_iter_size(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
     """Return the runs per update: 1 `as_shipped` without `on_horovod`, as in OpenSeq2Seq."""
     check_count(iter_size)
     if as_shipped and not on_horovod:

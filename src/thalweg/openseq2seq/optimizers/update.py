@@ -187,7 +187,7 @@ def process_gradients(backward: BackwardResult, transforms: GradientTransforms) 
     return gradients if decision.apply_flag else None
 
 
-def _sparse_flags(backward: BackwardResult, dense: bool) -> list[bool]:
+def _find_sparse(backward: BackwardResult, dense: bool) -> list[bool]:
     """Return for each gradient whether it stays sparse."""
     return [
         isinstance(grad, SymbolicSlices | IndexedSlices) and penalty is None and not dense
@@ -215,8 +215,8 @@ def _run_process(
         run_gradients, leaves = process(*values), list(map(_graph.resolve, targets))
         is_update = torch.tensor(run_gradients is not None, dtype=torch.bool, device="cpu")
         if run_gradients is None:
-            return [is_update, *map(_no_gradient, slices, leaves)]
-        return [is_update, *map(_as_known, run_gradients, slices, leaves)]
+            return [is_update, *map(_make_empty, slices, leaves)]
+        return [is_update, *map(_as_declared, run_gradients, slices, leaves)]
 
 
 def record_update(
@@ -251,7 +251,7 @@ def record_update(
         The operation that ends after the update, and the bool tensor that is True if there was one.
     """
     graph, targets = _graph.get_default_graph(), backward.targets
-    slices = _sparse_flags(backward, dense)
+    slices = _find_sparse(backward, dense)
     outputs = [Output(torch.bool, (), ()), *(Output(x.dtype, x.shape, ()) for x in targets)]
     run_process = partial(_run_process, process, targets, slices)
     collection = graph.get_collection_ref(GraphKeys.TRAIN_OP)
@@ -284,17 +284,21 @@ def _apply_recorded(
     if all(copy is None for copy in backward.copies):
         return applied_op
     references = by_references(backward._replace(gradients=[], penalties=[], scale=None))
-    return _graph.operation(_set_to_masters, [references], "copy", control_inputs=[applied_op])
+
+    def set_to_masters(backward: BackwardResult) -> None:
+        run(copies_of_masters(backward))
+
+    return _graph.operation(set_to_masters, [references], "copy", control_inputs=[applied_op])
 
 
-def _as_known(grad: Any, is_sparse: bool, target: Tensor) -> object:
+def _as_declared(grad: Any, is_sparse: bool, target: Tensor) -> object:
     """Return a gradient as slices or dense, as declared; zeros for None."""
     if grad is None:
-        return _no_gradient(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
+        return _make_empty(is_sparse, target) if is_sparse else torch.zeros_like(target.detach())
     return grad if is_sparse else whole(grad, target)
 
 
-def _no_gradient(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
+def _make_empty(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
     """Return slices without rows, or zeros that take no memory."""
     tensor = target.detach()
     if is_sparse:
@@ -306,8 +310,8 @@ def _no_gradient(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
 def by_references(backward: BackwardResult) -> BackwardResult:
     """Return a copy with references to variables and targets, for a writing operation."""
     variables, targets = (
-        [_graph.by_reference(var) for var in part]
-        for part in (backward.variables, backward.targets)
+        [_graph.by_reference(var) for var in tensors]
+        for tensors in (backward.variables, backward.targets)
     )
     return backward._replace(variables=variables, targets=targets)
 
@@ -321,7 +325,3 @@ def variables_written_by(
 
 def _scale_of(scaler: AutomaticLossScaler | None) -> tuple[object, ...]:
     return () if scaler is None else tuple(scaler.variables.values())
-
-
-def _set_to_masters(backward: BackwardResult) -> None:
-    run(copies_of_masters(backward))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg._base.locks import importing
-from thalweg._core.param_groups import names_in, params_of, states_of
+from thalweg._core.param_groups import group_indices_of, names_in, params_of, states_of
 from thalweg.diagnostics.config import Diagnostics
 from thalweg.diagnostics.recorder import TableRecorder, make_distinct
 from thalweg.diagnostics.step_watch import StepWatch
@@ -74,14 +74,13 @@ class Diagnosing(TableRecorder):
         params = params_of(groups)
         param_ids = [id(param) for param in params]
         if self._param_ids != param_ids:  # else names are the same
-            titles = [
+            labels = [
                 f"parameter {index}" if name is None else name
                 for index, name in enumerate(names_in(groups, params))
             ]
-            self._param_ids, self._names = param_ids, make_distinct(titles)
-        places = [place for place, group in enumerate(groups) for _ in group["params"]]
-        sizes = [param.numel() for param in params]
-        self._table_parameters = Parameters(self.config.every, self._names, sizes, places)
+            self._param_ids, self._names = param_ids, make_distinct(labels)
+        sizes, group_indices = [param.numel() for param in params], group_indices_of(groups)
+        self._table_parameters = Parameters(self.config.every, self._names, sizes, group_indices)
         return self._table_parameters
 
     def note_loss(self, loss: object) -> None:

@@ -106,8 +106,8 @@ class AdafactorHF(ModernOptimizer):
         is_optional = value is None and name in ("lr", "beta1")
         if is_optional:
             return ()
-        numbers = super()._numbers_in(name, value)
-        return () if name == "decay_rate" else numbers  # which is negative
+        values = super()._numbers_in(name, value)
+        return () if name == "decay_rate" else values  # which is negative
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:

@@ -40,10 +40,10 @@ class Arguments(torch.optim.Optimizer):
                 defaults[name] = layout_text(value)
             if name in UNORDERED:  # which are looked at where the rule is chosen
                 continue
-            numbers = self._numbers_in(name, value)
+            values = self._numbers_in(name, value)
             if name in PAIRS and not isinstance(value, tuple | list):  # of an array, say
-                defaults[name] = tuple(numbers)
-            is_share = name in (
+                defaults[name] = tuple(values)
+            is_fraction = name in (
                 "betas",
                 "betas_1d",
                 "momentum",
@@ -52,7 +52,7 @@ class Arguments(torch.optim.Optimizer):
                 "beta3",
                 "shampoo_beta",
             )
-            if not all(number >= 0 and (number < 1 or not is_share) for number in numbers):
+            if not all(value_ >= 0 and (value_ < 1 or not is_fraction) for value_ in values):
                 raise ValueError(f"Invalid {name} value: {value}")
         super().__init__(params, defaults)
 

@@ -262,7 +262,32 @@ class MuonH(OfMatrices, ModernOptimizer):
         """Define the arguments of the constructor."""
 
 
-class SOAP(OfMatrices, ModernOptimizer):
+class OfEigenbases(OfMatrices, ModernOptimizer):
+    """Base of SOAP and KLSOAP, which have the same arguments."""
+
+    _counts = True
+    _added_options = _LAYOUTS
+    _choices = _SOAPS
+    _unread = (*_SOAPS, *_LAYOUTS)
+
+    def _arguments(
+        self,
+        params: Params,
+        lr: Rate = 3e-3,
+        betas: Betas = (0.95, 0.95),
+        shampoo_beta: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10000,
+        *,
+        heads: Heads = None,
+        layout: Layout = None,
+    ) -> None:
+        """Define the arguments of the constructor."""
+
+
+class SOAP(OfEigenbases):
     """Adam in the eigenbasis of products of gradients, which changes every so many steps.
 
     The first step makes that basis, and moves nothing. Sides longer than `max_precondition_dim`
@@ -272,30 +297,10 @@ class SOAP(OfMatrices, ModernOptimizer):
     """
 
     _rule = "SOAP"
-    _counts = True
-    _added_options = _LAYOUTS
-    _choices = _SOAPS
-    _unread = (*_SOAPS, *_LAYOUTS)
     _make_rule = staticmethod(soap)
 
-    def _arguments(
-        self,
-        params: Params,
-        lr: Rate = 3e-3,
-        betas: Betas = (0.95, 0.95),
-        shampoo_beta: float = 0.95,
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        precondition_frequency: int = 10,
-        max_precondition_dim: int = 10000,
-        *,
-        heads: Heads = None,
-        layout: Layout = None,
-    ) -> None:
-        """Define the arguments of the constructor."""
 
-
-class KLSOAP(OfMatrices, ModernOptimizer):
+class KLSOAP(OfEigenbases):
     """SOAP with factors that have the other one's inverse between gradients, as in KL-Shampoo.
 
     Its steps are SOAP's otherwise: the first one moves nothing.
@@ -304,24 +309,4 @@ class KLSOAP(OfMatrices, ModernOptimizer):
     """
 
     _rule = "KLSOAP"
-    _counts = True
-    _added_options = _LAYOUTS
-    _choices = _SOAPS
-    _unread = (*_SOAPS, *_LAYOUTS)
     _make_rule = staticmethod(partial(soap, whitens=True))
-
-    def _arguments(
-        self,
-        params: Params,
-        lr: Rate = 3e-3,
-        betas: Betas = (0.95, 0.95),
-        shampoo_beta: float = 0.95,
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        precondition_frequency: int = 10,
-        max_precondition_dim: int = 10000,
-        *,
-        heads: Heads = None,
-        layout: Layout = None,
-    ) -> None:
-        """Define the arguments of the constructor."""

@@ -581,7 +581,9 @@ class MuonH(OfMatrices, ModernOptimizer):
                 with `in_backward`.
         """
 
-class SOAP(OfMatrices, ModernOptimizer):
+class OfEigenbases(OfMatrices, ModernOptimizer): ...
+
+class SOAP(OfEigenbases):
     def __init__(
         self,
         params: ParamsT,
@@ -712,7 +714,7 @@ class SOAP(OfMatrices, ModernOptimizer):
                 with `in_backward`.
         """
 
-class KLSOAP(OfMatrices, ModernOptimizer):
+class KLSOAP(OfEigenbases):
     def __init__(
         self,
         params: ParamsT,

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from thalweg._core.param_groups import Group
-from thalweg.formula import Rule
 from thalweg.optim.fused_torch_optimizer import FusedTorchOptimizer
 from thalweg.optim.modern.arguments import Arguments
 from thalweg.rules import modern as rules
@@ -17,7 +15,7 @@ from thalweg.rules import modern as rules
 class DeclaredArguments(Arguments):
     """Arguments of a constructor, as the signature of `_arguments` has them."""
 
-    _title: ClassVar[str]  # the class of this package that declares them
+    _class_name: ClassVar[str]  # the class of this package that declares them
     _added_options: ClassVar[tuple[str, ...]] = ()  # options that a state may lack
 
     def _arguments(self, params: object) -> None:
@@ -28,8 +26,8 @@ class DeclaredArguments(Arguments):
         try:
             declared(*args, **keywords)
         except TypeError as error:  # in which Python calls what the user wrote by another name
-            title = f"{self._title}.__init__"
-            raise TypeError(str(error).replace(declared.__qualname__, title, 1)) from None
+            label = f"{self._class_name}.__init__"
+            raise TypeError(str(error).replace(declared.__qualname__, label, 1)) from None
         bound = inspect.signature(declared).bind(*args, **keywords)
         bound.apply_defaults()
         super().__init__(**self._completed(bound.arguments))
@@ -51,14 +49,12 @@ class DeclaredArguments(Arguments):
 class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
     """Base class of optimizers with one rule; subclasses define `_rule` and `_arguments`."""
 
-    _torch = DeclaredArguments
+    _rule_package = rules
     _number_dtype = torch.float32
-    _rule: ClassVar[str]  # its name in `thalweg.rules.modern`
 
     def __init_subclass__(cls) -> None:
         if "_rule" in vars(cls):
-            cls._title = cls.__name__
-            cls._sparse = f"{cls.__name__} does not support sparse gradients"
+            cls._class_name = cls.__name__
         super().__init_subclass__()
 
     @classmethod
@@ -66,7 +62,3 @@ class ModernOptimizer(FusedTorchOptimizer, DeclaredArguments):
         signature = inspect.signature(cls._arguments, eval_str=True)
         _, *parameters = signature.parameters.values()  # without `self`
         return signature.replace(parameters=parameters)
-
-    @classmethod
-    def _choose_rule(cls, group: Group) -> Rule:
-        return getattr(rules, cls._rule)

@@ -45,7 +45,7 @@ class Means:
             return super().swapped()  # pyright: ignore
         with importing:
             from thalweg.optim.swap_averages import swapped
-        shares = {
+        fractions = {
             id(param): number(group["betas"][0] if "betas" in group else group.get("momentum", 0))
             for group in self.param_groups
             for param in group["params"]
@@ -55,13 +55,13 @@ class Means:
             """Return the mean x of a parameter, from its state; None if it has none."""
             if "z" not in entries:
                 return entries.get(EMA)
-            share = shares.get(id(param), 0.0)
-            if not share:
+            fraction = fractions.get(id(param), 0.0)
+            if not fraction:
                 raise InvalidArgumentError(
                     "Where betas[0] or momentum is 0, parameters have lost the mean to evaluate."
                 )
             var = entries.get(MASTER, param).detach()
-            return torch.lerp(var, entries["z"].to(var.device, var.dtype), 1 - 1 / share).to(
+            return torch.lerp(var, entries["z"].to(var.device, var.dtype), 1 - 1 / fraction).to(
                 param.dtype
             )
 

@@ -74,7 +74,7 @@ def _is_map_of(table: Tensor, codec: str) -> bool:
 def read_codes(
     member: Member,
     name: str,
-    parts: tuple[Any, Any, Any],
+    tensors: tuple[Any, Any, Any],
     bits: int = 8,
     block: int | None = None,
 ) -> Codes | None:
@@ -83,8 +83,8 @@ def read_codes(
     Args:
         member: The state of the parameter, which has one index per element.
         name: The name of the slot, for messages.
-        parts: The indices; the map, of 2**bits numbers that the indices select; and the scales, one
-            for each block of elements.
+        tensors: The indices; the map, of 2**bits numbers that the indices select; and the scales,
+            one for each block of elements.
         bits: 8 for one index per byte; 4 for two, the first in the upper half.
         block: The number of elements of a block, of which the last one may have fewer. None divides
             the number of elements by that of scales.
@@ -92,7 +92,7 @@ def read_codes(
     Raises:
         CheckpointMismatchError: A part has another type, or its length differs from the above.
     """
-    indices, table, scales = parts
+    indices, table, scales = tensors
     if not isinstance(indices, Tensor) or indices.dtype != torch.uint8:
         return None
     if problem := flaw(indices):

@@ -64,15 +64,19 @@ def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list
         kinds: Optional. The class of each group here, preferred if several packages match.
     """
     packages: list[Package | None] = []
-    for place, group in enumerate(saved_state["param_groups"]):
+    for group_index, group in enumerate(saved_state["param_groups"]):
         names = _entry_names(saved_state, [group])
         entries = names or _entry_names(saved_state, saved_state["param_groups"])
         candidates = [package for package in PACKAGES if package.matches(entries, group)]
-        kind = kinds[place] if place < len(kinds) else ""
-        fitting = [package for package in candidates if kind in package.into]
-        packages.append((fitting or candidates or [None])[0])
-    known_packages = [package for package in packages if package is not None]
-    return known_packages if known_packages and len(known_packages) == len(packages) else None
+        kind = kinds[group_index] if group_index < len(kinds) else ""
+        matching_kind = [package for package in candidates if kind in package.into]
+        packages.append((matching_kind or candidates or [None])[0])
+    recognized_packages = [package for package in packages if package is not None]
+    return (
+        recognized_packages
+        if recognized_packages and len(recognized_packages) == len(packages)
+        else None
+    )
 
 
 def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -99,21 +103,23 @@ def convert_state(
             does not fit, or something would be lost.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    kinds = [_class_of(optimizer, group) for group in groups]
+    kinds = [_find_class_name(optimizer, group) for group in groups]
     packages = recognize(saved_state, kinds)
     if packages is None:
         return None
-    title, sizes = type(optimizer).__name__, state_mismatch.sizes(groups)
+    label, sizes = type(optimizer).__name__, state_mismatch.sizes(groups)
     if sizes != (saved_sizes := state_mismatch.sizes(saved_groups)):
-        raise mismatch([f"groups have {saved_sizes} parameters, those here {sizes}"], title)
+        raise mismatch([f"groups have {saved_sizes} parameters, those here {sizes}"], label)
     conversion = Conversion({**saved_state, "state": dict(saved_state["state"])}, [], [])
     converted_groups: list[dict[str, Any]] = []
-    for place, (package, kind) in enumerate(zip(packages, kinds, strict=True)):
+    for group_index, (package, kind) in enumerate(zip(packages, kinds, strict=True)):
         if kind not in package.into:
             expected = " or ".join(package.into)
-            problem = f"group {place} is of {package.name}, which {expected} continues, here {kind}"
-            raise mismatch([problem], title)
-        pair = groups[place], saved_groups[place]
+            problem = (
+                f"group {group_index} is of {package.name}, which {expected} continues, here {kind}"
+            )
+            raise mismatch([problem], label)
+        pair = groups[group_index], saved_groups[group_index]
         members = _match_members(pair, saved_state["state"], package)
         report = conversion.report_of(package.name, kind)
         options = _convert_group(optimizer, pair, package, report)
@@ -127,11 +133,11 @@ def convert_state(
     ]
     if lost_entries and not allow_loss:
         sentence = "Nothing was loaded; allow_loss=True leaves it out."
-        raise mismatch([f"the state has {problem}" for problem in lost_entries], title, sentence)
+        raise mismatch([f"the state has {problem}" for problem in lost_entries], label, sentence)
     return conversion
 
 
-def _class_of(optimizer: Any, group: Group) -> str:
+def _find_class_name(optimizer: Any, group: Group) -> str:
     """Return the name of the class of this package that updates a group."""
     classes = optimizer.class_of(group).__mro__
     names = [cls.__name__ for cls in classes if cls.__module__.startswith("thalweg.")]
@@ -205,19 +211,19 @@ def _convert_members(
     """
     (group, saved_group), states = pair, conversion.state["state"]
     report = conversion.reports[-1]
-    for param, key, title in members:
+    for param, key, label in members:
         entries = states.get(key)
         if not isinstance(entries, Mapping):
             if entries is not None:
-                text = f"the state of '{title}' is {state_mismatch.told(entries)}, no dict"
+                text = f"the state of '{label}' is {state_mismatch.told(entries)}, no dict"
                 raise mismatch([text], package.name)
             continue
         if not entries:
             continue
-        member = Member(str(title), entries, saved_group, param, group, report)
+        member = Member(str(label), entries, saved_group, param, group, report)
         states[key] = _convert_entries(optimizer, member, package)
         if saved_group.get("train_mode") is False:
-            conversion.values.append((str(title), param, _train_point(member)))
+            conversion.values.append((str(label), param, _train_point(member)))
     if package.remark:
         report.rounded["steps"] = package.remark
 
@@ -241,7 +247,7 @@ def _match_members(
         return members
     order = sorted(range(len(members)), key=lambda n: members[n][0].shape, reverse=True)
     keys = dict(zip(order, saved_group["params"], strict=True))
-    return [(param, keys[index], title) for index, (param, _, title) in enumerate(members)]
+    return [(param, keys[index], label) for index, (param, _, label) in enumerate(members)]
 
 
 def _fits_shape(entries: Any, param: Tensor) -> bool:
@@ -252,7 +258,7 @@ def _fits_shape(entries: Any, param: Tensor) -> bool:
 
 def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[str, Any]:
     """Return the state of a parameter as the optimizer keeps it."""
-    rule: Rule = optimizer.rule_of(member.own_group)
+    rule: Rule = optimizer.rule_of(member.target_group)
     names = {*package.entries, *package.unread, *package.numbers.values(), *package.slots.values()}
     converted_entries = {name: value for name, value in member.entries.items() if name not in names}
     dtypes = {
@@ -264,9 +270,9 @@ def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[s
         if member.param.dtype != torch.float32:
             member.report.lost[MASTER] = "which an optimizer with masters=True has"
     for name, source in package.numbers.items():
-        number = member.number(source) if isinstance(source, str) else source(member)
+        scalar = member.number(source) if isinstance(source, str) else source(member)
         dtype = dtypes.get(name, scalar_dtype())
-        converted_entries[name] = torch.tensor(float(number), dtype=dtype, device="cpu")
+        converted_entries[name] = torch.tensor(float(scalar), dtype=dtype, device="cpu")
         member.report.exact[name] = ""
     for name, source in package.slots.items():
         value = member.tensor(source) if isinstance(source, str) else source(member)

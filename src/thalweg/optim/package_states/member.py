@@ -37,8 +37,8 @@ class Report:
             name for name in self.exact if name not in self.rounded and name not in self.lost
         ]
         lines = [f"{self.source} to {self.target}", f"exact: {', '.join(exact_names)}"]
-        for title, entries in (("rounded", self.rounded), ("lost", self.lost)):
-            lines += [f"{title}: {name}, {reason}" for name, reason in entries.items()]
+        for label, entries in (("rounded", self.rounded), ("lost", self.lost)):
+            lines += [f"{label}: {name}, {reason}" for name, reason in entries.items()]
         return lines
 
 
@@ -47,24 +47,24 @@ class Member:
     """State of a parameter, and the options of its group, in another package.
 
     Attributes:
-        title: Name of the parameter in messages.
+        label: Name of the parameter in messages.
         entries: The state of the parameter.
         group: The group.
         param: The parameter here.
-        own_group: The group here.
+        target_group: The group here.
         report: Report to which the conversion adds.
     """
 
-    title: str
+    label: str
     entries: Mapping[str, Any]
     group: Mapping[str, Any]
     param: Tensor
-    own_group: Group
+    target_group: Group
     report: Report
 
     def fail(self, name: str, problem: str) -> Exception:
         """Return the error about an entry or option of this parameter; raise nothing."""
-        return mismatch([f"'{self.title}/{name}' {problem}"], self.report.source)
+        return mismatch([f"'{self.label}/{name}' {problem}"], self.report.source)
 
     def read(self, name: str) -> Any:
         """Return an entry of the parameter, or else an option of its group.
@@ -88,8 +88,8 @@ class Member:
             raise self.fail(name, f"is {told(value)}, not a number")
         return value.item() if isinstance(value, Tensor) else value
 
-    def beta(self, place: int) -> float:
-        """Return the beta at index `place` of the group's two or three betas.
+    def beta(self, index: int) -> float:
+        """Return the beta at index `index` of the group's two or three betas.
 
         Raises:
             CheckpointMismatchError: They are missing, or not numbers from 0 to below 1.
@@ -97,9 +97,9 @@ class Member:
         betas = self.read("betas")
         if not any(are_numbers(betas, count) for count in (2, 3)):
             raise self.fail("betas", f"is {told(betas)}, not numbers")
-        if not 0 <= float(betas[place]) < 1:
+        if not 0 <= float(betas[index]) < 1:
             raise self.fail("betas", f"is {told(betas)}, not numbers from 0 to below 1")
-        return float(betas[place])
+        return float(betas[index])
 
     def tensor(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
         """Return an entry that is a floating-point tensor.

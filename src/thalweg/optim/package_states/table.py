@@ -91,20 +91,20 @@ def _or_zeros(name: str) -> Callable[[Member], Tensor]:
     return lambda m: _zeros(m) if m.entries.get(name) is None else m.tensor(name)
 
 
-def _of_bitsandbytes(number: int) -> Callable[[Member], Tensor | Codes]:
-    """Return the reader of slot `number` of bitsandbytes, of 8 or 32 bits."""
+def _of_bitsandbytes(slot_index: int) -> Callable[[Member], Tensor | Codes]:
+    """Return the reader of slot `slot_index` of bitsandbytes, of 8 or 32 bits."""
 
     def read(member: Member) -> Tensor | Codes:
         """Return the slot as codes or as a tensor of numbers."""
-        name = f"state{number}"
+        name = f"state{slot_index}"
         entries = wrapped if isinstance(wrapped := member.entries.get(_WRAPPED), Mapping) else {}
         values: Mapping[str, Any] = {**member.entries, **entries}
         if name not in values:
             raise member.fail(name, "is missing")
         if "unorm_vec" in values:
             member.report.lost["max_unorm"] = "which limits updates; no option here does"
-        parts = values[name], values.get(f"qmap{number}"), values.get(f"absmax{number}")
-        codes = read_codes(member, name, parts, block=256)
+        tensors = values[name], values.get(f"qmap{slot_index}"), values.get(f"absmax{slot_index}")
+        codes = read_codes(member, name, tensors, block=256)
         return codes or member.checked(name, values[name], member.param.shape)
 
     return read
@@ -118,10 +118,10 @@ def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
         value: Any = member.read(name)
         if not hasattr(value, "codes"):
             return member.tensor(name)
-        parts = value.codes, getattr(value, "qmap", None), getattr(value, "scale", None)
-        table = parts[1]
+        tensors = value.codes, getattr(value, "qmap", None), getattr(value, "scale", None)
+        table = tensors[1]
         bits = 4 if isinstance(table, Tensor) and table.numel() == 16 else 8
-        codes = read_codes(member, name, parts, bits)
+        codes = read_codes(member, name, tensors, bits)
         if codes is None:
             raise member.fail(name, "has codes that are not of uint8 (float8 is not supported)")
         return codes

@@ -47,6 +47,7 @@ def next_basis(factor, basis):
     if not factor.numel():
         return basis, None
     powered = factor @ basis
+    # Rows and columns of the mean squares move with their basis vectors: see `reorder`.
     order = (basis * powered).sum(1).argsort(dim=1, descending=True)
     index = order.unsqueeze(1).expand_as(powered)
     return decompose(lambda x: torch.linalg.qr(x).Q, powered.gather(2, index)), order

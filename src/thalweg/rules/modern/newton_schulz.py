@@ -52,9 +52,10 @@ def _is_triple(value: object) -> bool:
     """Return True if a value is three numbers of float32."""
     if not isinstance(value, tuple) or len(value) != 3:  # pyright: ignore
         return False
-    numbers = cast("tuple[Any, ...]", value)
+    triple = cast("tuple[Any, ...]", value)
     return all(
-        isinstance(number, int | float) and abs(number) <= _FLOAT32_MAX for number in numbers
+        isinstance(coefficient, int | float) and abs(coefficient) <= _FLOAT32_MAX
+        for coefficient in triple
     )
 
 
@@ -126,6 +127,7 @@ def orthogonal(
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
     kind = torch.bfloat16 if in_bfloat16 else matrices.dtype
+    # Each piece is iterated to its end before the next one, so that it stays in the cache.
     result = torch.empty_like(matrices, memory_format=torch.contiguous_format)
     size = _matrices_per_piece(matrices, kind)
     buffers = _Buffers(matrices[:size], kind)

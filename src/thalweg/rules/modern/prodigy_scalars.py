@@ -41,7 +41,10 @@ def per_optimizer(
     *, numerator, denominator, d, d_max, d_numerator, k, learning_rate, d0, d_coef, growth_rate,
     beta3,
 ):  # fmt: skip
-    """Return the new distances and counts; unchanged without gradients or if all rates are 0."""
+    """Return the slots of the optimizer after a step, and `d_after` and `moves` for `update`.
+
+    If the denominator is 0 (no gradient, or all rates are 0), slots are unchanged and `moves` is 0.
+    """
     check_one_rate("Prodigy", learning_rate)
     moves = denominator != 0
     d, d_max = where(d == 0, d0, d), where(d_max == 0, d0, d_max)

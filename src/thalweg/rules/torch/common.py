@@ -79,6 +79,7 @@ def lerp(start, end, weight):
     """Return the interpolation from start to end, computed from the nearer of the two as in
     torch.
     """
+    # As `torch.lerp`: from the nearer end, so that a weight of 1 gives the end exactly.
     difference = end - start
     is_start_nearer = absolute(weight) < 0.5
     return (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from thalweg.indexed_slices import IndexedSlices
 from thalweg.tf import arrays, elementwise, nn, reductions
 from thalweg.tf.compat.behavior import begins_graphs
 from thalweg.tf.convert import call, pair, tensor
+from thalweg.tf.signatures import with_older_arguments
 from thalweg.variable import Variable as EagerVariable
 from thalweg.variable import as_dtype
 
@@ -75,72 +75,47 @@ def constant(
     return _graph.constant(value, dtype, sizes, name, verify_shape)
 
 
-def _with_older_arguments(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(reduce)
-    def apply(
-        input_tensor: object,
-        axis: object = None,
-        keepdims: bool | None = None,
-        name: str | None = None,
-        reduction_indices: object = None,
-        keep_dims: bool | None = None,
-    ) -> Tensor:
-        axis = reduction_indices if axis is None else axis
-        return reduce(input_tensor, axis, bool(keepdims or keep_dims), name)
-
-    return apply
-
-
-reduce_sum = _with_older_arguments(reductions.reduce_sum)
-reduce_mean = _with_older_arguments(reductions.reduce_mean)
-reduce_max = _with_older_arguments(reductions.reduce_max)
-reduce_min = _with_older_arguments(reductions.reduce_min)
-reduce_prod = _with_older_arguments(reductions.reduce_prod)
-reduce_any = _with_older_arguments(reductions.reduce_any)
-reduce_all = _with_older_arguments(reductions.reduce_all)
-reduce_logsumexp = _with_older_arguments(reductions.reduce_logsumexp)
-
-
-def argmax(
-    input: object,
-    axis: int | None = None,
-    name: str | None = None,
-    dimension: int | None = None,
-    output_type: object = torch.int64,
-) -> Tensor:
-    """Return the index of the largest element along an axis."""
-    return reductions.argmax(
-        input, _axis_given(axis, dimension), output_type=output_type, name=name
+_KEEP = {"keep_dims": "keepdims"}
+(
+    reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod, reduce_any, reduce_all,
+    reduce_logsumexp,
+) = (
+    with_older_arguments(
+        getattr(reductions, f"reduce_{kind}"),
+        "input_tensor axis keepdims name reduction_indices keep_dims",
+        {"reduction_indices": "axis", **_KEEP},
+        keepdims=None,
     )
-
-
-def argmin(
-    input: object,
-    axis: int | None = None,
-    name: str | None = None,
-    dimension: int | None = None,
-    output_type: object = torch.int64,
-) -> Tensor:
-    """Return the index of the smallest element along an axis."""
-    return reductions.argmin(
-        input, _axis_given(axis, dimension), output_type=output_type, name=name
+    for kind in ("sum", "mean", "max", "min", "prod", "any", "all", "logsumexp")
+)  # fmt: skip
+argmax, argmin = (
+    with_older_arguments(
+        function, "input axis name dimension output_type", {"dimension": "axis"}, axis=None
     )
-
-
-def norm(
-    tensor: Any,
-    ord: Any = "euclidean",
-    axis: Any = None,
-    keepdims: bool | None = None,
-    name: str | None = None,
-    keep_dims: bool | None = None,
-) -> Tensor:
-    """Compute a norm as `tf.norm` does; `keep_dims` is the old name of `keepdims`."""
-    return reductions.norm(tensor, ord, axis, bool(keepdims or keep_dims), name)
-
-
-def _axis_given(axis: int | None, dimension: int | None) -> int:
-    return next((choice for choice in (axis, dimension) if choice is not None), 0)
+    for function in (reductions.argmax, reductions.argmin)
+)
+norm = with_older_arguments(
+    reductions.norm, "tensor ord axis keepdims name keep_dims", _KEEP, keepdims=None
+)
+embedding_lookup = with_older_arguments(
+    nn.embedding_lookup,
+    "params ids partition_strategy name validate_indices max_norm",
+    partition_strategy="mod",
+    validate_indices=True,
+)
+transpose = with_older_arguments(arrays.transpose, "a perm name conjugate", name="transpose")
+gather = with_older_arguments(arrays.gather, "params indices validate_indices name axis batch_dims")
+zeros_like, ones_like = (
+    with_older_arguments(function, "tensor dtype name optimize", {"tensor": "input"}, optimize=True)
+    for function in (arrays.zeros_like, arrays.ones_like)
+)
+shape = with_older_arguments(arrays.shape, "input name out_type")
+size = with_older_arguments(arrays.size, "input name out_type")
+convert_to_tensor = with_older_arguments(
+    arrays.convert_to_tensor,
+    "value dtype name preferred_dtype",
+    {"preferred_dtype": "dtype_hint"},
+)
 
 
 def softmax_cross_entropy_with_logits(
@@ -195,72 +170,8 @@ def dropout(
         raise ValueError("dropout needs keep_prob or rate.")
     if isinstance(keep_prob, int | float) and not 0 < keep_prob <= 1:
         raise InvalidArgumentError(f"keep_prob must be in (0, 1], not {keep_prob}.")
-    share = 1 - keep_prob if keep_prob is not None else rate
-    return nn.dropout(x, rate=share, noise_shape=noise_shape, seed=seed, name=name)  # pyright: ignore[reportArgumentType]
-
-
-def embedding_lookup(
-    params: object,
-    ids: object,
-    partition_strategy: str = "mod",
-    name: str | None = None,
-    validate_indices: bool = True,
-    max_norm: object = None,
-) -> Tensor:
-    """Return the rows that `ids` names, as `tf.nn.embedding_lookup`; ids are always validated."""
-    return nn.embedding_lookup(
-        params, ids, max_norm=max_norm, name=name, partition_strategy=partition_strategy
-    )
-
-
-def transpose(
-    a: object, perm: object = None, name: str = "transpose", conjugate: bool = False
-) -> Tensor:
-    """Transpose a tensor as `tf.transpose` does."""
-    return arrays.transpose(a, perm, conjugate=conjugate, name=name)
-
-
-def gather(
-    params: object,
-    indices: object,
-    validate_indices: object = None,
-    name: str | None = None,
-    axis: int | None = None,
-    batch_dims: int = 0,
-) -> Tensor:
-    """Gather slices as `tf.gather` does."""
-    return arrays.gather(params, indices, axis=axis, batch_dims=batch_dims, name=name)
-
-
-def zeros_like(
-    tensor: object, dtype: object = None, name: str | None = None, optimize: object = True
-) -> Tensor:
-    """Return zeros as `tf.zeros_like` does; `optimize` is ignored."""
-    return arrays.zeros_like(tensor, dtype, name)
-
-
-def ones_like(
-    tensor: object, dtype: object = None, name: str | None = None, optimize: object = True
-) -> Tensor:
-    """Return ones as `tf.ones_like` does; `optimize` is ignored."""
-    return arrays.ones_like(tensor, dtype, name)
-
-
-def shape(input: object, name: str | None = None, out_type: object = torch.int32) -> Tensor:
-    """Return the shape of a tensor as `tf.shape` does."""
-    return arrays.shape(input, out_type=out_type, name=name)
-
-
-def size(input: object, name: str | None = None, out_type: object = torch.int32) -> Tensor:
-    """Return the number of elements as `tf.size` does."""
-    return arrays.size(input, out_type=out_type, name=name)
-
-
-def convert_to_tensor(
-    value: object, dtype: object = None, name: str | None = None, preferred_dtype: object = None
-) -> Tensor:
-    """Convert a value as `tf.convert_to_tensor` does."""
-    return arrays.convert_to_tensor(value, dtype, dtype_hint=preferred_dtype, name=name)
+    dropped_fraction = 1 - keep_prob if keep_prob is not None else rate
+    return nn.dropout(x, rate=dropped_fraction, noise_shape=noise_shape, seed=seed, name=name)  # pyright: ignore[reportArgumentType]
 
 
 def convert_to_tensor_or_indexed_slices(
@@ -280,6 +191,8 @@ def convert_to_tensor_or_indexed_slices(
 
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
     """Select elements as `tf.where`, but for equal shapes; a vector of conditions selects rows.
+
+    Without `x` and `y` return the indices at which `condition` is true.
 
     Raises:
         InvalidArgumentError: The shapes differ.

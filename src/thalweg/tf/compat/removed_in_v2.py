@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,9 +27,11 @@ from thalweg.tf.matrices import diag_part as matrix_diag_part
 from thalweg.tf.matrices import eigh as self_adjoint_eig
 from thalweg.tf.matrices import inv as matrix_inverse
 from thalweg.tf.matrices import solve as matrix_solve
+from thalweg.tf.operators import name_function
 from thalweg.tf.python_functions import numpy_function as py_func
 from thalweg.tf.python_functions import print_identity as Print
 from thalweg.tf.random import categorical
+from thalweg.tf.signatures import with_older_arguments
 from thalweg.variable import dtype_name
 
 __all__ = [
@@ -41,13 +44,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _cast_function(dtype: torch.dtype, title: str) -> Callable[..., Tensor]:
+def _cast_function(dtype: torch.dtype, label: str) -> Callable[..., Tensor]:
     def convert(x: object, name: str | None = None) -> Tensor:
-        return cast(x, dtype, name or title)
+        return cast(x, dtype, name or label)
 
-    convert.__name__ = convert.__qualname__ = title
-    convert.__doc__ = f"The elements as {str(dtype).removeprefix('torch.')}."
-    return convert
+    dtype_text = str(dtype).removeprefix("torch.")
+    return name_function(convert, label, f"The elements as {dtype_text}.")
 
 
 def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) -> Tensor:
@@ -102,34 +104,33 @@ def accumulate_n(
     return add_n(inputs, name or "AccumulateN")
 
 
-def arg_max(
-    input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
-) -> Tensor:
-    """Return the index of the largest element along a dimension."""
-    return reductions.argmax(input, dimension, output_type=output_type, name=name)
-
-
-def arg_min(
-    input: object, dimension: int, output_type: Any = torch.int64, name: Any = None
-) -> Tensor:
-    """Return the index of the smallest element along a dimension."""
-    return reductions.argmin(input, dimension, output_type=output_type, name=name)
-
-
-def multinomial(
-    logits: object,
-    num_samples: object,
-    seed: int | None = None,
-    name: str | None = None,
-    output_dtype: object = torch.int64,
-) -> Tensor:
-    """Sample classes as `tf.random.categorical` does."""
-    return categorical(logits, num_samples, output_dtype, seed, name)
-
-
-def concat_v2(values: object, axis: object, name: str = "concat_v2") -> Tensor:
-    """Concatenate as `concat` does."""
-    return arrays.concat(values, axis, name)
+arg_max, arg_min = (
+    with_older_arguments(
+        function,
+        "input dimension output_type name",
+        {"dimension": "axis"},
+        label,
+        dimension=inspect.Parameter.empty,
+    )
+    for function, label in ((reductions.argmax, "arg_max"), (reductions.argmin, "arg_min"))
+)
+multinomial = with_older_arguments(
+    categorical,
+    "logits num_samples seed name output_dtype",
+    {"output_dtype": "dtype"},
+    "multinomial",
+)
+concat_v2 = with_older_arguments(
+    arrays.concat, "values axis name", label="concat_v2", name="concat_v2"
+)
+count_nonzero = with_older_arguments(
+    reductions.count_nonzero,
+    "input_tensor axis keepdims dtype name reduction_indices keep_dims input",
+    {"input_tensor": "input", "reduction_indices": "axis", "keep_dims": "keepdims"},
+    keepdims=None,
+    input=None,
+)
+pad = with_older_arguments(slicing.pad, "tensor paddings mode name constant_values")
 
 
 def diag(diagonal: object, name: str | None = None) -> Tensor:
@@ -159,33 +160,6 @@ def diag_part(input: object, name: str | None = None) -> Tensor:
     return call(pick, tensor(input), name=name or "DiagPart")
 
 
-def count_nonzero(
-    input_tensor: object = None,
-    axis: Any = None,
-    keepdims: bool | None = None,
-    dtype: Any = torch.int64,
-    name: str | None = None,
-    reduction_indices: object = None,
-    keep_dims: bool | None = None,
-    input: object = None,
-) -> Tensor:
-    """Count the elements that are not 0, along axes or of all."""
-    source = input if input_tensor is None else input_tensor
-    axis = reduction_indices if axis is None else axis
-    return reductions.count_nonzero(source, axis, bool(keepdims or keep_dims), dtype, name)
-
-
-def pad(
-    tensor: object,
-    paddings: object,
-    mode: str = "CONSTANT",
-    name: str | None = None,
-    constant_values: object = 0,
-) -> Tensor:
-    """Pad a tensor as `tf.pad` of TensorFlow 2 does, with `name` before `constant_values`."""
-    return slicing.pad(tensor, paddings, mode, constant_values, name)
-
-
 def sparse_to_dense(
     sparse_indices: object,
     output_shape: object,
@@ -201,9 +175,9 @@ def sparse_to_dense(
     values = tensor(sparse_values)
     start = arrays.fill(output_shape, tensor(default_value, values.dtype))
 
-    def put(dense: Tensor, places: Tensor, values: Tensor) -> Tensor:
-        places = places.long()
-        rows = places.reshape(-1, 1) if places.dim() < 2 else places
+    def put(dense: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+        indices = indices.long()
+        rows = indices.reshape(-1, 1) if indices.dim() < 2 else indices
         return dense.index_put(slicing.indices_of(rows, dense.shape), values)
 
     return call(put, start, tensor(sparse_indices), values, name=name or "SparseToDense")

@@ -75,20 +75,20 @@ class Dataset:
 
     def _add_sized_step(
         self,
-        title: str,
-        number: object,
+        argument: str,
+        size: object,
         step: Callable[[Iterator[Any], int], Iterator[object]],
         spec: Any = None,
         count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
         """Return `_add_step` for a step with a size, which may be a symbolic tensor."""
-        if not is_symbolic(number):
-            size = checked(title, number)
+        if not is_symbolic(size):
+            size = checked(argument, size)
             return self._add_step(lambda elements: step(elements, size), spec, count_after)
         return Dataset(
-            lambda values: step(self._start(values), checked(title, values[number])),
+            lambda values: step(self._start(values), checked(argument, values[size])),
             spec or (lambda: self.element_spec),
-            (*self._symbols, number),
+            (*self._symbols, size),
         )
 
     @classmethod
@@ -152,7 +152,7 @@ class Dataset:
             output_types = tuple(output_types)
         spec = output_signature
         if spec is None:
-            spec = specs.paired(output_types, output_shapes)
+            spec = specs.pair_specs(output_types, output_shapes)
         dtypes = mapped(lambda tensor_spec: tensor_spec.dtype, spec)
         generator_args = [np.asarray(arg) for arg in args]
 
@@ -168,11 +168,11 @@ class Dataset:
     def range(*args: int, output_type: object = torch.int64, name: str | None = None) -> Dataset:
         """Return a dataset of the numbers of Python's `range`."""
         kind = as_dtype(output_type)
-        numbers = range(*map(int, args))
+        values = range(*map(int, args))
         return Dataset(
-            lambda _: (torch.tensor(number, dtype=kind, device="cpu") for number in numbers),
+            lambda _: (torch.tensor(value, dtype=kind, device="cpu") for value in values),
             lambda: specs.TensorSpec((), kind),
-            count=len(numbers),
+            count=len(values),
         )
 
     @staticmethod
@@ -284,11 +284,11 @@ class Dataset:
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Return a dataset of pairs of an int64 number and the element."""
-        number_spec = specs.TensorSpec((), torch.int64)
+        index_spec = specs.TensorSpec((), torch.int64)
         as_tensor = partial(torch.tensor, dtype=torch.int64, device="cpu")
         return self._add_step(
             lambda elements: ((as_tensor(i), x) for i, x in enumerate(elements, int(start))),
-            lambda: (number_spec, self.element_spec),
+            lambda: (index_spec, self.element_spec),
         )
 
     def batch(self, batch_size: object, drop_remainder: bool = False, **options: object) -> Dataset:
@@ -473,9 +473,9 @@ class Dataset:
         return (mapped(exported, element) for element in self)
 
     def __getattr__(self, name: str) -> NoReturn:
-        hint = did_you_mean(name, vars(Dataset))
+        suggestion = did_you_mean(name, vars(Dataset))
         raise AttributeError(
-            f"Dataset has no {name!r}; {hint or 'use from_generator, or torch.utils.data.'}",
+            f"Dataset has no {name!r}; {suggestion or 'use from_generator, or torch.utils.data.'}",
             name=name,
         )
 

@@ -64,7 +64,7 @@ class Iterator:
             shared_name: Ignored, as is `output_classes`.
         """
         begin_graphs()
-        return InGraph(specs.paired(output_types, output_shapes), None)
+        return InGraph(specs.pair_specs(output_types, output_shapes), None)
 
 
 class InGraph:
@@ -89,7 +89,7 @@ class InGraph:
         """Return an operation that restarts the iterator with a dataset."""
 
         def begin() -> None:
-            self._current_place().elements = dataset._begin_iteration()
+            self._current_position().elements = dataset._begin_iteration()
 
         return _graph.operation(begin, [], name or "MakeIterator")
 
@@ -97,21 +97,21 @@ class InGraph:
         """Return the next element of each run; raise OutOfRangeError at the end."""
 
         def next_elements() -> list[Any]:
-            place = self._current_place()
-            if place.elements is None and self._one_shot is not None:
-                place.elements = self._one_shot._begin_iteration()
-            if place.elements is None:
+            position = self._current_position()
+            if position.elements is None and self._one_shot is not None:
+                position.elements = self._one_shot._begin_iteration()
+            if position.elements is None:
                 raise FailedPreconditionError(
                     "GetNext() failed because the iterator has not been initialized. Run its"
                     " initializer first."
                 )
-            return list(leaves_of(_next_element(place.elements)))
+            return list(leaves_of(_next_element(position.elements)))
 
         outputs = [_graph.Output(x.dtype, x.shape, ()) for x in leaves_of(self.element_spec)]
         tensors = _graph.operation(next_elements, [], name or "IteratorGetNext", outputs=outputs)
         return packed(self.element_spec, iter(tensors))
 
-    def _current_place(self) -> _IteratorPosition:
+    def _current_position(self) -> _IteratorPosition:
         return current_session().resource(self, _IteratorPosition)
 
     output_types = property(lambda self: get_output_types(self))

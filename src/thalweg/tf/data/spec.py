@@ -70,8 +70,8 @@ def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]
     Raises:
         InvalidArgumentError: The nest is not that of an element.
     """
-    if (parts := _pairs_of_parts(spec, shapes, "padded_shapes")) is not None:
-        return [shape for part in parts for shape in shapes_for(*part)]
+    if (pairs := _pair_specs(spec, shapes, "padded_shapes")) is not None:
+        return [shape for pair in pairs for shape in shapes_for(*pair)]
     if shapes is None:
         return [None]
     sizes = [shapes] if isinstance(shapes, int) else shapes
@@ -79,7 +79,9 @@ def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]
 
 
 def values_for(spec: Any, values: Any) -> list[Any]:
-    """Return a number for each tensor of an element, of a nest of them or one for all; 0 if None.
+    """Return a list with the padding value of each tensor of an element.
+
+    `values` is a nest like `spec`, one value for all tensors, or None, which stands for 0.
 
     Raises:
         InvalidArgumentError: The nest is not that of an element, or a number is computed.
@@ -87,30 +89,30 @@ def values_for(spec: Any, values: Any) -> list[Any]:
     """
     if not isinstance(values, dict | tuple | list):  # for all
         values = mapped(lambda _: values, spec)
-    if (parts := _pairs_of_parts(spec, values, "padding_values")) is not None:
-        return [value for part in parts for value in values_for(*part)]
-    value, spec_dtype = 0 if values is None else _number_of(values), as_dtype(spec.dtype)
+    if (pairs := _pair_specs(spec, values, "padding_values")) is not None:
+        return [value for pair in pairs for value in values_for(*pair)]
+    value, spec_dtype = 0 if values is None else _as_constant(values), as_dtype(spec.dtype)
     if isinstance(value, float) and not spec_dtype.is_floating_point:
         raise TypeError(f"padding_values has {value} for a tensor of {spec_dtype}.")
     return [value]
 
 
-def _pairs_of_parts(spec: Any, nest: Any, title: str) -> list[tuple[object, object]] | None:
+def _pair_specs(spec: Any, nest: Any, argument: str) -> list[tuple[object, object]] | None:
     """Return pairs of parts of an element and of a nest; None if the element is a tensor."""
     if isinstance(spec, dict):
         keys = spec if nest is None else nest
         if isinstance(keys, dict) and keys.keys() == spec.keys():
-            return [(part_spec, nest and nest[key]) for key, part_spec in spec.items()]
+            return [(inner_spec, nest and nest[key]) for key, inner_spec in spec.items()]
     elif isinstance(spec, tuple):
         items = [None] * len(spec) if nest is None else nest
         if isinstance(items, tuple | list) and len(items) == len(spec):
             return list(zip(spec, items, strict=True))
     else:
         return None
-    raise InvalidArgumentError(f"{title} is {nest}, and elements are {spec}.")
+    raise InvalidArgumentError(f"{argument} is {nest}, and elements are {spec}.")
 
 
-def _number_of(value: Any) -> object:
+def _as_constant(value: Any) -> object:
     if is_symbolic(value):
         if value.op.type != "Const":
             raise InvalidArgumentError(f"padding_values must be constants; '{value.name}' is none.")
@@ -125,13 +127,18 @@ def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
     return TensorSpec(None if sizes is None else [size, *sizes], spec.dtype)
 
 
-def paired(types: Any, shapes: Any) -> Any:
-    """Return the specs of a nest of dtypes, and one of shapes, or None."""
+def pair_specs(types: Any, shapes: Any) -> Any:
+    """Return the nest of `TensorSpec` for nests of dtypes and shapes; lists become tuples.
+
+    `shapes` may be None where no shape is known.
+    """
     if isinstance(types, dict):
-        return {key: paired(kind, shapes and shapes[key]) for key, kind in types.items()}
+        return {key: pair_specs(kind, shapes and shapes[key]) for key, kind in types.items()}
     if isinstance(types, tuple | list):
-        part_shapes = shapes if shapes is not None else [None] * len(types)
-        return tuple(paired(kind, shape) for kind, shape in zip(types, part_shapes, strict=True))
+        shapes_in_order = shapes if shapes is not None else [None] * len(types)
+        return tuple(
+            pair_specs(kind, shape) for kind, shape in zip(types, shapes_in_order, strict=True)
+        )
     return TensorSpec(shapes, types)
 
 

@@ -13,15 +13,15 @@ from thalweg._core.nest import leaves_of, packed
 from thalweg.errors import InvalidArgumentError
 
 
-def checked(title: str, number: Any) -> int:
+def checked(argument: str, value: Any) -> int:
     """Return a size as an int.
 
     Raises:
         InvalidArgumentError: The size is below 1.
     """
-    size = int(number)
+    size = int(value)
     if size < 1:
-        raise InvalidArgumentError(f"{title} must be greater than zero, not {size}.")
+        raise InvalidArgumentError(f"{argument} must be greater than zero, not {size}.")
     return size
 
 
@@ -75,8 +75,8 @@ def _pad_rows(rows: Sequence[Any], shape: Sequence[int | None] | None, value: An
     if any(map(operator.gt, largest, sizes)):
         raise InvalidArgumentError(f"Tensors of up to {largest} cannot be padded to {sizes}.")
     batch = rows[0].new_full((len(rows), *sizes), value)
-    for place, row in zip(batch, rows, strict=True):
-        place[tuple(map(slice, row.shape))] = row
+    for padded_row, row in zip(batch, rows, strict=True):
+        padded_row[tuple(map(slice, row.shape))] = row
     return batch
 
 
@@ -87,8 +87,8 @@ def draw_below(limit: int, generator: torch.Generator | None = None) -> int:
         limit: At least 1.
         generator: A generator of the CPU; None is torch's own.
     """
-    number = torch.randint(limit, (), dtype=torch.int64, device="cpu", generator=generator)
-    return int(number)
+    value = torch.randint(limit, (), dtype=torch.int64, device="cpu", generator=generator)
+    return int(value)
 
 
 def shuffle_elements(
@@ -97,11 +97,12 @@ def shuffle_elements(
     """Yield elements in random order, each from a buffer of `size` elements."""
     buffer = list(itertools.islice(elements, size))
     while buffer:
-        place = draw_below(len(buffer), generator)
-        yield buffer[place]
+        index = draw_below(len(buffer), generator)
+        yield buffer[index]
+        # No element is None: datasets convert theirs to tensors.
         next_element = next(elements, None)
         if next_element is None:
-            buffer[place] = buffer[-1]
+            buffer[index] = buffer[-1]
             buffer.pop()
         else:
-            buffer[place] = next_element
+            buffer[index] = next_element

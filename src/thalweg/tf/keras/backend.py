@@ -36,8 +36,8 @@ def clear_session() -> None:
 
 def moving_average_update(x: Any, value: Any, momentum: Any) -> Any:
     """Move the variable `x` towards `value` by the fraction 1 - momentum; return `x`."""
-    share = 1 - cast(momentum, x.dtype)
-    return x.assign_sub((x - cast(value, x.dtype)) * share)
+    fraction = 1 - cast(momentum, x.dtype)
+    return x.assign_sub((x - cast(value, x.dtype)) * fraction)
 
 
 def _of_keras(name: str) -> Any:

@@ -52,8 +52,9 @@ _TENSORS = ("y_true", "y_pred")  # of a loss, also where they are arrays
 
 
 def lend() -> None:
-    """Patch Keras' classes for graphs, once."""
+    """Patch Keras' layers, tensors and variables to take tensors of a graph; do it once only."""
     layer, tensor = keras.Layer, keras.KerasTensor
+    # A second call would wrap the wrappers.
     if hasattr(tensor, "_as_graph_element"):
         return
     tensor._as_graph_element = _symbol_of
@@ -64,7 +65,10 @@ def lend() -> None:
 
 
 def recording(function: Callable[..., object]) -> Callable[..., Any]:
-    """Return a Keras function, such as a loss, that also accepts tensors of a graph."""
+    """Return a function that calls `function`, such as a Keras loss, also on tensors of a graph.
+
+    A call with symbolic tensors becomes a `Lambda` layer of Keras; other calls are unchanged.
+    """
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:

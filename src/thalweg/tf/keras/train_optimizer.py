@@ -52,11 +52,11 @@ class TFOptimizer(keras.optimizers.Optimizer):
 
     @property
     def weights(self) -> NoReturn:
-        """Raises NotImplementedError, as in TensorFlow; use `optimizer.variables()`."""
+        """Not available, as in TensorFlow: NotImplementedError. Use `optimizer.variables()`."""
         raise NotImplementedError("Ask the optimizer of tf.train for its variables().")
 
     def get_config(self) -> NoReturn:
-        """NotImplementedError, as in TensorFlow."""
+        """Raise NotImplementedError, as in TensorFlow."""
         raise NotImplementedError(
             f"The tf.train optimizer '{self.name}' has no configuration. Make it again, or use an"
             " optimizer of tf.keras."
@@ -64,5 +64,5 @@ class TFOptimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, object], custom_objects: object = None) -> Self:
-        """NotImplementedError, as in TensorFlow."""
+        """Raise NotImplementedError, as in TensorFlow."""
         raise NotImplementedError("An optimizer of tf.train has no configuration.")

@@ -8,7 +8,7 @@ import torch
 
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.test.case import TestCase as TestCase
-from thalweg.tf.test.case import temporary_folder as get_temp_dir
+from thalweg.tf.test.case import make_temporary_directory as get_temp_dir
 
 
 def main(argv: list[str] | None = None) -> None:

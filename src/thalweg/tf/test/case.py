@@ -24,11 +24,11 @@ _SEED = 87654321
 
 
 @functools.cache
-def temporary_folder() -> str:
+def make_temporary_directory() -> str:
     """Return a folder for the files of tests, removed when the process ends."""
-    folder = tempfile.mkdtemp(prefix="thalweg-test-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    directory = tempfile.mkdtemp(prefix="thalweg-test-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 class _Eager:
@@ -65,7 +65,7 @@ class TestCase(Comparing):
 
     def get_temp_dir(self) -> str:
         """Return a folder for the test's own files."""
-        return tempfile.mkdtemp(dir=temporary_folder())
+        return tempfile.mkdtemp(dir=make_temporary_directory())
 
     def evaluate(self, tensors: object) -> Any:
         """Return a nest of tensors as arrays, in a graph by the default or cached session."""

@@ -12,17 +12,12 @@ from thalweg.v1.train.global_step import (
     get_global_step,
     get_or_create_global_step,
 )
-from thalweg.v1.train.saving.checkpoint_utils import (
-    init_from_checkpoint,
-    list_variables,
-    load_checkpoint,
-    load_variable,
-)
+from thalweg.v1.train.saving import checkpoint_utils
+from thalweg.v1.train.saving.checkpoint_utils import *  # noqa: F403
 
-__all__ = [
-    "assert_global_step", "create_global_step", "get_global_step", "get_local_variables",
-    "get_or_create_global_step", "get_trainable_variables", "get_variables", "init_from_checkpoint",
-    "list_variables", "load_checkpoint", "load_variable",
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    *checkpoint_utils.__all__, "assert_global_step", "create_global_step", "get_global_step",
+    "get_local_variables", "get_or_create_global_step", "get_trainable_variables", "get_variables",
 ]  # fmt: skip
 
 

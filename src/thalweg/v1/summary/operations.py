@@ -27,7 +27,7 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
     Raises:
         RuntimeError: In eager mode.
     """
-    return _summary_operation(
+    return _make_summary(
         name, _symbol(tensor), collections, family, lambda *given: [values.scalar(*given)]
     )
 
@@ -36,7 +36,7 @@ def histogram(
     name: str, values: object, collections: object = None, family: str | None = None
 ) -> Any:
     """Return a summary of the distribution of a tensor's elements; see `scalar` for the rest."""
-    return _summary_operation(
+    return _make_summary(
         name, _symbol(values), collections, family, lambda *given: [_values.histogram(*given)]
     )
 
@@ -67,13 +67,13 @@ def image(
     def describe_images(batch: Any, tag: str) -> Sequence[object]:
         return values.images(batch, tag, max_outputs)
 
-    return _summary_operation(name, _symbol(tensor), collections, family, describe_images)
+    return _make_summary(name, _symbol(tensor), collections, family, describe_images)
 
 
 def text(name: str, tensor: object, collections: object = None) -> Any:
     """Return a summary of a string, or of an array of strings; see `scalar` for the rest."""
     _check_mode()
-    return _summary_operation(name, tensor, collections, None, lambda *given: [values.text(*given)])
+    return _make_summary(name, tensor, collections, None, lambda *given: [values.text(*given)])
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
@@ -91,10 +91,10 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
     """
     _check_mode()
 
-    def join_summaries(*parts: bytes) -> bytes:
+    def join_summaries(*serialized: bytes) -> bytes:
         merged_summary = message("Summary")()
-        for part in parts:
-            merged_summary.MergeFromString(part)
+        for summary_bytes in serialized:
+            merged_summary.MergeFromString(summary_bytes)
         tags = [summary_value.tag for summary_value in merged_summary.value]
         twice = next((tag for tag in tags if tags.count(tag) > 1), None)
         if twice is not None:
@@ -122,7 +122,7 @@ def merge_all(
     return merge(summaries, name=name) if summaries else None
 
 
-def _summary_operation(
+def _make_summary(
     name: str,
     tensor: object,
     collections: object,
@@ -142,8 +142,8 @@ def _summary_operation(
         return message("Summary")(value=describe(tensor_value, tag)).SerializeToString()
 
     keys = [GraphKeys.SUMMARIES] if collections is None else collections
-    with _tag_scope(name, family) as (tag, title):
-        return _add_to_collections(summarize_value, [tensor], title, keys)
+    with _tag_scope(name, family) as (tag, op_name):
+        return _add_to_collections(summarize_value, [tensor], op_name, keys)
 
 
 def _symbol(tensor: object) -> object:
@@ -183,4 +183,5 @@ def _check_mode() -> None:
         )
 
 
-_values = values  # an argument of `histogram` has this name
+# In `histogram` an argument hides the module `values`.
+_values = values

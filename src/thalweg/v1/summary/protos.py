@@ -1,16 +1,136 @@
-"""TensorBoard's messages, which it brings without TensorFlow, or stand-ins for them."""
+"""TensorBoard's messages, which it brings without TensorFlow, or stand-ins for them.
+
+Graphs with summaries are built and run without TensorBoard, and nothing is written.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import importlib.util
+import os
 import sys
-from typing import Any
+import warnings
+from typing import Any, ClassVar
 
-from thalweg.v1.summary.stand_ins import EventFileWriter, StandInMessage
+# Fields that code reads before it sets them.
+_REPEATED_FIELDS = ("value", "node", "string_val", "bucket", "bucket_limit")
+_SCALAR_FIELDS: dict[str, Any] = {"wall_time": 0.0, "step": 0, "simple_value": 0.0, "tag": ""}
 
-PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")  # names of TensorFlow 1
+
+class _RepeatedField(list[Any]):
+    """A repeated field of a message."""
+
+    def add(self, **fields: object) -> StandInMessage:
+        """Append a message, and return it."""
+        self.append(StandInMessage(**fields))
+        return self[-1]
+
+
+class StandInMessage:
+    """A message of any kind, which takes all fields and serializes to nothing."""
+
+    # Kinds of message, and a constant, that code reads from the classes of messages.
+    Value: ClassVar[Any]
+    Image: ClassVar[Any]
+    Audio: ClassVar[Any]
+    START: ClassVar[int] = 1
+    STOP: ClassVar[int] = 2
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update({name: _RepeatedField() for name in _REPEATED_FIELDS}, **_SCALAR_FIELDS)
+        self._set: dict[str, None] = {}
+        for name, field in fields.items():
+            setattr(self, name, _RepeatedField(field) if isinstance(field, list) else field)
+
+    def __getattr__(self, name: str) -> StandInMessage:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return vars(self).setdefault(name, StandInMessage())
+
+    def __setattr__(self, name: str, field: object) -> None:
+        if not name.startswith("_"):
+            self._set[name] = None
+        super().__setattr__(name, field)
+
+    def HasField(self, name: str) -> bool:
+        """Return True if a field was set."""
+        return name in self._set
+
+    def WhichOneof(self, group: str) -> str | None:
+        """Return the name of the kind of value that was set; None for an empty message."""
+        return next((name for name in self._set if name not in ("tag", "metadata")), None)
+
+    @classmethod
+    def FromString(cls, serialized: bytes) -> StandInMessage:
+        """Return an empty message."""
+        return cls()
+
+    def SerializeToString(self) -> bytes:
+        """Return the bytes of an empty message."""
+        return b""
+
+    def MergeFromString(self, serialized: bytes) -> int:
+        """Ignore the bytes of another message, and return their number."""
+        return len(serialized)
+
+    def Clear(self) -> None:
+        """Set all fields back."""
+        vars(self).clear()
+        self.__init__()
+
+    def ParseFromString(self, serialized: bytes) -> int:
+        """Set all fields back, ignore the bytes, and return their number."""
+        self.Clear()
+        return len(serialized)
+
+    def CopyFrom(self, other_msg: object) -> None:
+        """Ignore another message."""
+
+    MergeFrom = CopyFrom
+
+    def ByteSize(self) -> int:
+        """Return the size of an empty message."""
+        return 0
+
+
+StandInMessage.Value = StandInMessage.Image = StandInMessage.Audio = StandInMessage
+
+
+class EventFileWriter:
+    """A writer of events that drops them, and warns once in a process.
+
+    Args:
+        directory: The folder; made if it is not there.
+
+    Raises:
+        OSError: The folder cannot be made.
+    """
+
+    _warning_issued: ClassVar[bool] = False
+
+    def __init__(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)
+
+    def add_event(self, event: object) -> None:
+        """Drop an event; the first one causes a UserWarning."""
+        if not EventFileWriter._warning_issued:
+            EventFileWriter._warning_issued = True
+            warnings.warn(
+                "Summaries are not written, because TensorBoard is not installed:"
+                " pip install tensorboard, or thalweg[summary].",
+                stacklevel=4,
+            )
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+# Messages that TensorFlow 1 has under public names.
+PUBLIC = ("Event", "GraphDef", "HistogramProto", "SessionLog", "Summary")
 _MESSAGES = {
     "AttrValue": "attr_value_pb2", "Event": "event_pb2", "GraphDef": "graph_pb2",
     "HistogramProto": "summary_pb2", "SessionLog": "event_pb2", "Summary": "summary_pb2",
@@ -38,13 +158,13 @@ def message(name: str) -> Any:
     return getattr(importlib.import_module(f"tensorboard.compat.proto.{_MESSAGES[name]}"), name)
 
 
-def event_file_writer(folder: str, *options: Any) -> Any:
+def event_file_writer(directory: str, *options: Any) -> Any:
     """Return TensorBoard's writer of events for a folder; without TensorBoard a stand-in.
 
     Raises:
         OSError: No file can be written in the folder, or no folder made.
     """
     if not is_installed():
-        return EventFileWriter(folder)
+        return EventFileWriter(directory)
     module = importlib.import_module("tensorboard.summary.writer.event_file_writer")
-    return module.EventFileWriter(folder, *options)
+    return module.EventFileWriter(directory, *options)

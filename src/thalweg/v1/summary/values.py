@@ -84,8 +84,8 @@ def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
         encoded_image = summary.Image(
             height=height, width=width, colorspace=depth, encoded_image_string=_encode_png(image)
         )
-        title = f"{tag}/image" if count == 1 else f"{tag}/image/{index}"
-        image_values.append(summary.Value(tag=title, image=encoded_image))
+        name = f"{tag}/image" if count == 1 else f"{tag}/image/{index}"
+        image_values.append(summary.Value(tag=name, image=encoded_image))
     return image_values
 
 

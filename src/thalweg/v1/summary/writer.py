@@ -8,8 +8,8 @@ from typing import Any
 
 from thalweg import _graph as graphs
 from thalweg.errors import CheckpointWriteError, InvalidTypeError
+from thalweg.v1.argument_checks import check_seconds, wait_seconds
 from thalweg.v1.summary.protos import event_file_writer, message
-from thalweg.v1.time_arguments import check_seconds, wait_seconds
 
 
 class FileWriter:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from thalweg._core.hyperparameters import as_number
 from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_V1
-from thalweg.v1.train.checks import check_positive
+from thalweg.v1.argument_checks import check_positive
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 

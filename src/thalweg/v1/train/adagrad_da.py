@@ -16,7 +16,7 @@ from thalweg._graph import is_symbolic, resolve
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.formula import Rule
 from thalweg.rules import ADAGRAD_DA
-from thalweg.v1.train.checks import check_positive
+from thalweg.v1.argument_checks import check_positive
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 
 

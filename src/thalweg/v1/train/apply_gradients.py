@@ -27,13 +27,12 @@ from thalweg._core.slot_optimizer import SlotOptimizer
 from thalweg._core.step import finish, run_step, try_rebind
 from thalweg._core.step_adapter import Copies
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.v1.train.gate_gradients import backward, forward
-from thalweg.v1.train.gradients import GradsAndVars, check_any
+from thalweg.v1.train.gradients import GradsAndVars, backward, check_any, forward
 from thalweg.v1.train.step_adapter import V1StepAdapter
-from thalweg.v1.train.traced_hooks import add_update_names, check_counter, recorded
-from thalweg.v1.train.update_hooks import UpdateHooks
+from thalweg.v1.train.update_hooks import UpdateHooks, add_update_names, check_counter, recorded
 
-_GRADIENTS = (Symbolic, Tensor, IndexedSlices)  # gradients that need no conversion in a graph
+# Gradients that need no conversion in a graph.
+_GRADIENTS = (Symbolic, Tensor, IndexedSlices)
 
 
 def _make_replay(optimizer: object, cache: PlanCache, step: object) -> object:
@@ -180,16 +179,12 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             A `StepResult`: whether the step was taken, and the errors of callbacks after the
             commit.
         """
-        global_step, captured, sharing = (
-            arguments.global_step,
-            arguments.captured,
-            arguments.sharing,
-        )
+        global_step, sharing = arguments.global_step, arguments.sharing
         is_simple = copies is None and sharing is None and self._under_way is None
         is_simple = is_simple and not thread.strategies
         with self._turn_lock(), self._locked():
             cache = self._plans.now()
-            values = None if captured is None else captured[0]
+            values = None if arguments.captured is None else arguments.captured[0]
             replay = cache.replay if is_simple and transforms is NOTHING else None
             step_args = (pairs, global_step, values, transforms)
             if replay is not None and replay.take(self, cache, step_args):
@@ -266,7 +261,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             cache = self._plans.now()
 
             def apply_one(grad: Gradient, var: Tensor) -> None:
-                hooks.begun = []  # each variable is committed by itself
+                # Each variable is committed separately, so each has its own note.
+                hooks.begun = []
                 outcome = run_step(hooks, cache.alone(var), [(grad, var)], is_final=False)
                 errors.extend(outcome.errors)
 
@@ -295,9 +291,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         def begin_step() -> Sections:
             change, restored_attributes = vars(self).update, {"_under_way": self._under_way}
             if _graph.current_session() is not None:
-                restored_attributes |= (
-                    self._symbolic_attributes()
-                )  # hooks of a session may overwrite them
+                # Hooks of a session may overwrite them.
+                restored_attributes |= self._symbolic_attributes()
             return [partial(change, {"_under_way": hooks})], [partial(change, restored_attributes)]
 
         return ContextSetting(begin_step, hooks)
@@ -309,17 +304,13 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         """Return all tensors that hooks may write."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
         session = _graph.current_session()
-        graph = None if session is None else session.graph
-        non_slots = [
-            _graph.resolve(var) for (_, key), var in self._non_slots.items() if key is graph
-        ]
-        return [*variables, *slots, *non_slots]
+        non_slots = self._non_slots_of(None if session is None else session.graph)
+        return [*variables, *slots, *map(_graph.resolve, non_slots.values())]
 
     def _kept_in_graph(self, variables: Sequence[Any]) -> list[object]:
         """Return the slots and the optimizer-wide variables of a graph that a step writes."""
         slots = [slot for var in variables for slot in self._slots.all_of(var).values()]
-        graph = variables[0].graph
-        return [*slots, *(var for (_, key), var in self._non_slots.items() if key is graph)]
+        return [*slots, *self._non_slots_of(variables[0].graph).values()]
 
     def _apply_in_graph(self, grads_and_vars: GradsAndVars, global_step: Any, name: Any) -> Any:
         """Return the operation that takes a step in each run of the default graph.
@@ -337,7 +328,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         for grad, var in pairs:
             if grad is not None and not isinstance(grad, _GRADIENTS):
                 target = torch.empty((), dtype=torch.float32, device="cpu")
-                as_gradient(grad, target, var.name)  # raises if it cannot be converted
+                # This raises for a gradient that cannot be converted.
+                as_gradient(grad, target, var.name)
         check_any(pairs)
         updated = [(grad, var) for grad, var in pairs if grad is not None]
         if self._is_recorded():
@@ -369,12 +361,12 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         has_step_tensor = isinstance(global_step, Tensor)
 
         def words_of_step() -> list[str]:
-            descriptions = distribute.in_words({**self._arguments(), **self._counters_now()})
+            descriptions = distribute.in_words({**self._arguments(), **self._non_slots_of(None)})
             step = [f"global_step: {number_of(global_step)}"] if has_step_tensor else []
             return [f"optimizer: {type(self).__name__}", *descriptions, *step]
 
         def numbers_of_step() -> tuple[int, list[float]]:
-            values = [*self._arguments().values(), *self._counters_now().values()]
+            values = [*self._arguments().values(), *self._non_slots_of(None).values()]
             numbers = [
                 number_of(value) if isinstance(value, Tensor) and not value.dim() else value
                 for value in values
@@ -383,7 +375,3 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             return step, [number for number in numbers if isinstance(number, int | float)]
 
         return distribute.StepFingerprint(words_of_step, numbers_of_step)
-
-    def _counters_now(self) -> dict[str, object]:
-        """Return the optimizer-wide variables of eager mode, by name."""
-        return {name: var for (name, graph), var in self._non_slots.items() if graph is None}

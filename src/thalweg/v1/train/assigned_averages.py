@@ -52,11 +52,11 @@ def assign_moving_average(
         return variable
     variable = _graph.graph_variable_of(variable)
     tensor = _as_value_of(value, variable)
-    biased, step = _debiasing_variables(variable) if zero_debias else (None, None)
+    biased, step = _make_debiasing_variables(variable) if zero_debias else (None, None)
     references = [None if slot is None else _graph.by_reference(slot) for slot in (biased, step)]
-    title = name or "AssignMovingAvg"
-    parts = [_graph.by_reference(variable), tensor, decay, *references]
-    return _graph.operation(assign_average, parts, title, outputs=variable)
+    op_name = name or "AssignMovingAvg"
+    inputs = [_graph.by_reference(variable), tensor, decay, *references]
+    return _graph.operation(assign_average, inputs, op_name, outputs=variable)
 
 
 def _as_value_of(source: object, variable: Tensor) -> Any:
@@ -69,7 +69,7 @@ def _as_value_of(source: object, variable: Tensor) -> Any:
     return source
 
 
-def _debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]:
+def _make_debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]:
     """Return new variables (`biased`, `local_step`) below the name of `variable`, both zero."""
     shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
     with _graph.variable_scope(variable.op.name):
@@ -91,11 +91,11 @@ def _unused_name(name: str) -> str:
 
     In a scope that reuses variables the name is returned unchanged.
     """
-    scope, number, candidate = _graph.get_variable_scope(), 0, name
+    scope, suffix, candidate = _graph.get_variable_scope(), 0, name
     used_names = {variable.op.name for variable in _graph.global_variables()}
     while not scope.reuse and f"{scope.name}/{candidate}" in used_names:
-        number += 1
-        candidate = f"{name}_{number}"
+        suffix += 1
+        candidate = f"{name}_{suffix}"
     return candidate
 
 
@@ -126,9 +126,9 @@ def weighted_moving_average(
     keys = [_graph.GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     with _graph.variable_scope(name, "WeightedMovingAvg", [value, weight]):
         sums = []
-        for title, term in (("value_x_weight", value * weight), ("weight", weight)):
+        for variable_name, term in (("value_x_weight", value * weight), ("weight", weight)):
             total = _graph.get_variable(
-                title,
+                variable_name,
                 term.shape,
                 term.dtype,
                 _graph.zeros_initializer(),

@@ -26,10 +26,10 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
     """Return the methods of an operator and of its reflection."""
 
     def forward(self: CallableRate, operand: object) -> CallableRate:
-        return _combined(function, self.__name__, self, operand)
+        return _combine_rates(function, self.__name__, self, operand)
 
     def reflected(self: CallableRate, operand: object) -> CallableRate:
-        return _combined(function, self.__name__, operand, self)
+        return _combine_rates(function, self.__name__, operand, self)
 
     return forward, reflected
 
@@ -50,13 +50,15 @@ class CallableRate(Argument):
             None where there is none, as after arithmetic.
     """
 
-    __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
+    # Makes NumPy's operators defer to the reflected operators of this class.
+    __array_ufunc__ = None
 
     def __init__(
         self, rate: Callable[[], object], name: str, state_holders: Sequence[object] = ()
     ) -> None:
         self._rate = rate
-        self._step: Any = None  # the count of steps, if the rate depends on nothing else
+        # The count of steps, if the rate depends on nothing else.
+        self._step: Any = None
         self._ahead: RatesAhead | None = None
         self.state_holders = state_holders
         self.__name__ = name
@@ -64,8 +66,8 @@ class CallableRate(Argument):
 
     def __call__(self) -> Any:
         """Return the present learning rate."""
-        number = self.computed()
-        return self._rate() if number is None else _as_tensor(number)
+        present_rate = self.computed()
+        return self._rate() if present_rate is None else _as_tensor(present_rate)
 
     def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
         """Set the formula of the rate, so that `computed` needs no call of a policy.
@@ -135,10 +137,10 @@ class CallableRate(Argument):
         keyword_args = kwargs or {}
 
         def rate() -> object:
-            kwargs_now = {name: _current_value(kwarg) for name, kwarg in keyword_args.items()}
-            return function(*map(_current_value, args), **kwargs_now)
+            kwargs_now = {name: _evaluate(kwarg) for name, kwarg in keyword_args.items()}
+            return function(*map(_evaluate, args), **kwargs_now)
 
-        state = _kept_by(*args, *keyword_args.values())
+        state = _list_holders(*args, *keyword_args.values())
         return CallableRate(rate, getattr(function, "__name__", "rate"), state)
 
     def _refuse_number(self, *_: object) -> NoReturn:
@@ -152,7 +154,8 @@ class CallableRate(Argument):
     __getitem__ = __iter__ = __len__ = __abs__ = __round__ = _refuse_number
 
     def __deepcopy__(self, memo: object) -> CallableRate:
-        return self  # as a function is its own copy: it follows the same step
+        # Like a function, a rate is its own copy: it follows the same counter.
+        return self
 
     def __repr__(self) -> str:
         return f"<learning rate '{self.__name__}', computed when it is called>"
@@ -175,7 +178,7 @@ def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
         if isinstance(rate, CallableRate) and rate.source is None:
             arguments = dict(signature.bind(*args, **kwargs).arguments)
             rate.source = (make_rate, arguments)
-            if not all(map(_is_constant, _without_step(arguments))):
+            if not all(map(_is_constant, _flatten_constants(arguments))):
                 rate.unfollow()
         return rate
 
@@ -195,10 +198,13 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
     return signature or inspect.signature(function, follow_wrapped=False)
 
 
-def _kept_by(*parts: object) -> list[object]:
-    """Return the state holders of all `CallableRate`s among `parts`, without duplicates."""
+def _list_holders(*operands: object) -> list[object]:
+    """Return the state holders of all `CallableRate`s among `operands`, without duplicates."""
     holders = [
-        holder for part in parts if isinstance(part, CallableRate) for holder in part.state_holders
+        holder
+        for operand in operands
+        if isinstance(operand, CallableRate)
+        for holder in operand.state_holders
     ]
     return list({id(holder): holder for holder in holders}.values())
 
@@ -220,11 +226,11 @@ def value_now(hyper: Any) -> Any:
         A NumPy scalar for a `CallableRate` with a formula; the result of another callable; any
         other object unchanged.
     """
-    number = hyper.computed() if isinstance(hyper, CallableRate) else None
-    return _current_value(hyper) if number is None else number
+    present_rate = hyper.computed() if isinstance(hyper, CallableRate) else None
+    return _evaluate(hyper) if present_rate is None else present_rate
 
 
-def _without_step(arguments: Mapping[str, Any]) -> list[object]:
+def _flatten_constants(arguments: Mapping[str, Any]) -> list[object]:
     """Return the arguments of a rate except the counter of steps; lists are flattened."""
     entries: list[object] = []
     for name, argument in arguments.items():
@@ -240,7 +246,9 @@ def _is_constant(argument: object) -> bool:
 _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
 
 
-def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) -> CallableRate:
+def _combine_rates(
+    function: Callable[[Any, Any], object], name: str, *operands: Any
+) -> CallableRate:
     """Return the `CallableRate` of an operator applied to rates and numbers.
 
     It has a formula if all rates follow the same counter and all other operands are constants.
@@ -248,16 +256,21 @@ def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) ->
     Args:
         function: The operator, a function of two values.
         name: The name of the new rate.
-        *parts: The two operands.
+        *operands: The two operands.
     """
-    rate = CallableRate(lambda: function(*map(_current_value, parts)), name, _kept_by(*parts))
-    rates = [operand for operand in parts if isinstance(operand, CallableRate)]
+    rate = CallableRate(lambda: function(*map(_evaluate, operands)), name, _list_holders(*operands))
+    rates = [operand for operand in operands if isinstance(operand, CallableRate)]
     step = rates[0]._step
 
     def rate_at(count: int) -> Any:
-        return _as_numpy(function(*(_value_at(part, count) for part in parts)))
+        values = [
+            _as_tensor(operand.at(count)) if isinstance(operand, CallableRate) else operand
+            for operand in operands
+        ]
+        rate_value = function(*values)
+        return rate_value.numpy()[()] if isinstance(rate_value, Tensor) else rate_value
 
-    constants = [operand for operand in parts if not isinstance(operand, CallableRate)]
+    constants = [operand for operand in operands if not isinstance(operand, CallableRate)]
     if all(follows_count(operand) and operand._step is step for operand in rates) and all(
         map(_is_constant, constants)
     ):
@@ -265,19 +278,11 @@ def _combined(function: Callable[[Any, Any], object], name: str, *parts: Any) ->
     return rate
 
 
-def _value_at(part: Any, count: int) -> Any:
-    return _as_tensor(part.at(count)) if isinstance(part, CallableRate) else part
-
-
-def _as_tensor(number: Any) -> Tensor:
+def _as_tensor(value: Any) -> Tensor:
     """Return a number as a CPU tensor of its NumPy type; Python's floats are float32, as in TF."""
-    scalar = np.float32(number) if type(number) is float else number
+    scalar = np.float32(value) if type(value) is float else value
     return torch.from_numpy(np.array(scalar))
 
 
-def _as_numpy(number: Any) -> Any:
-    return number.numpy()[()] if isinstance(number, Tensor) else number
-
-
-def _current_value(part: Any) -> object:
-    return part() if is_function(part) else part
+def _evaluate(operand: Any) -> object:
+    return operand() if is_function(operand) else operand

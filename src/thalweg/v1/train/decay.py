@@ -24,6 +24,12 @@ from thalweg.schedules.formulas import natural_base
 from thalweg.v1.train.callable_rate import CallableRate, remember_source
 from thalweg.variable import as_dtype, dtype_name
 
+__all__ = [
+    "cosine_decay", "cosine_decay_restarts", "exponential_decay", "inverse_time_decay",
+    "linear_cosine_decay", "natural_exp_decay", "noisy_linear_cosine_decay", "piecewise_constant",
+    "piecewise_constant_decay", "polynomial_decay",
+]  # fmt: skip
+
 
 @remember_source
 def exponential_decay(
@@ -34,7 +40,7 @@ def exponential_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """learning_rate decay_rate^(global_step / decay_steps).
+    """Decay a rate exponentially: learning_rate decay_rate^(global_step / decay_steps).
 
     Args:
         learning_rate: A float or 0-d tensor; its dtype is that of the result.
@@ -53,9 +59,7 @@ def exponential_decay(
     Reference: tf.compat.v1.train.exponential_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed_rate(
-        schedules.ExponentialDecay, global_step, inputs, name or "ExponentialDecay"
-    )
+    return _make_rate(schedules.ExponentialDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -67,14 +71,14 @@ def natural_exp_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """learning_rate exp(-decay_rate)^(global_step / decay_steps).
+    """Decay a rate by powers of e: learning_rate exp(-decay_rate)^(global_step / decay_steps).
 
     Arguments, result and errors are those of `exponential_decay`.
 
     Reference: tf.compat.v1.train.natural_exp_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed_rate(_natural_exp_decay, global_step, inputs, name or "NaturalExpDecay")
+    return _make_rate(_natural_exp_decay, global_step, inputs, name or "NaturalExpDecay")
 
 
 @remember_source
@@ -86,16 +90,14 @@ def inverse_time_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """learning_rate / (1 + decay_rate global_step / decay_steps).
+    """Decay a rate inversely: learning_rate / (1 + decay_rate global_step / decay_steps).
 
     Arguments, result and errors are those of `exponential_decay`.
 
     Reference: tf.compat.v1.train.inverse_time_decay
     """
     inputs = (learning_rate, decay_steps, decay_rate, staircase)
-    return _decayed_rate(
-        schedules.InverseTimeDecay, global_step, inputs, name or "InverseTimeDecay"
-    )
+    return _make_rate(schedules.InverseTimeDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -108,7 +110,9 @@ def polynomial_decay(
     cycle: bool = False,
     name: str | None = None,
 ) -> Any:
-    """end + (learning_rate - end) (1 - global_step / decay_steps)^power, end = end_learning_rate.
+    """Decay a rate from learning_rate to end = end_learning_rate along a polynomial.
+
+        end + (learning_rate - end) (1 - global_step / decay_steps)^power
 
     Args:
         learning_rate, global_step, name: As in `exponential_decay`.
@@ -123,7 +127,7 @@ def polynomial_decay(
     Reference: tf.compat.v1.train.polynomial_decay
     """
     inputs = (learning_rate, decay_steps, end_learning_rate, power, cycle)
-    return _decayed_rate(schedules.PolynomialDecay, global_step, inputs, name or "PolynomialDecay")
+    return _make_rate(schedules.PolynomialDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -134,7 +138,7 @@ def cosine_decay(
     alpha: object = 0.0,
     name: str | None = None,
 ) -> Any:
-    """Half a cosine from learning_rate down to alpha learning_rate at decay_steps.
+    """Decay a rate from learning_rate to alpha learning_rate along half a cosine.
 
     Arguments not named here, result and errors are those of `exponential_decay`.
 
@@ -145,7 +149,7 @@ def cosine_decay(
     Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, decay_steps, alpha)
-    return _decayed_rate(schedules.CosineDecay, global_step, inputs, name or "CosineDecay")
+    return _make_rate(schedules.CosineDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -158,7 +162,7 @@ def cosine_decay_restarts(
     alpha: object = 0.0,
     name: str | None = None,
 ) -> Any:
-    """Half a cosine, again and again.
+    """Decay a rate along half a cosine, and begin again after each period.
 
     Arguments not named here, result and errors are those of `exponential_decay`.
 
@@ -171,7 +175,7 @@ def cosine_decay_restarts(
     Reference: tf.compat.v1.train.cosine_decay_restarts; Loshchilov & Hutter 2017
     """
     inputs = (learning_rate, first_decay_steps, t_mul, m_mul, alpha)
-    return _decayed_rate(schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay")
+    return _make_rate(schedules.CosineDecayRestarts, global_step, inputs, name or "SGDRDecay")
 
 
 @remember_source
@@ -184,7 +188,10 @@ def linear_cosine_decay(
     beta: object = 0.001,
     name: str | None = None,
 ) -> Any:
-    """learning_rate ((alpha + 1 - s) (1 + cos(2 pi num_periods s)) / 2 + beta), s the share done.
+    """Decay a rate linearly, times a cosine.
+
+        s = global_step / decay_steps, at most 1
+        learning_rate ((alpha + 1 - s) (1 + cos(2 pi num_periods s)) / 2 + beta)
 
     Arguments not named here, result and errors are those of `exponential_decay`.
 
@@ -197,9 +204,7 @@ def linear_cosine_decay(
     Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
     """
     inputs = (learning_rate, decay_steps, num_periods, alpha, beta)
-    return _decayed_rate(
-        schedules.LinearCosineDecay, global_step, inputs, name or "LinearCosineDecay"
-    )
+    return _make_rate(schedules.LinearCosineDecay, global_step, inputs, name)
 
 
 @remember_source
@@ -214,7 +219,7 @@ def noisy_linear_cosine_decay(
     beta: object = 0.001,
     name: str | None = None,
 ) -> Any:
-    """`linear_cosine_decay` whose linear part has noise.
+    """Decay a rate as `linear_cosine_decay` does, with noise on the linear part.
 
     Arguments not named here, result and errors are those of `linear_cosine_decay`.
 
@@ -234,7 +239,7 @@ def noisy_linear_cosine_decay(
     def draw_config(*own: Any) -> Any:
         return keeper.having(schedules.NoisyLinearCosineDecay(*own).get_config())
 
-    rate = _decayed_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
+    rate = _make_rate(draw_config, global_step, inputs, name or "NoisyLinearCosineDecay")
     if isinstance(rate, CallableRate):
         rate.state_holders = [keeper]
         # Loading a state gives `keeper` another sequence.
@@ -247,7 +252,7 @@ def noisy_linear_cosine_decay(
 def piecewise_constant(
     x: object, boundaries: Sequence[Any], values: Sequence[Any], name: str | None = None
 ) -> Any:
-    """values[0] up to x = boundaries[0], values[1] up to boundaries[1], and so on.
+    """Return a rate that is values[0] up to x = boundaries[0], then values[1], and so on.
 
     Args:
         x: The variable that counts steps, or a number.
@@ -265,8 +270,14 @@ def piecewise_constant(
     Reference: tf.compat.v1.train.piecewise_constant
     """
     schedule = schedules.PiecewiseConstantDecay(list(boundaries), list(values))
-    _check_boundaries(x, boundaries)
-    kinds = {_dtype_word(rate) for rate in values}
+    step_kind = _name_dtype(x)
+    for boundary in boundaries:
+        kind = _name_dtype(boundary)
+        if kind != step_kind and (kind, step_kind) != ("int32", "int64"):
+            raise InvalidTypeError(
+                f"Boundaries ({kind}) must have the same dtype as x ({step_kind})."
+            )
+    kinds = {_name_dtype(rate) for rate in values}
     if len(kinds) > 1:
         raise ValueError(f"Values must have elements all with the same dtype: {sorted(kinds)}.")
     dtype = as_dtype(kind_of(values))
@@ -308,8 +319,8 @@ def follow_rate(
     return operation(rate, inputs, name, kind="pure", outputs=Output(dtype, (), ()))
 
 
-def _decayed_rate(
-    schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str
+def _make_rate(
+    schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str | None
 ) -> object:
     """Return a learning rate that a schedule of `thalweg.schedules` computes from the global step.
 
@@ -318,7 +329,7 @@ def _decayed_rate(
         global_step: The variable, tensor or number of the step.
         arguments: Arguments for `schedule`, the initial rate first. The result is float64 if that
             is, else float32.
-        name: The name of the rate, in graph mode that of the tensor.
+        name: The name of the rate, in graph mode that of the tensor; by default that of `schedule`.
 
     Returns:
         In eager mode a `CallableRate`, which reads `global_step` at each call; in graph mode a
@@ -333,7 +344,7 @@ def _decayed_rate(
         lambda step, *own: schedule(*own)(step),
         (global_step, *arguments),
         dtype,
-        name,
+        name or schedule.__name__,
         lambda step: build_schedule().formula(step),
     )
 
@@ -343,16 +354,8 @@ def _natural_exp_decay(rate: Any, steps: Any, decay_rate: Any, staircase: bool) 
     return schedules.ExponentialDecay(rate, steps, base, staircase)
 
 
-def _dtype_word(tensor: object) -> str:
+def _name_dtype(tensor: object) -> str:
     dtype = getattr(tensor, "dtype", None)
     if dtype is None:
         return "float32" if isinstance(tensor, float) else "int32"
     return dtype_name(dtype)
-
-
-def _check_boundaries(x: object, boundaries: Sequence[object]) -> None:
-    kind = _dtype_word(x)
-    for boundary in boundaries:
-        dtype = _dtype_word(boundary)
-        if dtype != kind and (dtype, kind) != ("int32", "int64"):
-            raise InvalidTypeError(f"Boundaries ({dtype}) must have the same dtype as x ({kind}).")

@@ -9,9 +9,7 @@ from thalweg import distribute
 from thalweg._base.tracing import untraced
 from thalweg._core.commit import says_committed
 from thalweg._core.grads_and_vars import as_pairs
-from thalweg._core.plan_cache import PlanCaches
 from thalweg._core.slot_optimizer import SlotOptimizer
-from thalweg._core.slots import SlotStore
 from thalweg.v1.train.apply_gradients import GradientApplication, StepArguments
 from thalweg.v1.train.gradients import check_any
 
@@ -88,7 +86,3 @@ class DistributedApply(GradientApplication, SlotOptimizer):
             if not summed_pairs:
                 check_any(pairs)
             self._apply(summed_pairs, StepArguments(global_step, name, sharing=step))
-
-    def _take_store(self, store: SlotStore, taken: dict[int, object]) -> None:
-        super()._take_store(store, taken)
-        self._plans = PlanCaches()

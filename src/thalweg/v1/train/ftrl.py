@@ -16,11 +16,12 @@ from thalweg._core.step_scalars import Groups
 from thalweg.formula import Rule
 from thalweg.rules import FTRL_POWER_V1, FTRL_V1
 from thalweg.rules.ftrl_v1 import adjusted_l2
-from thalweg.v1.train.checks import check_not_negative, check_step_size
+from thalweg.v1.argument_checks import check_not_negative, check_step_size
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 from thalweg.variable import as_dtype, check_held
 
-_ROWS = "rows"  # sparse gradients, whose kernels check the learning rate
+# Group of sparse gradients: TensorFlow's sparse kernels check the learning rate.
+_ROWS = "rows"
 
 
 class FtrlOptimizer(RuleOptimizer):
@@ -127,10 +128,10 @@ class FtrlOptimizer(RuleOptimizer):
         if group is _ROWS:
             check_step_size("learning_rate", values["learning_rate"])
         kind = scalar_type(values["learning_rate"])
-        parts = [as_operand(values[name], kind) for name in ("learning_rate", "l2", "beta")]
-        narrow = getattr(values["learning_rate"], "dtype", None)
-        if str(narrow).removeprefix("torch.") in ("float16", "bfloat16"):
-            kind = as_dtype(narrow)
-            parts = [torch.tensor(part, dtype=kind, device="cpu") for part in parts]
+        terms = [as_operand(values[name], kind) for name in ("learning_rate", "l2", "beta")]
+        rate_dtype = getattr(values["learning_rate"], "dtype", None)
+        if str(rate_dtype).removeprefix("torch.") in ("float16", "bfloat16"):
+            kind = as_dtype(rate_dtype)
+            terms = [torch.tensor(term, dtype=kind, device="cpu") for term in terms]
         scalars = super()._hyper_scalars(values, dtype, group)
-        return {**scalars, "l2": dtype(adjusted_l2(*parts)), "beta": dtype(0)}
+        return {**scalars, "l2": dtype(adjusted_l2(*terms)), "beta": dtype(0)}

@@ -1,17 +1,19 @@
-"""Computation of pairs of gradient and variable from a loss, as v1 optimizers do."""
+"""Computation of gradients from a loss: all at once, or each applied and freed (GATE_NONE)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thalweg import _graph
 from thalweg._base.execution_context import is_deferred
 from thalweg._base.showing import show_value
-from thalweg._core.grads_and_vars import check_variables, distinct, flatten
+from thalweg._core.commit import add_note
+from thalweg._core.grads_and_vars import Gradient, check_variables, distinct, flatten
 from thalweg.autodiff import GradientTape, has_replicas, variables_of
 from thalweg.errors import InvalidTypeError
 from thalweg.indexed_slices import as_gradient
@@ -23,6 +25,7 @@ from thalweg.variable import (
     is_frozen,
     is_variable,
     name_of,
+    to_tensor,
 )
 
 GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
@@ -45,8 +48,8 @@ def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DT
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
         if isinstance(dtype, torch.dtype) and dtype not in valid:
-            title = tensor.name if _graph.is_symbolic(tensor) else name_of(tensor, "the loss")
-            raise InvalidTypeError(f"Invalid type {dtype} for {title}, expected: {_DTYPE_NAMES}.")
+            name = tensor.name if _graph.is_symbolic(tensor) else name_of(tensor, "the loss")
+            raise InvalidTypeError(f"Invalid type {dtype} for {name}, expected: {_DTYPE_NAMES}.")
 
 
 def check_gate(gate_gradients: object) -> None:
@@ -93,10 +96,11 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
     if grad_loss is None and _are_followed(var_list):
         with tape:
             output = scale(loss())
-        grads = _of_leaves(output, var_list, tape)
+        grads = _differentiate_leaves(output, var_list, tape)
         return list(zip(grads, var_list, strict=True))
     leaves = None if var_list is None else flatten(var_list)
-    if leaves is not None:  # other tensors have gradients, but cannot be updated
+    # Plain tensors are accepted: they have gradients, but cannot be updated.
+    if leaves is not None:
         check_variables([x for x in leaves if is_variable(x) or not isinstance(x, torch.Tensor)])
     with tape:
         if leaves is not None:
@@ -123,7 +127,7 @@ def _are_followed(var_list: object) -> bool:
     )
 
 
-def _of_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
+def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
     """Return the gradient of a loss by each variable, from autograd directly if no tape is needed.
 
     Args:
@@ -134,9 +138,10 @@ def _of_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
     if (
         type(loss) is not torch.Tensor
         or not loss.requires_grad
-        or tape._shares_graph
+        or tape._keeps_graph
         or has_replicas()
-        or not _are_followed(variables)  # the loss may have changed that
+        # The loss may have frozen or replaced a variable.
+        or not _are_followed(variables)
     ):
         return tape.gradient(loss, variables)
     grads = torch.autograd.grad([loss], variables, [torch.ones_like(loss)], allow_unused=True)
@@ -173,8 +178,8 @@ def of_symbol(
     else:
         listed_variables = flatten(var_list)
         variables = [_graph.graph_variable_of(var) for var in listed_variables]
-        pairs_given = zip(listed_variables, variables, strict=True)
-        frozen = {id(var) for variable, var in pairs_given if is_frozen(variable)}
+        listed_pairs = zip(listed_variables, variables, strict=True)
+        frozen = {id(var) for variable, var in listed_pairs if is_frozen(variable)}
     if not variables:
         raise ValueError("No variables to optimize.")
     for var in variables:
@@ -228,14 +233,8 @@ def of_loss(
             "`loss` passed to Optimizer.compute_gradients should be a function when eager execution"
             " is enabled.\nGive one that computes it: minimize(lambda: ...)."
         )
-    symbol_args = (
-        scale(_graph.graph_variable_of(loss)),
-        var_list,
-        gate_gradients,
-        grad_loss,
-        valid,
-    )
-    return of_symbol(*symbol_args, aggregation_method)
+    loss = scale(_graph.graph_variable_of(loss))
+    return of_symbol(loss, var_list, gate_gradients, grad_loss, valid, aggregation_method)
 
 
 def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., GradsAndVars]:
@@ -259,3 +258,83 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
         names = [title_of(var) for var in variables]
         hint = frozen_among(variables)
         raise ValueError(f"No gradients provided for any variable: {names}.{hint}")
+
+
+def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
+    """Compute a loss; return (loss, variables).
+
+    The variables are those of `var_list`, or without it all trainable ones that the loss depends
+    on.
+    """
+    if var_list is None:
+        loss_value = loss()
+        return loss_value, variables_of(loss_value)
+    variables = distinct(flatten(var_list))
+    check_variables(variables)
+    with GradientTape():
+        loss_value = loss()
+    return loss_value, variables
+
+
+def need_no_tape(variables: Sequence[Tensor]) -> bool:
+    """Return True if autograd records all variables that are not frozen without a tape."""
+    return all(var.requires_grad or is_frozen(var) for var in variables)
+
+
+def backward(
+    loss_value: Tensor,
+    variables: Sequence[Tensor],
+    grad_loss: object,
+    apply: Callable[[Gradient, Tensor], None],
+) -> list[Tensor]:
+    """Run the backward pass, and apply and free each gradient as soon as it is complete.
+
+    Args:
+        loss_value: The loss.
+        variables: The variables of the loss.
+        grad_loss: Weights of the loss's elements, of its shape, or None.
+        apply: Called with each gradient and its variable.
+
+    Returns:
+        The variables that had a gradient, in the order in which they were updated.
+
+    Raises:
+        ValueError: No variable has a gradient.
+
+    If `apply` raises, earlier variables stay updated. A note on the error names them; it replaces a
+    note that no variable has changed.
+    """
+    updated: list[Tensor] = []
+
+    def apply_and_release(var: Tensor) -> None:
+        grad, var.grad = as_gradient(var.grad), None
+        if grad is not None:
+            apply(grad, var)
+            updated.append(var)
+
+    sources = [var for var in variables if var.requires_grad]
+    previous_grads = [var.grad for var in sources]
+    handles = []
+    try:
+        for var in sources:
+            var.grad = None
+            handles.append(var.register_post_accumulate_grad_hook(apply_and_release))
+        if loss_value.requires_grad and sources:
+            weight = torch.ones_like(loss_value) if grad_loss is None else to_tensor(grad_loss)
+            torch.autograd.backward(loss_value, weight, inputs=sources)
+    except BaseException as error:
+        names = [name_of(var) for var in updated]
+        message = f"With GATE_NONE these variables had been updated before: {names}."
+        if names:
+            add_note(error, [message])
+        else:
+            error.add_note(message)
+        raise
+    finally:
+        for handle in handles:
+            handle.remove()
+        for var, grad in zip(sources, previous_grads, strict=True):
+            var.grad = grad
+    if not updated:
+        raise none_given(variables, loss_value)
+    return updated

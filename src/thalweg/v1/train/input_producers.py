@@ -14,6 +14,8 @@ from thalweg.v1 import summary
 from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner
 from thalweg.v1.train.queues import FIFOQueue
 
+__all__ = ["input_producer", "limit_epochs", "range_input_producer", "slice_input_producer"]
+
 
 def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = None) -> Any:
     """Return a tensor with the value of `tensor` that can be evaluated `num_epochs` times.
@@ -97,10 +99,10 @@ def _check_mode() -> None:
 
 def _shuffle_rows(rows: Any, seed: int | None) -> Any:
     """Return the rows of a tensor in a new random order in each run."""
-    numbers = _graph.numbers_of(seed)
+    make_generator = _graph.numbers_of(seed)
 
     def shuffle(values: torch.Tensor) -> torch.Tensor:
-        count, generator = len(values), numbers()
+        count, generator = len(values), make_generator()
         order = torch.randperm(count, generator=generator, dtype=torch.int64, device="cpu")
         return values[order]
 
@@ -119,8 +121,8 @@ def range_input_producer(
 ) -> FIFOQueue:
     """Return a queue of the integers from 0 up to `limit`; otherwise as `input_producer`."""
     with _graph.name_scope(name or "input_producer") as scope:
-        title = f"fraction_of_{capacity}_full"
-        options = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
+        summary_name = f"fraction_of_{capacity}_full"
+        options = (None, num_epochs, shuffle, seed, capacity, shared_name, summary_name)
         return input_producer(_arange(limit), *options, name=scope)
 
 
@@ -158,18 +160,18 @@ def slice_input_producer(
                 raise InvalidArgumentError(f"'{tensor.name}' must have rows, not shape ().")
         # A tensor of unknown rank has an unknown number of rows.
         rows = tensors[0].shape[0]
-        places = _arange(rows) if rows is not None else _places_of(tensors[0])
-        title = f"fraction_of_{capacity}_full"
-        options = (None, num_epochs, shuffle, seed, capacity, shared_name, title)
-        place = input_producer(places, *options).dequeue()
-        return [_graph.gather(tensor, place) for tensor in tensors]
+        row_indices = _arange(rows) if rows is not None else _make_row_indices(tensors[0])
+        summary_name = f"fraction_of_{capacity}_full"
+        options = (None, num_epochs, shuffle, seed, capacity, shared_name, summary_name)
+        row_index = input_producer(row_indices, *options).dequeue()
+        return [_graph.gather(tensor, row_index) for tensor in tensors]
 
 
 def _arange(limit: int) -> torch.Tensor:
     return torch.arange(limit, dtype=torch.int32, device="cpu")
 
 
-def _places_of(tensor: Any) -> Any:
+def _make_row_indices(tensor: Any) -> Any:
     """Return a symbolic tensor of the row indices of a tensor whose number of rows is unknown."""
     output = Output(torch.int32, (None,), ())
     return _graph.operation(

@@ -108,12 +108,12 @@ class ExponentialMovingAverage(V1StateDict):
             raise ValueError("Name the variables to average: eager mode keeps no list of them.")
         variables = list(var_list)
         _check_sources(variables)
-        share = share_of(self._decay, self._num_updates, scalar_type(self._decay))
+        weight = share_of(self._decay, self._num_updates, scalar_type(self._decay))
         commit_messages: list[str] = []
         with self._lock, making(self, variables, commit_messages):
             self._create_slots(variables)
             averages = [self._slots.of(var, [_AVERAGE])[0] for var in variables]
-            move(self._plans.now(), averages, variables, share, commit_messages=commit_messages)
+            move(self._plans.now(), averages, variables, weight, commit_messages=commit_messages)
         return None
 
     def _without_average(self, variables: Sequence[Tensor]) -> list[Tensor]:
@@ -126,8 +126,8 @@ class ExponentialMovingAverage(V1StateDict):
         with outside_inference():
             for var in self._without_average(var_list):
                 check_held(var)
-                title = f"{base_name(var)}/{self._name}"
-                self._put_slot(var, _AVERAGE, over(var.detach().clone(), title))
+                name = f"{base_name(var)}/{self._name}"
+                self._put_slot(var, _AVERAGE, over(var.detach().clone(), name))
 
     def _begin_averages(self, variables: Sequence[Tensor]) -> None:
         """Set averages to the values of their variables."""
@@ -157,7 +157,7 @@ class ExponentialMovingAverage(V1StateDict):
             count: The number of updates, or None.
         """
         averages, biased, steps = slots
-        share = share_of(decay, count, kind)
+        weight = share_of(decay, count, kind)
         targets = [
             average if slot is None else slot
             for average, slot in zip(averages, biased, strict=True)
@@ -167,9 +167,9 @@ class ExponentialMovingAverage(V1StateDict):
                 call
                 for average, slot, step in zip(averages, biased, steps, strict=True)
                 if slot is not None
-                for call in debias_divisor(average, slot, step, share)
+                for call in debias_divisor(average, slot, step, weight)
             ]
-            move(self._plans.now(), targets, values, share, counts)
+            move(self._plans.now(), targets, values, weight, counts)
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
         """Return a new operation of the graph; each run of it moves the averages of `var_list`
@@ -190,7 +190,8 @@ class ExponentialMovingAverage(V1StateDict):
             var_list = graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
         sources = [_graph.graph_variable_of(source) for source in var_list]
         _check_sources(sources)
-        with _graph.control_dependencies(None):  # the averages start before anything is updated
+        # Without control inputs, so that averages start before any update.
+        with _graph.control_dependencies(None):
             for source in sources:
                 if self._slots.get(source, _AVERAGE) is None:
                     self._make_in_graph(source)
@@ -203,9 +204,9 @@ class ExponentialMovingAverage(V1StateDict):
             partial(self._move_averages, scalar_type(self._decay)),
             [
                 list(map(slots_named, (_AVERAGE, _BIASED, _STEPS))),
-                [_latest_value(source) for source in sources],
-                _latest_value(self._decay),
-                _latest_value(self._num_updates),
+                [_refer_to_latest(source) for source in sources],
+                _refer_to_latest(self._decay),
+                _refer_to_latest(self._num_updates),
             ],
             self._name,
             kind="update",
@@ -219,9 +220,9 @@ class ExponentialMovingAverage(V1StateDict):
         Raises:
             InvalidTypeError: The shape of a tensor is unknown.
         """
-        title = scoped_name(source, f"{source.op.name}/{self._name}")
+        average_name = scoped_name(source, f"{source.op.name}/{self._name}")
         if isinstance(source, GraphVariable):
-            average = _graph.make_variable(source.initialized_value(), title)
+            average = _graph.make_variable(source.initialized_value(), average_name)
             mark_slice_like(average, source)
             self._put_slot(source, _AVERAGE, average)
             _graph.get_default_graph().add_to_collection(GraphKeys.MOVING_AVERAGE_VARIABLES, source)
@@ -232,10 +233,10 @@ class ExponentialMovingAverage(V1StateDict):
             )
         device = torch.get_default_device()
         zeros = torch.zeros(tuple(source.shape), dtype=source.dtype, device=device)
-        self._put_slot(source, _AVERAGE, _graph.make_variable(zeros, title))
+        self._put_slot(source, _AVERAGE, _graph.make_variable(zeros, average_name))
         if self._zero_debias:
             for kind, start in ((_BIASED, zeros), (_STEPS, zeros.new_zeros(()))):
-                name = scoped_name(source, f"{title}/{kind}")
+                name = scoped_name(source, f"{average_name}/{kind}")
                 self._put_slot(source, kind, _graph.make_variable(start, name))
 
     def _put_slot(self, source: object, kind: str, slot: object) -> None:
@@ -256,11 +257,11 @@ class ExponentialMovingAverage(V1StateDict):
         average = self._slots.get(var, _AVERAGE)
         if average is not None:
             return base_name(average)
-        title = f"{base_name(handle)}/{self._name}"
+        name = f"{base_name(handle)}/{self._name}"
         if not _graph.is_symbolic(handle):
-            return title
-        scoped_title = scoped_name(handle, title)
-        return handle.graph.unique_name(scoped_title, mark_as_used=False, absolute=True)
+            return name
+        scoped = scoped_name(handle, name)
+        return handle.graph.unique_name(scoped, mark_as_used=False, absolute=True)
 
     def variables_to_restore(
         self, moving_avg_variables: Iterable[object] | None = None
@@ -311,6 +312,6 @@ def _check_sources(sources: Sequence[Any]) -> None:
     check_variables([source for source in sources if not _graph.is_symbolic(source)])
 
 
-def _latest_value(source: object) -> object:
+def _refer_to_latest(source: object) -> object:
     """Return a reference to a variable, so that its value is read when the averages are updated."""
     return _graph.by_reference(source) if isinstance(source, GraphVariable) else source

@@ -22,13 +22,13 @@ from thalweg._graph import deduplicated, executing_eagerly, get_default_graph, r
 from thalweg.autodiff import has_replicas
 from thalweg.v1.train import gradients, processors
 from thalweg.v1.train.distributed_apply import DistributedApply
-from thalweg.v1.train.gate_gradients import need_no_tape
-from thalweg.v1.train.gradients import GradsAndVars
+from thalweg.v1.train.gradients import GradsAndVars, need_no_tape
 from thalweg.v1.train.state import State
 from thalweg.v1.train.step_adapter import V1StepAdapter
 
 _VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")  # change no number
+# Arguments that do not affect updates.
+_ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")
 
 
 class Optimizer(DistributedApply, SlotOptimizer):
@@ -179,8 +179,10 @@ class Optimizer(DistributedApply, SlotOptimizer):
         return (
             callable(loss)
             and executing_eagerly()
-            and self._recorder is None  # of whole steps
-            and not has_replicas()  # a hook may have to average the gradient first
+            # Diagnostics record whole steps.
+            and self._recorder is None
+            # A hook of DistributedDataParallel may have to average the gradient first.
+            and not has_replicas()
             and cls.compute_gradients is Optimizer.compute_gradients
             and cls.apply_gradients is Optimizer.apply_gradients
         )
@@ -280,17 +282,16 @@ class Optimizer(DistributedApply, SlotOptimizer):
                 say_what_became(error, cache, replay_count)
             raise
 
-    _APPLIES: ClassVar[bool] = True  # `apply_gradients` of this very class does what `_take` does
+    # Set by each class whose `apply_gradients` does nothing that `_take` leaves out.
+    _APPLIES: ClassVar[bool] = True
 
     def takes_transforms(self) -> bool:
         """Return True if `_take` may take a step: the user does not replace `apply_gradients`."""
-        return self._applies() and "apply_gradients" not in vars(self)
-
-    @classmethod
-    def _applies(cls) -> bool:
-        """Return True if every class that defines `apply_gradients` also sets `_APPLIES`."""
-        overriding_classes = [base for base in cls.__mro__ if "apply_gradients" in vars(base)]
-        return all("_APPLIES" in vars(base) for base in overriding_classes)
+        overriding_classes = [
+            base for base in type(self).__mro__ if "apply_gradients" in vars(base)
+        ]
+        is_standard = all("_APPLIES" in vars(base) for base in overriding_classes)
+        return is_standard and "apply_gradients" not in vars(self)
 
     def _valid_dtypes(self) -> set[torch.dtype]:
         """Return the dtypes that losses and variables may have in `compute_gradients`."""

@@ -93,7 +93,8 @@ class QueueRunner:
         )
         self.exceptions_raised: list[BaseException] = []
         self._lock = Lock()
-        self._running: dict[object, int] = {}  # how many threads each session has
+        # How many threads each session has.
+        self._running: dict[object, int] = {}
         on_fork(self, QueueRunner._forget_threads)
 
     def _forget_threads(self) -> None:
@@ -147,7 +148,9 @@ class QueueRunner:
         names += queue_runner_def.close_op_name, queue_runner_def.cancel_op_name
         queue, *adding, close, cancel = (find(posixpath.join(scope, name)) for name in names)
         codes = queue_runner_def.queue_closed_exception_types
-        kinds = tuple(kind for kind, code in _CODES.items() for number in codes if number == code)
+        kinds = tuple(
+            kind for kind, code in _CODES.items() for listed_code in codes if listed_code == code
+        )
         return QueueRunner(queue, adding, close, cancel, kinds or (OutOfRangeError,))
 
     @property
@@ -204,7 +207,8 @@ class QueueRunner:
     def _close_on_stop(self, sess: object, coord: Coordinator) -> None:
         """Wait for a stop of the coordinator, then run `cancel_op`; body of a thread."""
         coord.wait_for_stop()
-        coord.on_stop(lambda error: self._cancel_waits(sess, error))  # now
+        # The coordinator has stopped, so this calls the function now.
+        coord.on_stop(lambda error: self._cancel_waits(sess, error))
 
     def _run_until_stopped(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
         """Run `op` again and again until the coordinator stops or the run raises; body of a thread.
@@ -229,16 +233,17 @@ class QueueRunner:
             raise
         finally:
             with self._lock:
-                running_count = self._running.pop(sess, 1) - 1  # none in a forked child
+                # A forked child has no entry.
+                running_count = self._running.pop(sess, 1) - 1
                 if running_count:
                     self._running[sess] = running_count
                 is_last_thread = not running_count
             if queue_closed and is_last_thread and self.close_op is not None:
-                with _unless_closed(sess):
+                with _ignore_if_closed(sess):
                     sess.run(self.close_op)
 
     def _cancel_waits(self, sess: object, error: BaseException | None) -> None:
-        with _unless_closed(sess):
+        with _ignore_if_closed(sess):
             self._end_waits(sess, error)
 
     def _end_waits(self, sess: Any, error: BaseException | None) -> None:
@@ -248,7 +253,7 @@ class QueueRunner:
 
 
 @contextlib.contextmanager
-def _unless_closed(sess: Any) -> Iterator[None]:
+def _ignore_if_closed(sess: Any) -> Iterator[None]:
     """Return a context manager that ignores errors of a run if the session is closed."""
     try:
         yield

@@ -32,11 +32,14 @@ class _Store:
     def __init__(self, capacity: int, minimum: int, pick: Callable[[int], int]) -> None:
         self.elements: list[Element] = []
         self.closed = self.cancelled = False
-        self._refuses = False  # True if waiting `put` calls fail, too
-        self._putting = 0  # how many threads add elements
+        # True if waiting `put` calls fail, too.
+        self._refuses = False
+        # How many threads add elements.
+        self._putting = 0
         self._capacity = capacity if capacity >= 0 else sys.maxsize
         self._minimum, self._pick = minimum, pick
-        self._lock = Lock()  # held in blocks: the methods of `Condition` may be interrupted
+        # Held in `with` blocks: the methods of `Condition` are Python code and may be interrupted.
+        self._lock = Lock()
         self._condition = threading.Condition(self._lock)
 
     def put(self, elements: Sequence[Element], name: str) -> None:
@@ -79,14 +82,15 @@ class _Store:
             self._condition.wait_for(lambda: self._may_take(count))
             if self.cancelled and not self.closed:
                 raise CancelledError(f"Queue '{name}': the session was closed.")
-            number = min(count, len(self.elements)) if fewer else count
-            if len(self.elements) < number or (count and not number):
+            taken_count = min(count, len(self.elements)) if fewer else count
+            if len(self.elements) < taken_count or (count and not taken_count):
                 raise OutOfRangeError(
                     f"Queue '{name}' is closed and has insufficient elements (requested {count},"
                     f" current size {len(self.elements)})."
                 )
-            pool = self.elements.copy()  # an interruption removes all elements or none
-            picked = [pool.pop(self._pick(len(pool))) for _ in range(number)]
+            # On a copy, so that an interruption removes all elements or none.
+            pool = self.elements.copy()
+            picked = [pool.pop(self._pick(len(pool))) for _ in range(taken_count)]
             self.elements = pool
             self._condition.notify_all()
             return picked
@@ -138,7 +142,7 @@ class QueueBase:
         if shapes is not None:
             is_flat = not is_list and all(isinstance(size, int | None) for size in shapes)
             self._shapes = [Shape(shape) for shape in ([shapes] if is_flat else shapes)]
-        self._titles = [names] if isinstance(names, str) else names
+        self._component_names = [names] if isinstance(names, str) else names
         if len(self._shapes) != len(self._kinds):
             raise InvalidArgumentError("There must be as many shapes as dtypes.")
         # Its place among the names of the graph.
@@ -147,7 +151,8 @@ class QueueBase:
         self._capacity = int(capacity)
         self._eager = self._make_store()
 
-    _minimum = 0  # number of elements that stay in the queue until it is closed
+    # Number of elements that stay in the queue until it is closed.
+    _minimum = 0
 
     def _pick(self, count: int) -> int:
         """Return the index of the next element among `count`."""
@@ -173,9 +178,9 @@ class QueueBase:
     @property
     def names(self) -> Any:
         """The names of the components, or None."""
-        return self._titles
+        return self._component_names
 
-    def _components_of(self, vals: object) -> list[object]:
+    def _list_components(self, vals: object) -> list[object]:
         """Return the components of an element as a list, in the order of `dtypes`.
 
         Args:
@@ -185,12 +190,12 @@ class QueueBase:
             InvalidArgumentError: The names or the number of components differ.
         """
         if isinstance(vals, dict):
-            titles = self._titles or ()
-            if set(vals) != set(titles):
+            names = self._component_names or ()
+            if set(vals) != set(names):
                 raise InvalidArgumentError(
-                    f"Queue '{self.name}' has components named {list(titles)}, not {list(vals)}."
+                    f"Queue '{self.name}' has components named {list(names)}, not {list(vals)}."
                 )
-            vals = [vals[title] for title in titles]
+            vals = [vals[name] for name in names]
         vals = list(vals) if isinstance(vals, list | tuple) else [vals]
         if len(vals) != len(self._kinds):
             raise InvalidArgumentError(
@@ -216,13 +221,13 @@ class QueueBase:
         return tuple(tensors)
 
     def _run_or_record(
-        self, function: Callable[..., Any], inputs: Any, title: str, outputs: Any = None
+        self, function: Callable[..., Any], inputs: Any, name: str, outputs: Any = None
     ) -> Any:
         """Call `function(*inputs)`; in graph mode return the outputs of its operation."""
         if not is_deferred(*leaves_of(inputs)):
             return function(*inputs)
-        title = f"{self.name.rpartition('/')[2]}_{title}"
-        return operation(function, inputs, title, kind="blocking", outputs=outputs)
+        name = f"{self.name.rpartition('/')[2]}_{name}"
+        return operation(function, inputs, name, kind="blocking", outputs=outputs)
 
     def enqueue(self, vals: object, name: str | None = None) -> Any:
         """Add one element; wait while the queue is full. In graph mode return the operation."""
@@ -230,7 +235,7 @@ class QueueBase:
         def put_element(values: Any) -> None:
             self._current_store().put([self._check_element(values)], self.name)
 
-        return self._run_or_record(put_element, [self._components_of(vals)], name or "enqueue")
+        return self._run_or_record(put_element, [self._list_components(vals)], name or "enqueue")
 
     def enqueue_many(self, vals: object, name: str | None = None) -> Any:
         """Add one element for each row of the components; in graph mode return the operation.
@@ -252,7 +257,7 @@ class QueueBase:
             rows = [self._check_element(row) for row in zip(*columns, strict=True)]
             self._current_store().put(rows, self.name)
 
-        return self._run_or_record(put_rows, [self._components_of(vals)], name or "EnqueueMany")
+        return self._run_or_record(put_rows, [self._list_components(vals)], name or "EnqueueMany")
 
     def dequeue(self, name: str | None = None) -> Any:
         """Remove and return one element; wait while the queue is empty.
@@ -268,51 +273,53 @@ class QueueBase:
         def take_element() -> object:
             return list(self._current_store().take(1, self.name)[0])
 
-        return self._dequeue_by(take_element, name or "Dequeue", self._shapes)
+        return self._take_components(take_element, name or "Dequeue", self._shapes)
 
     def dequeue_many(self, n: object, name: str | None = None) -> Any:
         """Remove `n` elements, stacked; waits while there are fewer."""
-        return self._dequeue_several(n, name or "DequeueMany", False)
+        return self._dequeue_stacked(n, name or "DequeueMany", False)
 
     def dequeue_up_to(self, n: object, name: str | None = None) -> Any:
         """Remove `n` elements, stacked; from a closed queue all that are left, up to `n`."""
-        return self._dequeue_several(n, name or "DequeueUpTo", True)
+        return self._dequeue_stacked(n, name or "DequeueUpTo", True)
 
-    def _dequeue_several(self, n: object, title: str, fewer: bool) -> object:
+    def _dequeue_stacked(self, n: object, name: str, fewer: bool) -> object:
         """Return `n` elements, each component stacked; symbolic in graph mode.
 
         Args:
             n: The number of elements.
-            title: The name of the operation.
+            name: The name of the operation.
             fewer: True to return what is left if the queue is closed.
 
         Raises:
             InvalidArgumentError: The queue has no shapes.
         """
         if None in self._shapes:
-            raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {title}.")
+            raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {name}.")
 
         def take_stacked(count: Any) -> object:
             elements = self._current_store().take(int(count), self.name, fewer)
             columns = zip(*elements, strict=True) if elements else ([] for _ in self._kinds)
-            parts = zip(columns, self._kinds, self._shapes, strict=True)
+            stacks = zip(columns, self._kinds, self._shapes, strict=True)
             return [
                 torch.stack(column)
                 if column
                 else torch.zeros((0, *shape), dtype=kind, device="cpu")
-                for column, kind, shape in parts
+                for column, kind, shape in stacks
             ]
 
         count = n if isinstance(n, int) and not fewer else None
         shapes = [(count, *shape) for shape in self._shapes if shape is not None]
-        return self._dequeue_by(take_stacked, title, shapes, n)
+        return self._take_components(take_stacked, name, shapes, n)
 
-    def _dequeue_by(self, run: Callable[..., Any], title: str, shapes: Any, *inputs: Any) -> Any:
+    def _take_components(
+        self, run: Callable[..., Any], name: str, shapes: Any, *inputs: Any
+    ) -> Any:
         """Return the components that `run(*inputs)` takes from the queue, as `dequeue` does."""
         outputs = [Output(kind, shape, ()) for kind, shape in zip(self._kinds, shapes, strict=True)]
-        components = self._run_or_record(run, inputs, title, outputs)
-        if self._titles:
-            return dict(zip(self._titles, components, strict=True))
+        components = self._run_or_record(run, inputs, name, outputs)
+        if self._component_names:
+            return dict(zip(self._component_names, components, strict=True))
         return components[0] if len(components) == 1 else components
 
     def size(self, name: str | None = None) -> Any:
@@ -387,5 +394,5 @@ class RandomShuffleQueue(QueueBase):
         super().__init__(capacity, dtypes, shapes, names, shared_name, name)
 
     def _pick(self, count: int) -> int:
-        place = torch.randint(count, (), generator=self._generator, dtype=torch.int64, device="cpu")
-        return int(place)
+        index = torch.randint(count, (), generator=self._generator, dtype=torch.int64, device="cpu")
+        return int(index)

@@ -7,9 +7,92 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from thalweg._base.locks import Lock, on_fork
 from thalweg.errors import CancelledError, FailedPreconditionError
-from thalweg.v1.train.accumulators import Accumulator
+from thalweg.indexed_slices import IndexedSlices
+
+
+class DenseAccumulator:
+    """The sum of dense gradients, in the order in which they are added.
+
+    None counts as a gradient of zeros; the mean of nothing but None is None.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0
+
+    def add(self, gradient: Tensor | None) -> None:
+        """Add a gradient; it is copied."""
+        self._count += 1
+        if gradient is None:
+            return
+        if self._sum is None:
+            self._sum = gradient.detach().clone()
+        else:
+            self._sum += gradient.detach()
+
+    def mean(self) -> Tensor | None:
+        """Return the sum divided by the number of gradients; nothing may be added after it."""
+        return None if self._sum is None else self._sum.div_(self._count)
+
+
+class SparseAccumulator:
+    """The sum of the rows of sparse gradients, and how many gradients contained each row.
+
+    Each row is divided by its own count, not by the number of gradients. Rows that one gradient
+    names several times are summed first and count once.
+    """
+
+    def __init__(self) -> None:
+        # Sorted and unique.
+        self._rows: Tensor | None = None
+        self._sums = torch.empty(0, dtype=torch.float32, device="cpu")
+        self._counts = torch.empty(0, dtype=torch.float32, device="cpu")
+        self._shape: torch.Size | None = None
+
+    def add(self, gradient: IndexedSlices | None) -> None:
+        """Add the rows of a gradient to the sums, and count the rows; None counts nothing.
+
+        The values are copied. Repeated rows of the gradient are summed first and count once.
+        """
+        if gradient is None:
+            return
+        if len(torch.unique(gradient.indices)) < len(gradient.indices):
+            gradient = gradient.deduplicated()
+        indices, order = torch.sort(gradient.indices.long())
+        values = gradient.values.detach()[order]
+        if self._rows is None:
+            self._rows, self._sums = indices, values
+            self._counts = torch.ones_like(indices)
+            self._shape = gradient.dense_shape
+            return
+        rows = torch.unique(torch.cat([self._rows, indices]))
+        sums = values.new_empty((len(rows), *values.shape[1:]))
+        counts = torch.zeros_like(rows)
+        previous_indices = torch.searchsorted(rows, self._rows)
+        sums[previous_indices], counts[previous_indices] = self._sums, self._counts
+        new_indices = torch.searchsorted(rows, indices)
+        is_new = counts[new_indices] == 0
+        sums[new_indices[is_new]] = values[is_new]
+        sums[new_indices[~is_new]] += values[~is_new]
+        counts[new_indices] += 1
+        self._rows, self._sums, self._counts = rows, sums, counts
+
+    def mean(self) -> IndexedSlices | None:
+        """Return the means of the rows, sorted by row; nothing may be added after it."""
+        if self._rows is None:
+            return None
+        counts = self._counts.to(self._sums.dtype)
+        counts = counts.reshape(-1, *[1] * (self._sums.dim() - 1))
+        return IndexedSlices(self._sums / counts, self._rows, self._shape)
+
+
+Accumulator = DenseAccumulator | SparseAccumulator
+
 
 Make = Callable[[], list[Accumulator]]
 
@@ -19,7 +102,8 @@ class _Wait:
 
     def __init__(self, required: int = 1) -> None:
         self.required = required
-        self.payload: Any = None  # set when it is there
+        # Set by the thread that serves this wait.
+        self.payload: Any = None
 
 
 class _Era:
@@ -69,7 +153,8 @@ class Rendezvous:
 
     def __init__(self, make: Make) -> None:
         self._make = make
-        self._lock = Lock()  # held in blocks: the methods of `Condition` may be interrupted
+        # Held in `with` blocks: the methods of `Condition` are Python code and may be interrupted.
+        self._lock = Lock()
         self._condition = threading.Condition(self._lock)
         self._era = _Era(make)
         self._is_session_closed = False
@@ -101,15 +186,7 @@ class Rendezvous:
                 self.dropped += 1
             else:
                 self._add_gradients(era, gradients)
-            era.workers.append(wait)
-            self._hand_over(era)
-            try:
-                self._until_served(wait, era)
-            except BaseException:
-                if wait in era.workers:
-                    era.workers.remove(wait)
-                raise
-            return wait.payload
+            return self._wait_in(era.workers, wait, era)
 
     def _add_gradients(self, era: _Era, gradients: Sequence[Any]) -> None:
         """Add gradients to the accumulators of an era; an error ends the era, since sums are
@@ -118,7 +195,8 @@ class Rendezvous:
         try:
             for accumulator, gradient in zip(era.sums, gradients, strict=True):
                 accumulator.add(gradient)
-        except BaseException as error:  # the sums are half done, and must not be used
+        except BaseException as error:
+            # The sums are incomplete and must not be used.
             self._end_era(f"gradients could not be added: {_describe_error(error)}", error)
             raise
         era.count += 1
@@ -132,20 +210,25 @@ class Rendezvous:
         with self._lock:
             era = self._era
             era.check()
-            era.chiefs.append(wait)
-            self._hand_over(era)
-            try:
-                self._until_served(wait, era)
-            except BaseException:
-                if wait in era.chiefs:
-                    era.chiefs.remove(wait)
-                raise
-        return [accumulator.mean() for accumulator in wait.payload]
+            accumulators = self._wait_in(era.chiefs, wait, era)
+        return [accumulator.mean() for accumulator in accumulators]
 
-    def _until_served(self, wait: _Wait, era: _Era) -> None:
-        while wait.payload is None:
-            era.check()
-            self._condition.wait()
+    def _wait_in(self, queue: deque[_Wait], wait: _Wait, era: _Era) -> Any:
+        """Append a wait to a queue of an era, and return the payload once it has one.
+
+        An error removes the wait from the queue.
+        """
+        queue.append(wait)
+        self._hand_over(era)
+        try:
+            while wait.payload is None:
+                era.check()
+                self._condition.wait()
+        except BaseException:
+            if wait in queue:
+                queue.remove(wait)
+            raise
+        return wait.payload
 
     def _hand_over(self, era: _Era) -> None:
         """Give the sums to a waiting chief and tokens to waiting workers, as far as there are

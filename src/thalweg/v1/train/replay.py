@@ -30,8 +30,10 @@ from thalweg.v1.train.step_adapter import V1RuleStepAdapter
 
 _FIXED = (float, int, np.generic, type(None))
 _MOVING = (Tensor, np.ndarray)
-_NUMBERS = (float, int, np.generic)  # which functions return
-_UNKNOWN = float("0")  # in place of what a function would return
+# Types of results of functions.
+_SCALARS = (float, int, np.generic)
+# Stands for the result of a function that is not called.
+_UNKNOWN = float("0")
 
 
 class V1Replay(ReplayedApply):
@@ -61,20 +63,20 @@ class V1Replay(ReplayedApply):
         _, self._global_step, values, transforms = step_args
         self._stages = transforms.stages
         self._variables = plan.request.variables
-        self._has_own_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
+        self._overrides_rule = not is_ours(type(optimizer)._rule_of_step) or not is_ours(
             type(optimizer)._choose_rule
         )
         functions = [] if values is not None else optimizer._functions()
         # Users' functions may have side effects, so each step calls them exactly once.
         self._functions = [hyper for hyper in functions if not follows_count(hyper)]
-        has_own_hooks = any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
-        self._reads = values is None and (bool(functions) or has_own_hooks)
-        self._decays = self._counted_decays(optimizer, functions)
+        overrides_hooks = any(map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers")))
+        self._reads = values is None and (bool(functions) or overrides_hooks)
+        self._decays = self._select_decays(optimizer, functions)
         self._values = values = _values_without_calls(optimizer) if values is None else values
         self._moving = [name for name, hyper in values.items() if _is_moving(hyper)]
         self._fixed = [name for name in values if name not in self._moving]
-        self._set_counters(_moves(optimizer, values, self._global_step))
-        self._counts_anew = not (
+        self._set_counters(_list_moves(optimizer, values, self._global_step))
+        self._recomputes_factors = not (
             is_ours(type(optimizer)._counting_moves)
             and set(self._moving).isdisjoint(optimizer.POWERS.values())
         )
@@ -85,7 +87,7 @@ class V1Replay(ReplayedApply):
         # The scalars of all steps follow from the counts that those before have left.
         self._is_foreseen = (
             bool(self._scalars)
-            and not self._counts_anew
+            and not self._recomputes_factors
             and set(self._moving) == {*self._decays, *replayed.read}
             and (self._is_simple or not self._moving)
             and (bool(self._decays) or not self._reads)
@@ -105,14 +107,14 @@ class V1Replay(ReplayedApply):
     def _read_scalars(self, optimizer: Any, plan: CachedPlan) -> dict[Dtype, dict[str, Any]]:
         """Return the scalars of a step by compute dtype; {} if a subclass computes others."""
         all_scalars: dict[Dtype, dict[str, Any]] = {}
-        reads_alone = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
-        if reads_alone and not optimizer._has_own_hook("_scalars_of"):
+        is_standard = self._is_simple or is_ours(type(optimizer)._hyper_scalars)
+        if is_standard and not optimizer._has_own_hook("_scalars_of"):
             for dtype in plan.ready.dtypes:
                 scalars = optimizer._hyper_scalars(self._values, dtype, None)
                 all_scalars[dtype] = {**scalars, **dict.fromkeys(optimizer.POWERS, dtype(0))}
         return all_scalars
 
-    def _counted_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
+    def _select_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
         """Return the hyperparameters that are decays over `global_step` alone, by name.
 
         Args:
@@ -140,16 +142,17 @@ class V1Replay(ReplayedApply):
         Args:
             may_have_changed: True if other code may have written the counters since the last read.
         """
-        steps, numbers = -1, []
+        steps, counts = -1, []
         # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
         while steps != self.taken:
-            steps, numbers = self.taken, list(map(number_of, self._counters))
-        self._counted_values = steps, numbers  # now, as an interruption may follow
+            steps, counts = self.taken, list(map(number_of, self._counters))
+        # Stored at once, because an interruption may follow.
+        self._counted_values = steps, counts
         if may_have_changed:
             self._forget_coming()
         # Last: a step that a signal handler takes before this fails the guard.
-        self._found.expect(numbers)
-        return numbers
+        self._found.expect(counts)
+        return counts
 
     @staticmethod
     def of(optimizer: Any, cache: PlanCache, step_args: Any) -> V1Replay | None:
@@ -167,7 +170,7 @@ class V1Replay(ReplayedApply):
             or not _is_plain(optimizer)
         ):
             return None
-        counters = [counter for counter, _ in _moves(optimizer, hooks.values, global_step)]
+        counters = [counter for counter, _ in _list_moves(optimizer, hooks.values, global_step)]
         session = current_session()
         tables = [optimizer._non_slots, *(() if session is None else session.kept_in())]
         # The plans hold this step, and have to go with the optimizer.
@@ -205,30 +208,26 @@ class V1Replay(ReplayedApply):
             type(pairs) is not list
             or global_step is not self._global_step
             or transforms.stages != self._stages
-            or (self._has_own_rule and optimizer._rule_of_step() is not self._rule)
+            or (self._overrides_rule and optimizer._rule_of_step() is not self._rule)
         ):
             return False
         is_as_read = values is None or not (self._found.read or not self._are_alike(values))
         if self._is_foreseen and is_as_read:
-            status = self._take_coming(optimizer, pairs, transforms)
-            if status == replay_kernel.FOREIGN_WRITE:
-                self._read_counters()
-                status = self._take_coming(optimizer, pairs, transforms)
+            status = self._retry(self._take_coming, optimizer, pairs, transforms)
             if status not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
                 return self._is_done(cache, pairs, status)
         if values is None:
             values = self._values
             if self._reads:
-                if self._functions and (status := self._compare(pairs)):
+                # The guards are checked before users' functions are called, too.
+                if self._functions and (status := self._retry(self._compare, pairs)):
                     return self._is_done(cache, pairs, status)
                 values = self._read_values(optimizer)
         status = FAILED
         if values is not None and self._are_alike(values):
-            status = self._take_as_known(optimizer, pairs, values, transforms)
-            if status == replay_kernel.FOREIGN_WRITE:
-                self._read_counters()
-                status = self._take_as_known(optimizer, pairs, values, transforms)
-        if status and self._functions:  # the full step uses the values that were read
+            status = self._retry(self._take_as_known, optimizer, pairs, values, transforms)
+        # The full step uses these values, since functions are called once per step.
+        if status and self._functions:
             self.read = values
         return self._is_done(cache, pairs, status)
 
@@ -250,11 +249,12 @@ class V1Replay(ReplayedApply):
         if self._counted_values[0] != first:
             self._read_counters(may_have_changed=False)
         counted_step, counts = self._counted_values
-        if counted_step != first:  # a signal handler took this step meanwhile
+        # A signal handler took this step meanwhile.
+        if counted_step != first:
             return
         while True:
             scalars = {dtype: self._scalars_at(dtype, counts) for dtype in self._scalars}
-            counts = list(map(_following, self._kinds, counts, self._factors))
+            counts = list(map(_compute_next_count, self._kinds, counts, self._factors))
             first += 1
             self._counted_values = first, counts
             yield ComingStep(scalars, 1, counts)
@@ -266,11 +266,18 @@ class V1Replay(ReplayedApply):
         return {**self._scalars[dtype], **rates, **powers}
 
     def _compare(self, pairs: list[object]) -> int:
-        """Return the status of the guards before users' functions are called; 0 if all hold."""
-        status = self._found.compare(pairs, self.taken)
+        """Return the status of the guards for these pairs; 0 if all hold. Take no step."""
+        return self._found.compare(pairs, self.taken)
+
+    def _retry(self, attempt: Callable[..., int], *args: Any) -> int:
+        """Return the status of `attempt(*args)`, called again if other code wrote the counters.
+
+        The counters are read again before the second call.
+        """
+        status = attempt(*args)
         if status == replay_kernel.FOREIGN_WRITE:
             self._read_counters()
-            status = self._found.compare(pairs, self.taken)
+            status = attempt(*args)
         return status
 
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
@@ -291,11 +298,12 @@ class V1Replay(ReplayedApply):
         """Return True if values differ from those of the last step only in tensor elements."""
         for name in self._moving:
             hyper = values.get(name)
-            if isinstance(hyper, _NUMBERS):
+            if isinstance(hyper, _SCALARS):
                 continue
             if not isinstance(hyper, _MOVING) or hyper.ndim:
                 return False
-            if isinstance(hyper, np.ndarray) and np.isnan(hyper):  # the full step raises an error
+            # The full step raises an error for NaN.
+            if isinstance(hyper, np.ndarray) and np.isnan(hyper):
                 return False
         if values is self._values:
             return True
@@ -317,15 +325,19 @@ class V1Replay(ReplayedApply):
         try:
             if counted_step != first:
                 counts = self._read_counters()
-            if self._counts_anew:
-                factors = [factor for _, factor in _moves(optimizer, values, self._global_step)]
-            new_counts = list(map(_following, self._kinds, counts, factors))
+            if self._recomputes_factors:
+                factors = [
+                    factor for _, factor in _list_moves(optimizer, values, self._global_step)
+                ]
+            new_counts = list(map(_compute_next_count, self._kinds, counts, factors))
             values_of = self._values_of(optimizer, values, counts)
             status = self._found.take(pairs, first, values_of, 1, new_counts, transforms)
         except ERRORS:
-            if self.taken != first:  # a signal handler raised it after the step
+            # A signal handler raised it after the step.
+            if self.taken != first:
                 raise
-            return FAILED  # the full step raises the error again
+            # The full step raises the error again.
+            return FAILED
         if not status:
             self._counted_values = first + 1, new_counts
         return status
@@ -340,7 +352,7 @@ class V1Replay(ReplayedApply):
         if self._moving and not self._is_simple:
 
             def found_of(dtype: Dtype) -> dict[str, Any]:
-                power_scalars = {name: dtype(number) for name, number in powers}
+                power_scalars = {name: dtype(counter_value) for name, counter_value in powers}
                 return {**optimizer._hyper_scalars(values, dtype, None), **power_scalars}
 
             return found_of
@@ -348,8 +360,8 @@ class V1Replay(ReplayedApply):
         for dtype, scalars in self._scalars.items():
             for name in self._moving:
                 change(dtype, scalars, name, as_hyper(values[name], dtype))
-            for name, number in powers:
-                change(dtype, scalars, name, dtype(number))
+            for name, counter_value in powers:
+                change(dtype, scalars, name, dtype(counter_value))
         return self._scalars.__getitem__
 
 
@@ -358,6 +370,7 @@ def _values_without_calls(optimizer: Any) -> dict[str, Any]:
     functions = set(map(id, optimizer._functions()))
     if not functions:
         return optimizer._read_values()
+    # On a twin, whose attributes hold no functions: each step calls users' functions only once.
     twin = object.__new__(type(optimizer))
     for name, attribute in vars(optimizer).items():
         vars(twin)[name] = _UNKNOWN if id(attribute) in functions else attribute
@@ -368,12 +381,12 @@ def _is_moving(hyper: object) -> bool:
     return hyper is _UNKNOWN or isinstance(hyper, _MOVING)
 
 
-def _moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
+def _list_moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> list[Move]:
     moves = [*optimizer._counting_moves(values)]
     return moves if global_step is None else [*moves, (global_step, None)]
 
 
-def _following(kind: Any, count: Any, factor: Any) -> Any:
+def _compute_next_count(kind: Any, count: Any, factor: Any) -> Any:
     """Return the next value of a counter: times `factor`, or plus 1 if `factor` is None.
 
     Args:

@@ -51,7 +51,8 @@ class RuleOptimizer(Optimizer):
     TENSORS: dict[str, str] = {}
     POWERS: dict[str, str] = {}
     CALLABLES = True
-    _has_symbols = False  # whether attributes of `TENSORS` are set, to tensors of a graph
+    # Whether attributes of `TENSORS` are set, to tensors of a graph.
+    _has_symbols = False
 
     def _choose_rule(self) -> Rule:
         """Return the rule of this step."""
@@ -70,8 +71,8 @@ class RuleOptimizer(Optimizer):
         kinds = {slot.name: slot for slot in self._choose_rule().slots}
         is_of_graph = any(map(is_symbolic, var_list))
         for variables in [[var] for var in var_list] if is_of_graph else [var_list]:
-            for name, initial_value, part in self._slot_fills():
-                self._fill_slots(variables, initial_value, name, part, kinds.get(name))
+            for name, initial_value, op_name in self._slot_fills():
+                self._fill_slots(variables, initial_value, name, op_name, kinds.get(name))
 
     def _prepare(self) -> None:
         """Set the attributes of `TENSORS` to symbolic tensors while a graph is built; else remove
@@ -109,7 +110,8 @@ class RuleOptimizer(Optimizer):
         values = {}
         for name, attribute in self.HYPERS.items():
             hyper = getattr(self, attribute)
-            if type(hyper) is float and hyper == hyper:  # the usual case, without NaN
+            # The usual case, checked without a call; NaN is not equal to itself.
+            if type(hyper) is float and hyper == hyper:
                 values[name] = hyper
                 continue
             if is_function(hyper) and not self.CALLABLES:

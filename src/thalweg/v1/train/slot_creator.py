@@ -23,10 +23,10 @@ def base_name(var: Any) -> str:
     return (var.name if is_symbolic(var) else name_of(var)).split(":")[0]
 
 
-def scoped_name(var: Any, title: str) -> str:
+def scoped_name(var: Any, name: str) -> str:
     """Return the name of a slot of a graph's variable: below the variable scope it is made in."""
     scope = get_variable_scope().name if var.graph is get_default_graph() else ""
-    return f"{scope}/{title}" if scope else title
+    return f"{scope}/{name}" if scope else name
 
 
 def create_slot(
@@ -101,15 +101,15 @@ def create_zeros_slot(
 def _make_slot(primary: Any, initial_value: object, name: str, dtype: torch.dtype | None) -> object:
     """Return a new variable with an initial value, named after `primary` and `name`."""
     primary = handle_of(primary)
-    title = f"{base_name(primary)}/{name}"
+    full_name = f"{base_name(primary)}/{name}"
     if is_symbolic(primary):
         with primary.graph.as_default():
-            slot = make_variable(initial_value, scoped_name(primary, title), dtype=dtype)
+            slot = make_variable(initial_value, scoped_name(primary, full_name), dtype=dtype)
         mark_slice_like(slot, primary)
         return slot
     if not executing_eagerly():
-        return make_variable(initial_value, title, dtype=dtype)
-    return Variable(initial_value, title, trainable=False, dtype=dtype)
+        return make_variable(initial_value, full_name, dtype=dtype)
+    return Variable(initial_value, full_name, trainable=False, dtype=dtype)
 
 
 def _make_deferred_slot(primary: Any, begin: Callable[[], Any], name: str, dtype: Any) -> Any:
@@ -119,9 +119,9 @@ def _make_deferred_slot(primary: Any, begin: Callable[[], Any], name: str, dtype
     In eager mode `begin` is called now.
     """
     primary = handle_of(primary)
-    title = f"{base_name(primary)}/{name}"
+    full_name = f"{base_name(primary)}/{name}"
     if not is_symbolic(primary):
-        return Variable(begin(), title, trainable=False)
-    slot = make_variable(begin, scoped_name(primary, title), like=primary, dtype=dtype)
+        return Variable(begin(), full_name, trainable=False)
+    slot = make_variable(begin, scoped_name(primary, full_name), like=primary, dtype=dtype)
     mark_slice_like(slot, primary)
     return slot

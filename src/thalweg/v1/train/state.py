@@ -36,7 +36,8 @@ class State(TrackableSlots):
         self._maybe_initialize_trackable()
         self._slots = SlotsByName()
         self._non_slots: dict[tuple[str, Any], Any] = {}
-        self._slot_names: dict[str, int] = {}  # how often each full name was used in eager mode
+        # How often each full name was used in eager mode.
+        self._slot_names: dict[str, int] = {}
 
     def get_slot(self, var: Any, name: str) -> Any:
         """Return the slot `name` of a variable, or None if it does not exist (yet).
@@ -86,11 +87,7 @@ class State(TrackableSlots):
 
     def _zeros_slot(self, var: object, slot_name: str, op_name: str) -> Any:
         """Return the slot of a variable; if missing, make it of zeros in the variable's dtype."""
-        return self._filled_slot(var, 0.0, slot_name, op_name)
-
-    def _filled_slot(self, var: object, initial_value: float, slot_name: str, op_name: str) -> Any:
-        """Return the slot of a variable; if missing, create it filled with a number."""
-        self._fill_slots([var], initial_value, slot_name, op_name)
+        self._fill_slots([var], 0.0, slot_name, op_name)
         return self.get_slot(var, slot_name)
 
     def _fill_slots(
@@ -114,8 +111,8 @@ class State(TrackableSlots):
         if missing:
             if is_imported():
                 distribute.keep_local_slots(self._slots, missing)
-            titles = [self._slot_title(var, op_name) for var in missing]
-            slots = self._slots.make(missing, slot_name, initial_value, titles, kind)
+            names = [self._slot_title(var, op_name) for var in missing]
+            slots = self._slots.make(missing, slot_name, initial_value, names, kind)
             self._take_slots(slot_name, missing, slots)
 
     def _get_or_make_slot(self, var: object, val: object, slot_name: str, op_name: str) -> Any:
@@ -157,25 +154,25 @@ class State(TrackableSlots):
             slot_name: The name of the slot for `get_slot`.
             op_name: The last part of the name of the slot variable.
         """
-        title = self._slot_title(var, op_name)
+        name = self._slot_title(var, op_name)
         if not _graph.is_symbolic(val):
             val = to_tensor(val, getattr(val, "dtype", var.dtype)).detach().to(var.device)
         if isinstance(var, _graph.GraphVariable):
             with var.graph.as_default():
-                slot: Any = _graph.make_variable(val, title, like=var)
+                slot: Any = _graph.make_variable(val, name, like=var)
             mark_slice_like(slot, var)
         else:
-            slot = over(val.clone(), title)
+            slot = over(val.clone(), name)
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
 
     def _slot_title(self, var: object, op_name: str) -> str:
         """Return a slot's name such as `w/Adam`; in eager mode a second one is `w/Adam_1`."""
-        title = f"{base_name(var)}/{op_name}"
+        name = f"{base_name(var)}/{op_name}"
         if _graph.is_symbolic(var):
-            return scoped_name(var, title)
-        count = self._slot_names.get(title, 0)
-        self._slot_names[title] = count + 1
-        return f"{title}_{count}" if count else title
+            return scoped_name(var, name)
+        count = self._slot_names.get(name, 0)
+        self._slot_names[name] = count + 1
+        return f"{name}_{count}" if count else name
 
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
         """Return the optimizer-wide variable of a name in the graph of `colocate_with`, or in eager
@@ -218,6 +215,10 @@ class State(TrackableSlots):
             graph = _graph.get_default_graph()
         return _graph.resolve(self._non_slots.get((name, graph)))
 
+    def _non_slots_of(self, graph: object) -> dict[str, Any]:
+        """Return the optimizer-wide variables of a graph, or of eager mode for None, by name."""
+        return {name: var for (name, key), var in self._non_slots.items() if key is graph}
+
     @property
     def _non_slot_dict(self) -> Mapping[tuple[str, object], object]:
         """The variables of no variable, by name and graph; not to be written to."""
@@ -231,10 +232,8 @@ class State(TrackableSlots):
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
         """Return the present graph's optimizer-wide variables and other tracked objects by name."""
-        graph = graph_of()
-        non_slots = {name: var for (name, key), var in self._non_slots.items() if key is graph}
-        other_children = super()._trackable_children(save_type, **kwargs)
-        return {**dict(sorted(non_slots.items())), **other_children}
+        non_slots = dict(sorted(self._non_slots_of(graph_of()).items()))
+        return {**non_slots, **super()._trackable_children(save_type, **kwargs)}
 
     def _lookup_dependency(self, name: str) -> object:
         """Return the tracked object or the present graph's optimizer-wide variable of this name."""

@@ -57,12 +57,14 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def load_state_dict(
         self, state_dict: Mapping[str, object], var_list: Iterable[object] | None = None
     ) -> None:
-        """Set all slots and other variables that are kept; all or nothing.
+        """Set all slots and optimizer-wide variables from a result of `state_dict`.
+
+        After an error nothing has changed.
 
         Args:
             state_dict: What `state_dict` returned: tensors or arrays by name.
-            var_list: The variables it was of; those that have slots by default. Needed before the
-                first step, and if several variables have the same name.
+            var_list: Optional. The variables of the state; by default those that have slots.
+                Needed before the first step, and if several variables have the same name.
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ. Nothing was loaded.

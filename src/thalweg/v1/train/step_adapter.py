@@ -38,10 +38,14 @@ class V1StepAdapter(StepAdapter):
             first use; in a session they were captured when the graph was built.
     """
 
-    builds = False  # whether a graph is being built, and no step is taken
-    is_simple = False  # whether one call may replay the step
-    finished: Any = None  # what `_finish` returned
-    updates = 0  # how many variables are updated
+    # Whether a graph is being built, and no step is taken.
+    builds = False
+    # Whether one call may replay the step.
+    is_simple = False
+    # What `_finish` returned.
+    finished: Any = None
+    # How many variables are updated.
+    updates = 0
 
     def __init__(
         self, optimizer: Any, global_step: Any, name: str, values: dict[str, Any] | None = None
@@ -49,7 +53,8 @@ class V1StepAdapter(StepAdapter):
         super().__init__()
         self._optimizer, self._global_step, self._name = optimizer, global_step, name
         self._values = values
-        self._results: list[object] = []  # what the hooks returned that update variables
+        # What the hooks returned that update variables.
+        self._results: list[object] = []
         self.selection = optimizer._selection()
         self.calls = optimizer._may_call_users()
         self.repeats = _is_global_step(global_step)
@@ -73,19 +78,20 @@ class V1StepAdapter(StepAdapter):
     def convert_pairs(self, given: Sequence[tuple[Any, Any]]) -> list[Pair]:
         variables = [var for _, var in given]
         check_variables(variables)
-        titles = titles_of(variables)
+        names = titles_of(variables)
         return [
-            (as_gradient(grad, var, title), var)
-            for (grad, var), title in zip(given, titles, strict=True)
+            (as_gradient(grad, var, name), var)
+            for (grad, var), name in zip(given, names, strict=True)
         ]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         check_global_step(self._global_step)
-        titles = titles_of([var for _, var in pairs])
-        check_pairs(pairs, titles, scatter=self._optimizer._scatters(), narrow=narrow)
+        names = titles_of([var for _, var in pairs])
+        check_pairs(pairs, names, scatter=self._optimizer._scatters(), narrow=narrow)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
-        if current_session() is None:  # in a graph they were made when it was built
+        # In a graph the slots were made when the graph was built.
+        if current_session() is None:
             with making(self._optimizer, variables):
                 self._optimizer._create_slots(list(variables))
 
@@ -108,7 +114,8 @@ class V1StepAdapter(StepAdapter):
         return [PostUpdateCall(self._finish, "`_finish` failed")]
 
     def _finish(self) -> None:
-        results = self._results or [None] * self.updates  # which one fused update returns
+        # A fused update returns nothing for its variables.
+        results = self._results or [None] * self.updates
         scope = self._name if self._name.endswith("/") else f"{self._name}/"
         with EnableTorchFunction(), no_grad():
             name = scope if self._global_step is None else "update"

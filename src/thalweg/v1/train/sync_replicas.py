@@ -19,14 +19,15 @@ from thalweg._core.state import check_eager
 from thalweg._core.validation import check_pairs
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices, whole
-from thalweg.v1.train.accumulators import DenseAccumulator, SparseAccumulator
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.queue_runner import QueueRunner
-from thalweg.v1.train.rendezvous import Rendezvous
+from thalweg.v1.train.rendezvous import DenseAccumulator, Rendezvous, SparseAccumulator
 from thalweg.v1.train.slot_creator import base_name
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
+
+_GRADIENTS = (_graph.SymbolicTensor, _graph.SymbolicSlices, Tensor, IndexedSlices)
 
 
 class SyncReplicasOptimizer(WrappingOptimizer):
@@ -121,12 +122,12 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             )
         if total_num_replicas is None:
             total_num_replicas = replicas_to_aggregate
-        self._replicas_to_aggregate = _counter_of("replicas_to_aggregate", replicas_to_aggregate)
-        self._total_num_replicas = _counter_of("total_num_replicas", total_num_replicas)
+        self._replicas_to_aggregate = _check_count("replicas_to_aggregate", replicas_to_aggregate)
+        self._total_num_replicas = _check_count("total_num_replicas", total_num_replicas)
         self._tokens_per_step = max(self._replicas_to_aggregate, self._total_num_replicas)
         self._variable_averages = variable_averages
         self._variables_to_average = variables_to_average
-        self._meeting: _Meeting | None = None
+        self._rendezvous_ops: _RendezvousOps | None = None
         self._chief_queue_runner: QueueRunner | None = None
 
     def _check_has_state(self) -> None:
@@ -172,7 +173,11 @@ class SyncReplicasOptimizer(WrappingOptimizer):
                 f"global_step must be a variable of the graph, not {show_value(global_step)}."
             )
         for grad, var in grads_and_vars_list:
-            _check_type(grad, var)
+            if grad is not None and not isinstance(grad, _GRADIENTS):
+                raise InvalidTypeError(
+                    f"Unknown grad type! The gradient of '{base_name(var)}' is of type"
+                    f" {type(grad).__name__}; expected a tensor, IndexedSlices or None."
+                )
         with step.graph.as_default():
             pairs = [(grad, _graph.graph_variable_of(var)) for grad, var in grads_and_vars_list]
             return self._build_update(pairs, step, name or self._name)
@@ -182,37 +187,39 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     ) -> _graph.Operation:
         """Build all operations, set the attributes, and return the worker's operation."""
         graph = _graph.get_default_graph()
-        meeting = _Meeting([pair for pair in pairs if pair[0] is not None], self._opt)
-        with graph.control_dependencies(None):  # the chief's runs have none of the workers' feeds
+        rendezvous_ops = _RendezvousOps([pair for pair in pairs if pair[0] is not None], self._opt)
+        # Without the workers' control inputs: the chief's runs lack their feeds.
+        with graph.control_dependencies(None):
             with graph.name_scope(self._name) as scope:
-                means = meeting.take(self._replicas_to_aggregate)
-            chief = self._chief_step(meeting, pairs, means, global_step)
+                means = rendezvous_ops.take(self._replicas_to_aggregate)
+            chief = self._make_chief_step(rendezvous_ops, pairs, means, global_step)
             local_step = _graph.make_variable(
                 0,
                 "sync_rep_local_step",
                 dtype=global_step.dtype,
                 collections=[_graph.GraphKeys.LOCAL_VARIABLES],
             )
-            stamp = local_step.read_value()  # not later than the variables the gradients are of
+            # Read no later than the variables, so that stale gradients are recognized.
+            stamp = local_step.read_value()
             with graph.name_scope(scope):
-                start = _local_step_init(local_step, global_step)
-                begin = meeting.begin(global_step, start_op=start)
+                start = _make_local_step_init(local_step, global_step)
+                begin = rendezvous_ops.begin(global_step, start_op=start)
                 ready = _graph.report_uninitialized_variables(_graph.global_variables())
-                runner = _ChiefQueueRunner(meeting, chief)
+                runner = _ChiefQueueRunner(rendezvous_ops, chief)
         with graph.name_scope(scope):
-            token = meeting.meet(stamp)
+            token = rendezvous_ops.meet(stamp)
         train_op = _graph.operation(
             _advance_local_step, [_graph.by_reference(local_step), token], name
         )
         self.local_step_init_op, self.chief_init_op = start, begin
         self.ready_for_local_init_op = ready
         self._local_step, self._global_step = local_step, global_step
-        self._meeting, self._chief_queue_runner = meeting, runner
+        self._rendezvous_ops, self._chief_queue_runner = rendezvous_ops, runner
         return train_op
 
-    def _chief_step(
+    def _make_chief_step(
         self,
-        meeting: _Meeting,
+        rendezvous_ops: _RendezvousOps,
         worker_pairs: list[tuple[object, object]],
         gradient_means: list[object],
         global_step: _graph.GraphVariable,
@@ -221,7 +228,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         averages.
 
         Args:
-            meeting: The operations of the rendezvous.
+            rendezvous_ops: The operations of the rendezvous.
             worker_pairs: The worker's gradients and variables.
             gradient_means: The symbolic means of the gradients that are not None.
             global_step: The global step.
@@ -234,7 +241,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         with graph.name_scope(None), graph.control_dependencies(waited):
             update = self._opt.apply_gradients(pairs, global_step)
         with graph.control_dependencies([update]):
-            last_op = meeting.put_tokens(global_step, self._tokens_per_step)
+            last_op = rendezvous_ops.put_tokens(global_step, self._tokens_per_step)
         if self._variable_averages is not None:
             with graph.name_scope(None), graph.control_dependencies([last_op]):
                 last_op = self._variable_averages.apply(self._variables_to_average)
@@ -265,7 +272,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
         """
-        if self._meeting is None:
+        if self._rendezvous_ops is None:
             raise ValueError("get_init_tokens_op() should be called after apply_gradients().")
         minimum_tokens = self._replicas_to_aggregate - self._total_num_replicas
         if num_tokens == -1:
@@ -279,7 +286,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         with graph.as_default(), graph.control_dependencies(None):
             if num_tokens <= 0:
                 return _graph.no_op(name="no_op_init_tokens")
-            return self._meeting.put_tokens(self._global_step, num_tokens, check=True)
+            return self._rendezvous_ops.put_tokens(self._global_step, num_tokens, check=True)
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SessionRunHook:
         """Return a hook that initializes the worker, and on the chief starts the queue runner.
@@ -291,7 +298,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         return _SyncReplicasHook(self, is_chief, num_tokens)
 
 
-class _Meeting:
+class _RendezvousOps:
     """Operations of a graph that use the `Rendezvous` of the session that runs.
 
     Args:
@@ -302,7 +309,7 @@ class _Meeting:
     def __init__(self, pairs: list[tuple[Any, Any]], opt: Optimizer) -> None:
         self._gradients = [grad for grad, _ in pairs]
         self._variables = tuple(var for _, var in pairs)
-        self._kinds = [_kind_of(grad) for grad in self._gradients]
+        self._kinds = [_choose_accumulator(grad) for grad in self._gradients]
         self._opt = opt
 
     def here(self) -> Rendezvous:
@@ -324,19 +331,19 @@ class _Meeting:
         Returns:
             The value of the token, in the dtype of `stamp`.
         """
-        titles = [base_name(var) for var in self._variables]
+        names = [base_name(var) for var in self._variables]
         dtype = stamp.dtype
 
         def meet(gradients: list[object], leaves: list[Tensor], local_step: Tensor) -> Tensor:
             accumulated = [
-                _as_kind(grad, leaf, title, kind)
-                for grad, leaf, title, kind in zip(
-                    gradients, leaves, titles, self._kinds, strict=True
+                _as_kind(grad, leaf, name, kind)
+                for grad, leaf, name, kind in zip(
+                    gradients, leaves, names, self._kinds, strict=True
                 )
             ]
             indices = [index for index, grad in enumerate(accumulated) if grad is not None]
             pairs = [(accumulated[index], leaves[index]) for index in indices]
-            check_pairs(pairs, [titles[index] for index in indices], scatter=self._opt._scatters())
+            check_pairs(pairs, [names[index] for index in indices], scatter=self._opt._scatters())
             step = self.here().meet(accumulated, local_step.item())
             return torch.tensor(step, dtype=dtype, device="cpu")
 
@@ -361,7 +368,7 @@ class _Meeting:
             lambda: self.here().take(required), [], "take", kind="blocking", outputs=outputs
         )
         return [
-            _slices_of(mean) if kind is SparseAccumulator else mean
+            _make_slices(mean) if kind is SparseAccumulator else mean
             for mean, kind in zip(means, self._kinds, strict=True)
         ]
 
@@ -398,9 +405,9 @@ class _Meeting:
 class _ChiefQueueRunner(QueueRunner):
     """The chief's thread; when it ends, so do all waits."""
 
-    def __init__(self, meeting: _Meeting, chief_op: _graph.Operation) -> None:
+    def __init__(self, rendezvous_ops: _RendezvousOps, chief_op: _graph.Operation) -> None:
         super().__init__(enqueue_ops=[chief_op])
-        self._rendezvous = meeting.handle()
+        self._rendezvous = rendezvous_ops.handle()
 
     @property
     def name(self) -> str:
@@ -429,7 +436,7 @@ class _SyncReplicasHook(SessionRunHook):
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
         """
-        if self._optimizer._meeting is None:
+        if self._optimizer._rendezvous_ops is None:
             raise ValueError(
                 "SyncReplicasOptimizer.apply_gradient should be called before using the hook."
             )
@@ -459,36 +466,26 @@ class _SyncReplicasHook(SessionRunHook):
             runner.create_threads(session, coord=coord, daemon=True, start=True)
 
 
-def _counter_of(name: str, counter: object) -> int:
+def _check_count(name: str, counter: object) -> int:
     if not isinstance(counter, Integral) or counter < 1:
         raise InvalidArgumentError(f"{name} must be a positive integer, not {show_value(counter)}.")
     return int(counter)
 
 
-def _check_type(grad: object, var: object) -> None:
-    kinds = (_graph.SymbolicTensor, _graph.SymbolicSlices, Tensor, IndexedSlices)
-    if grad is not None and not isinstance(grad, kinds):
-        title = base_name(var)
-        raise InvalidTypeError(
-            f"Unknown grad type! The gradient of '{title}' is of type {type(grad).__name__};"
-            " expected a tensor, IndexedSlices or None."
-        )
-
-
-def _kind_of(grad: object) -> type[DenseAccumulator] | type[SparseAccumulator]:
+def _choose_accumulator(grad: object) -> type[DenseAccumulator] | type[SparseAccumulator]:
     by_rows = isinstance(grad, _graph.SymbolicSlices | IndexedSlices) or (
         isinstance(grad, Tensor) and grad.layout == torch.sparse_coo
     )
     return SparseAccumulator if by_rows else DenseAccumulator
 
 
-def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
+def _as_kind(grad: object, var: Tensor, name: str, kind: object) -> Any:
     """Convert a gradient to the form that an accumulator of class `kind` adds.
 
     Args:
         grad: A dense or sparse tensor, IndexedSlices, or None.
         var: The variable of the gradient.
-        title: The variable's name for messages.
+        name: The variable's name for messages.
         kind: `DenseAccumulator` or `SparseAccumulator`.
 
     Returns:
@@ -500,7 +497,7 @@ def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
     """
     if grad is None:
         return None
-    grad = as_gradient(grad, var, title)
+    grad = as_gradient(grad, var, name)
     if kind is DenseAccumulator:
         return whole(grad, var)
     if kind is SparseAccumulator and isinstance(grad, Tensor):
@@ -509,7 +506,7 @@ def _as_kind(grad: object, var: Tensor, title: str, kind: object) -> Any:
     return grad
 
 
-def _slices_of(source: _graph.SymbolicTensor) -> _graph.SymbolicSlices:
+def _make_slices(source: _graph.SymbolicTensor) -> _graph.SymbolicSlices:
     source.may_be_sparse = True
     return _graph.SymbolicSlices.of(source)
 
@@ -519,7 +516,7 @@ def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
     local_step.copy_(torch.maximum(local_step, token))
 
 
-def _local_step_init(
+def _make_local_step_init(
     local_step: _graph.GraphVariable, global_step: _graph.GraphVariable
 ) -> _graph.Operation:
     """Return the operation that initializes the local step with the value of the global step."""

@@ -1,27 +1,150 @@
-"""Hooks of a step: TensorFlow's methods that a subclass of `Optimizer` overrides."""
+"""Hooks of a step: TensorFlow's methods that a subclass of `Optimizer` overrides.
+
+In graph mode they are called once while the graph is built: the operations that they record form a
+`Unit` of the graph, which sessions run as one update.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from thalweg import _graph
 from thalweg._base.device_counters import Move
 from thalweg._base.execution_context import handle_of, is_ours
 from thalweg._base.locks import Lock
+from thalweg._base.static_shape import UNKNOWN
 from thalweg._core.atomic_section import run
 from thalweg._core.config_registry import Argument, Configurable
+from thalweg._core.grads_and_vars import distinct
 from thalweg._core.slot_optimizer import SlotOptimizer
-from thalweg._graph import deduplicated, executing_eagerly, group, is_symbolic, operation
 from thalweg._graph.eager_or_graph import IndexedSlices as EitherSlices
 from thalweg.indexed_slices import IndexedSlices
 from thalweg.v1.train.state import State
 from thalweg.v1.train.state_dict import V1StateDict
-from thalweg.v1.train.step_adapter import V1StepAdapter, counting_calls
-from thalweg.v1.train.traced_hooks import has_hooks
+from thalweg.v1.train.step_adapter import V1StepAdapter, check_global_step, counting_calls
+
+HOOKS = (
+    "_prepare", "_finish", "_apply_dense", "_apply_sparse", "_apply_sparse_duplicate_indices",
+    "_apply_sparse_shared", "_resource_apply_dense", "_resource_apply_sparse",
+    "_resource_apply_sparse_duplicate_indices",
+)  # fmt: skip
+
+
+def has_hooks(optimizer: object) -> bool:
+    """Return True if a subclass, or the object itself, overrides a hook of the optimizer."""
+    return any(not is_ours(getattr(optimizer, hook, None)) for hook in HOOKS)
+
+
+def check_counter(global_step: Any) -> Any:
+    """Return the graph variable for `global_step`; a scalar tensor or None is returned unchanged.
+
+    Raises:
+        InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.
+    """
+    step = None if global_step is None else _graph.graph_variable_of(global_step)
+    if not (isinstance(step, _graph.GraphVariable) and step.shape in ((), UNKNOWN)):
+        check_global_step(step)
+    return step
+
+
+def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, name: str) -> Any:
+    """Call the hooks of an optimizer once to build the operation of a step, and return it.
+
+    The operation is added to the collection TRAIN_OP.
+
+    Args:
+        optimizer: The optimizer.
+        pairs: Gradients, none of them None, and variables of the graph.
+        global_step: A variable that is raised by 1 after the updates, or None.
+        name: The name scope, made unique.
+
+    Returns:
+        The operation that raises `global_step`; without `global_step` the operation that `_finish`
+        returned, or a group of all updates.
+
+    Raises:
+        InvalidTypeError: A hook needs values that only a run has, or `global_step` cannot count.
+    """
+    if optimizer._recorder is not None:
+        optimizer._recorder.refuse_graph()
+    variables = distinct([var for _, var in pairs])
+    graph: Any = variables[0].graph  # pyright: ignore
+    step = check_counter(global_step)
+    hooks = optimizer._make_hooks(global_step, name, None)
+    hooks.builds = True
+    with (
+        graph.as_default(),
+        optimizer._turn_lock(),
+        optimizer._locked(),
+        optimizer._while_taking(hooks),
+    ):
+        symbolic_pairs = [(_graph.gradient_symbol(grad), var) for grad, var in pairs]
+        with graph.control_dependencies(None), _graph.explain_errors(optimizer, "_create_slots"):
+            optimizer._create_slots(variables)
+        with graph.as_one(), graph.name_scope(name) as scope:
+            with _graph.explain_errors(optimizer, "_prepare"):
+                hooks.read_hypers(variables)
+            updates = [
+                _graph.update_of(optimizer, var, partial(optimizer._apply_one, grad, var))
+                for grad, var in symbolic_pairs
+            ]
+            finished = _finish_updates(
+                optimizer, graph, updates, scope if step is None else "update"
+            )
+            if step is not None:
+                with graph.control_dependencies([finished]):
+                    finished = _count_operation(step, scope)
+        step_op = finished.op if isinstance(finished, _graph.SymbolicTensor) else finished
+        collection = graph.get_collection_ref(_graph.GraphKeys.TRAIN_OP)
+        if not any(step_op is member for member in collection):
+            collection.append(step_op)
+    return step_op
+
+
+def add_update_names(step_op: Any, variables: Sequence[Any], kind: str) -> None:
+    """Add an empty operation for each updated variable, with TensorFlow's name, after the step.
+
+    A session takes a step as one operation; running one of the added operations, such as
+    "Adam/update_w/ResourceApplyAdam", takes the whole step.
+
+    Args:
+        step_op: The operation that takes the step.
+        variables: The variables of the graph that it updates.
+        kind: The name of the kernel, "ApplyAdam".
+    """
+    graph = step_op.graph
+    with (
+        graph.as_default(),
+        graph.control_dependencies([step_op]),
+        graph.name_scope(f"{step_op.name}/"),
+    ):
+        for var in variables:
+            with graph.name_scope(f"update_{var.op.name}"):
+                _graph.no_op(f"Resource{kind}" if var.is_resource else kind)
+
+
+def _finish_updates(optimizer: Any, graph: Any, updates: list[Any], scope: str) -> Any:
+    """Call `_finish` and return its operation; if None, a group of all updates."""
+    operation_count = len(graph.operations)
+    with _graph.explain_errors(optimizer, "_finish"):
+        finish_op = optimizer._finish(updates, scope)
+    if finish_op is None:
+        return _graph.group(*updates, *_graph.updates_since(graph, operation_count), name=scope)
+    return _graph.after_writes(graph, finish_op)
+
+
+def _count_operation(step: Any, name: str) -> _graph.Operation:
+    """Return an operation that adds 1 to a step."""
+    if isinstance(step, _graph.GraphVariable):
+        return step.assign_add(1, name=name).op
+    return _graph.operation(lambda: run(counting_calls([(step, None)])), [], name)
+
 
 # Held by the steps of optimizers made with use_locking=True.
 _SHARED = Lock()
@@ -51,14 +174,14 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         Returns:
             None in eager mode; while a graph is built, an operation that ends after all updates.
         """
-        if executing_eagerly():
+        if _graph.executing_eagerly():
             run(counting_calls(self._counting_moves(self._values())))
             return None
 
         update_operations = [op for op in update_ops if op is not None]
         if type(self)._counting_moves is not UpdateHooks._counting_moves:
-            update_operations.append(self._counting_operation(update_operations))
-        return group(*update_operations, name=name_scope or self._name)
+            update_operations.append(self._make_counting_operation(update_operations))
+        return _graph.group(*update_operations, name=name_scope or self._name)
 
     def _apply_dense(self, grad: Tensor, var: Any) -> Any:
         """Hook: update `var` in place by a dense gradient of its shape and dtype."""
@@ -74,7 +197,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
 
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
         """Hook: as `_apply_sparse`, where a row may be named twice."""
-        values, indices = deduplicated(grad.values, grad.indices)
+        values, indices = _graph.deduplicated(grad.values, grad.indices)
         return self._apply_sparse(EitherSlices(values, indices, grad.dense_shape), var)
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Any, indices: Tensor) -> Any:
@@ -85,7 +208,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         self, grad: Tensor, handle: Any, indices: Tensor
     ) -> Any:
         """Hook: as `_resource_apply_sparse`, where a row may be named twice."""
-        values, unique = deduplicated(grad, indices)
+        values, unique = _graph.deduplicated(grad, indices)
         return self._resource_apply_sparse(values, handle, unique)
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
@@ -120,15 +243,17 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
                     return names is resource
         return True
 
-    def _counting_operation(self, update_operations: list[object]) -> object:
+    def _make_counting_operation(self, update_operations: list[object]) -> object:
         """Return an operation that moves the counters of a step after the update operations."""
 
         def count_step(values: dict[str, object]) -> None:
             with self._turn_lock(), self._locked():
                 run(counting_calls(self._counting_moves(values)))
 
-        op = operation(count_step, [self._values()], "Assign", control_inputs=update_operations)
-        op.written += tuple(var for (_, key), var in self._non_slots.items() if key is op.graph)
+        op = _graph.operation(
+            count_step, [self._values()], "Assign", control_inputs=update_operations
+        )
+        op.written += tuple(self._non_slots_of(op.graph).values())
         return op
 
     def _counting_moves(self, values: dict[str, object]) -> list[Move]:
@@ -164,7 +289,11 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
 
     def _symbolic_attributes(self) -> dict[str, object]:
         """Return the attributes that hold tensors of a graph, by name."""
-        return {name: attribute for name, attribute in vars(self).items() if is_symbolic(attribute)}
+        return {
+            name: attribute
+            for name, attribute in vars(self).items()
+            if _graph.is_symbolic(attribute)
+        }
 
     def _is_recorded(self) -> bool:
         """Return True if hooks are called once, when a graph is built."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from thalweg._base.locks import Guard, Lock
 from thalweg._base.showing import show_value
 from thalweg._base.tracing import untraced
 from thalweg._core.hyperparameters import hint
-from thalweg._core.slot_optimizer import SlotOptimizer
-from thalweg._core.state import Entry
 from thalweg._engines.engine_selection import EngineName
 from thalweg.errors import InvalidTypeError
 from thalweg.v1.train.optimizer import Optimizer
+
+
+def _call_inside(name: str) -> Any:
+    """Return a method that calls the method `name` of the wrapped optimizer."""
+
+    def method(self: WrappingOptimizer, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._opt, name)(*args, **kwargs)
+
+    return method
 
 
 class WrappingOptimizer(Optimizer):
@@ -37,9 +40,6 @@ class WrappingOptimizer(Optimizer):
             )
         super().__init__(use_locking, opt.get_name() if name is None else name)
         self._opt = opt
-
-    def _innermost(self) -> SlotOptimizer:
-        return self._opt._innermost()
 
     @property
     def engine(self) -> EngineName | None:
@@ -67,49 +67,22 @@ class WrappingOptimizer(Optimizer):
         """Return the variables of the optimizer inside."""
         return self._opt.variables()
 
-    def _checkpointed(self) -> object:
-        return self._opt._checkpointed()
-
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: object
-    ) -> dict[str, object]:
-        """Return the children of the optimizer inside, which is saved in place of this one."""
-        return self._opt._trackable_children(save_type, **kwargs)
-
-    def _lookup_dependency(self, name: str) -> object:
-        """Return a child of the optimizer inside."""
-        return self._opt._lookup_dependency(name)
-
-    def _turn_lock(self) -> Lock:
-        return self._opt._turn_lock()
-
-    def _locked(self) -> Guard:
-        return self._opt._locked()
-
-    def _create_slots(self, var_list: Sequence[Any]) -> None:
-        self._opt._create_slots(var_list)
-
-    def _kept_in_graph(self, variables: Sequence[object]) -> list[object]:
-        return self._opt._kept_in_graph(variables)
-
-    def _owners(self) -> list[Tensor]:
-        return self._opt._owners()
-
-    def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        return self._opt._slot_entries(var, key)
-
-    def _own_entries(self) -> list[Entry]:
-        return self._opt._own_entries()
-
-    def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
-        self._opt._create_for_state(variables, names)
-
-    def _forget_awaited(self) -> None:
-        self._opt._forget_awaited()
+    # Checkpoints save the optimizer inside in place of this one.
+    _checkpointed = _call_inside("_checkpointed")
+    _trackable_children = _call_inside("_trackable_children")
+    _lookup_dependency = _call_inside("_lookup_dependency")
+    _innermost = _call_inside("_innermost")
+    _turn_lock = _call_inside("_turn_lock")
+    _locked = _call_inside("_locked")
+    _create_slots = _call_inside("_create_slots")
+    _kept_in_graph = _call_inside("_kept_in_graph")
+    _owners = _call_inside("_owners")
+    _slot_entries = _call_inside("_slot_entries")
+    _own_entries = _call_inside("_own_entries")
+    _create_for_state = _call_inside("_create_for_state")
+    _forget_awaited = _call_inside("_forget_awaited")
+    _loaded = _call_inside("_loaded")
 
     def _check_has_state(self) -> None:
         self._opt._check_has_state()
         super()._check_has_state()
-
-    def _loaded(self) -> None:
-        self._opt._loaded()

@@ -20,12 +20,12 @@ BATCH = 16
 STEPS = 400
 TEST_EXAMPLES = 64
 SAMPLE = 64
-TEST_SHARE = 0.1
+TEST_FRACTION = 0.1
 FEWEST_CHARACTERS = 1_000_000
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 CLASSES = len(CHARACTERS) + 1
 WIDTH = 64
-HEADS = 4
+HEAD_COUNT = 4
 LAYERS = 2
 OPTIMIZERS = (
     "optim:AdamW", "optim:NAdamW", "optim:ADOPT", "optim:Lion", "optim:ScheduleFreeAdamW",
@@ -44,7 +44,7 @@ def load(seed: int) -> Problem:
         )
     random = np.random.default_rng(seed)
     test_indices = set(
-        random.permutation(len(texts))[: max(1, round(len(texts) * TEST_SHARE))].tolist()
+        random.permutation(len(texts))[: max(1, round(len(texts) * TEST_FRACTION))].tolist()
     )
     train = np.concatenate([text for i, text in enumerate(texts) if i not in test_indices])
     test = np.concatenate([text for i, text in enumerate(texts) if i in test_indices])
@@ -117,10 +117,10 @@ class TransformerLayer(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Return values of shape (batch, CONTEXT, WIDTH), the shape of the input."""
         normed = self.norms[0](values)
-        heads = [
-            projection(normed).unflatten(2, (HEADS, -1)).transpose(1, 2)
+        projections = [
+            projection(normed).unflatten(2, (HEAD_COUNT, -1)).transpose(1, 2)
             for projection in (self.queries, self.keys, self.values)
         ]
-        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        attended = functional.scaled_dot_product_attention(*projections, is_causal=True)
         values = values + self.joined(attended.transpose(1, 2).flatten(2))
         return values + self.narrow(torch.relu(self.wide(self.norms[1](values))))

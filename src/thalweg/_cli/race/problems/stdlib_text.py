@@ -33,7 +33,7 @@ CLASSES = 2_000
 WIDTH = 32
 HIDDEN = 64
 FEATURES = 7
-TEST_SHARE = 0.1
+TEST_FRACTION = 0.1
 SAMPLE = 4_096
 FEWEST_TOKENS = 100_000
 OPTIMIZERS = ("SGD", "Adam", "Adamax", "Adagrad", "Adadelta", "Ftrl")
@@ -48,9 +48,9 @@ def load(seed: int) -> Problem:
             "this Python comes without its sources. Race on --problem digits."
         )
     frequent = Counter(token for text in texts for token in text).most_common()
-    vocabulary = {token: number for number, (token, _) in enumerate(frequent[: ROWS // 2])}
+    vocabulary = {token: index for index, (token, _) in enumerate(frequent[: ROWS // 2])}
     random = np.random.default_rng(seed)
-    test_indices = set(random.permutation(len(texts))[: int(len(texts) * TEST_SHARE)].tolist())
+    test_indices = set(random.permutation(len(texts))[: int(len(texts) * TEST_FRACTION)].tolist())
     train = _examples([text for i, text in enumerate(texts) if i not in test_indices], vocabulary)
     test = _examples([text for i, text in enumerate(texts) if i in test_indices], vocabulary)
     return Problem(

@@ -36,7 +36,7 @@ def make_optimizer(
     if not getattr(optimizer_class, "_of_matrices", False):
         return optimizer_class(model.parameters(), clip_grad_norm=clip, **_with_betas(arguments))
     momentum = {name: arguments.pop(name) for name in ("momentum",) if name in arguments}
-    share = arguments.pop("adamw_share", 1.0)
+    factor = arguments.pop("adamw_share", 1.0)
     shared_options = _with_betas(arguments)
     adamw_options = {
         name: shared_options[name] for name in ("betas", "weight_decay") if name in shared_options
@@ -51,7 +51,7 @@ def make_optimizer(
         rules={
             # Three-dimensional parameters are kernels of Conv1d, not stacks of matrices.
             matrix_params: {"rule": space.rule, "heads": 1, **matrix_options},
-            ...: {"rule": "AdamW", "lr": share * shared_options["lr"], **adamw_options},
+            ...: {"rule": "AdamW", "lr": factor * shared_options["lr"], **adamw_options},
         },
     )
     return optim.Mixed(groups, clip_grad_norm=clip)

@@ -29,18 +29,18 @@ def halton(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]:
     shifts = [random.random() for _ in _BASES[:dimensions]]
     return [
         tuple(
-            (_mirror(number, base) + shift) % 1.0
+            (_mirror(index, base) + shift) % 1.0
             for base, shift in zip(_BASES, shifts, strict=False)
         )
-        for number in range(count)
+        for index in range(count)
     ]
 
 
-def _mirror(number: int, base: int) -> float:
+def _mirror(index: int, base: int) -> float:
     """Return the radical inverse of a number: its digits reversed behind the point."""
     fraction, weight = 0.0, 1.0
-    while number:
-        number, digit = divmod(number, base)
+    while index:
+        index, digit = divmod(index, base)
         weight /= base
         fraction += digit * weight
     return fraction

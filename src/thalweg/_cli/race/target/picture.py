@@ -33,8 +33,8 @@ def figure(plan: StudyPlan, summary: Summary) -> Any:
 
     chart = Figure(figsize=(11, 4.6), dpi=150, layout="constrained")
     styles = {
-        name: (COLORS[number % len(COLORS)], ("-", "--", ":")[number // len(COLORS) % 3])
-        for number, name in enumerate(plan.spaces)
+        name: (COLORS[index % len(COLORS)], ("-", "--", ":")[index // len(COLORS) % 3])
+        for index, name in enumerate(plan.spaces)
     }
     for axes, title, ranking in zip(
         chart.subplots(1, 2, sharey=True), ("by steps", BY_TIME[summary.by_clock]),
@@ -61,11 +61,11 @@ def _draw_profiles(
     ratios = ratios_of(costs)
     middle = (len(ranking) - 1) / 2
     for index, run in enumerate(ranking):
-        taus, shares = curve_of(ratios[run.name])
+        taus, fractions = curve_of(ratios[run.name])
         color, line = styles[run.name]
         ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"
         axes.plot(
-            taus, [share + CURVE_DISTANCE * (middle - index) for share in shares],
+            taus, [fraction + CURVE_DISTANCE * (middle - index) for fraction in fractions],
             drawstyle="steps-post", color=color, linestyle=line, linewidth=1.8,
             label=f"{run.name.removeprefix('optim:')} {run.score:.2f} (rank {ranks})",
         )  # fmt: skip

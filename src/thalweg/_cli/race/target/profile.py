@@ -73,9 +73,9 @@ def place_all(results: Results, measure_run: Callable[[Results, Key], float]) ->
     return [
         RankedRun(
             name, scores[name], {problem: medians[problem][name] for problem in medians},
-            min(best, rank), max(worst, rank),
+            min(lowest, rank), max(highest, rank),
         )
-        for rank, (name, (best, worst)) in enumerate(zip(names, ranks, strict=True), start=1)
+        for rank, (name, (lowest, highest)) in enumerate(zip(names, ranks, strict=True), start=1)
     ]  # fmt: skip
 
 
@@ -97,9 +97,9 @@ def ratios_of(costs: Costs) -> dict[str, list[float]]:
     """Return, for each problem, the cost of each contestant divided by that of the best."""
     ratios: dict[str, list[float]] = {name: [] for name in next(iter(costs.values()))}
     for costs_by_name in costs.values():
-        best = min(costs_by_name.values())
+        lowest = min(costs_by_name.values())
         for name, cost in costs_by_name.items():
-            ratios[name].append(cost / best if math.isfinite(cost) else math.inf)
+            ratios[name].append(cost / lowest if math.isfinite(cost) else math.inf)
     return ratios
 
 
@@ -114,12 +114,12 @@ def score_of(ratios: Sequence[float]) -> float:
     `ratios` has one ratio for each problem, infinite for a miss. A problem counts for every tau
     from its ratio on.
     """
-    shares = [max(0.0, LONGEST - ratio) / (LONGEST - 1) for ratio in ratios]
-    return statistics.fmean(shares)
+    fractions = [max(0.0, LONGEST - ratio) / (LONGEST - 1) for ratio in ratios]
+    return statistics.fmean(fractions)
 
 
 def curve_of(ratios: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return the corners of a profile, from tau 1 to `LONGEST`: values of tau, and shares."""
     taus = [1.0, *sorted(ratio for ratio in ratios if 1 < ratio <= LONGEST), LONGEST]
-    shares = [sum(ratio <= tau for ratio in ratios) / len(ratios) for tau in taus]
-    return taus, shares
+    fractions = [sum(ratio <= tau for ratio in ratios) / len(ratios) for tau in taus]
+    return taus, fractions

@@ -66,8 +66,10 @@ class StudyPlan:
     def point(self, key: Key) -> Point:
         """Return the point of a trial: the same on all problems."""
         space = self.spaces[key.contestant]
-        number = key.study * self.trials + key.trial
-        return space.draw(number, halton(number + 1, space.dimensions, self.seed)[number])
+        trial_index = key.study * self.trials + key.trial
+        return space.draw(
+            trial_index, halton(trial_index + 1, space.dimensions, self.seed)[trial_index]
+        )
 
     def seed_of(self, key: Key) -> int:
         """Return the seed of the first weights and batches of a trial."""
@@ -114,8 +116,10 @@ class Results:
     @property
     def quiet(self) -> float:
         """Return the least share of a timed run's time in which it had a core."""
-        shares = [timing.cpu / timing.seconds for timing in self.timings.values() if timing.seconds]
-        return min(1.0, *shares) if shares else 1.0
+        fractions = [
+            timing.cpu / timing.seconds for timing in self.timings.values() if timing.seconds
+        ]
+        return min(1.0, *fractions) if fractions else 1.0
 
     @property
     def by_clock(self) -> bool:

@@ -29,7 +29,7 @@ def run_all(results: Results, path: Path, jobs: int, progress: Progress) -> None
         results: The results to complete; finished trials are not repeated.
         path: The path of the file.
         jobs: The number of parallel trials; timed trials run one at a time.
-        progress: Called with the completed share and a description of the last trial.
+        progress: Called with the completed fraction and a description of the last trial.
 
     Raises:
         EntryError: A trial fails, or a process is killed.
@@ -39,15 +39,17 @@ def run_all(results: Results, path: Path, jobs: int, progress: Progress) -> None
         for key, outcome in trials:
             results.outcomes[key] = outcome
             results.save(path)
-            share = len(results.outcomes) / len(results.plan.trial_keys())
-            progress(RUNNING * share, f"{key.contestant} on {key.problem}, study {key.study + 1}")
+            fraction = len(results.outcomes) / len(results.plan.trial_keys())
+            progress(
+                RUNNING * fraction, f"{key.contestant} on {key.problem}, study {key.study + 1}"
+            )
     untimed = results.to_time()
-    for number, key in enumerate(untimed, start=1):
+    for count, key in enumerate(untimed, start=1):
         steps = results.outcomes[key].steps or 0
         results.timings[key] = time_trial(*_arguments_of(results, key), steps)
         results.save(path)
-        share = RUNNING + (1 - RUNNING) * number / len(untimed)
-        progress(share, f"times of {key.contestant} on {key.problem}")
+        fraction = RUNNING + (1 - RUNNING) * count / len(untimed)
+        progress(fraction, f"times of {key.contestant} on {key.problem}")
 
 
 def _arguments_of(results: Results, key: Key) -> tuple[str, Space, Point, int, int]:

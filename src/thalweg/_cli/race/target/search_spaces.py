@@ -70,26 +70,26 @@ class Space:
         """Return the number of coordinates in [0, 1) of a point."""
         return len(self.choices)
 
-    def draw(self, number: int, unit: Sequence[float]) -> Point:
+    def draw(self, index: int, unit: Sequence[float]) -> Point:
         """Return the point of a trial.
 
         Args:
-            number: The number of the trial, counted through all studies.
+            index: The number of the trial, counted through all studies.
             unit: A number of [0, 1) for each choice.
         """
         if self.points:
-            return dict(self.points[number % len(self.points)])
+            return dict(self.points[index % len(self.points)])
         return {
-            name: _choose(choice, share)
-            for (name, choice), share in zip(self.choices.items(), unit, strict=True)
+            name: _choose(choice, fraction)
+            for (name, choice), fraction in zip(self.choices.items(), unit, strict=True)
         }
 
 
-def _choose(choice: Sequence[float] | Log, share: float) -> float:
+def _choose(choice: Sequence[float] | Log, fraction: float) -> float:
     if isinstance(choice, Log):
         span = math.log(choice.high / choice.low)
-        return float(f"{choice.low * math.exp(share * span):.6g}")
-    return choice[int(share * len(choice))]
+        return float(f"{choice.low * math.exp(fraction * span):.6g}")
+    return choice[int(fraction * len(choice))]
 
 
 _DECAY, _BETA2 = (0.0, 0.1, 0.2), (0.9, 0.95, 0.98)

@@ -101,9 +101,9 @@ def follow_trial(
             if training.advance(min(goal.every, goal.steps - training.taken)):
                 with evaluated(space, training.optimizer):
                     loss = problem.test_loss(training.model)
-            is_number = math.isfinite(loss)
-            yield training.taken, loss if is_number else math.inf, training.seconds
-            if not is_number:
+            is_finite = math.isfinite(loss)
+            yield training.taken, loss if is_finite else math.inf, training.seconds
+            if not is_finite:
                 return
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.step_inference import steps_and_betas
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import FoundOptimizer
 from thalweg.checkpoint.tensorflow.detection.scalars import count_of
 
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
-
 _POWER = re.compile(r"(?:(.*)/)?(beta[12]_power)(?:_([1-9][0-9]{0,8}))?", re.DOTALL)
 _FLOATS = ("F32", "F64")
 
-Sets = dict[str, dict[str, "StoredTensor"]]  # by what stands around the names: "scope/" and "_1"
+Sets = dict[str, dict[str, StoredTensor]]  # by what stands around the names: "scope/" and "_1"
 
 
 def split_powers(
@@ -36,8 +33,8 @@ def split_powers(
         if match is None or tensor.shape or tensor.dtype not in _FLOATS:
             other_tensors[name] = tensor
             continue
-        scope, power, number = match.groups()
-        sets.setdefault(f"{scope or ''} {number or ''}", {})[power] = tensor
+        scope, power, suffix = match.groups()
+        sets.setdefault(f"{scope or ''} {suffix or ''}", {})[power] = tensor
     return sets, other_tensors
 
 
@@ -52,10 +49,10 @@ def with_powers(
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}
-    numbers = {name: count for name, count in counts.items() if count is not None}
-    owners = [optimizer for optimizer in optimizers if _has_powers(optimizer)]
-    names = {optimizer.name for optimizer in owners}
-    are_ambiguous = len(sets) > 1 and (len(sets) != len(owners) or len(names) > 1)
+    step_counts = {name: count for name, count in counts.items() if count is not None}
+    candidates = [optimizer for optimizer in optimizers if _has_powers(optimizer)]
+    names = {optimizer.name for optimizer in candidates}
+    are_ambiguous = len(sets) > 1 and (len(sets) != len(candidates) or len(names) > 1)
     pairs: list[tuple[FoundOptimizer, dict[str, StoredTensor]]] = []
     for detected in optimizers:
         if not sets or not _has_powers(detected):
@@ -63,10 +60,10 @@ def with_powers(
         elif are_ambiguous:
             pairs += [(_with_shared_name(detected, key), powers) for key, powers in sets.items()]
         else:
-            index = [optimizer is detected for optimizer in owners].index(True)
+            index = [optimizer is detected for optimizer in candidates].index(True)
             power_sets = list(sets.values())
             pairs.append((detected, power_sets[min(index, len(power_sets) - 1)]))
-    return [with_steps(detected, powers, numbers) for detected, powers in pairs]
+    return [with_steps(detected, powers, step_counts) for detected, powers in pairs]
 
 
 def with_steps(
@@ -113,8 +110,8 @@ def _has_powers(detected: FoundOptimizer) -> bool:
 
 def _with_shared_name(detected: FoundOptimizer, key: str) -> FoundOptimizer:
     """Return the optimizer with a note that others have the same name; `key` is its scope."""
-    scope, _, number = key.partition(" ")
-    power_name = f"{scope}/" * bool(scope) + "beta1_power" + f"_{number}" * bool(number)
+    scope, _, suffix = key.partition(" ")
+    power_name = f"{scope}/" * bool(scope) + "beta1_power" + f"_{suffix}" * bool(suffix)
     note = f"several optimizers are called {detected.name}: this one has {power_name}"
     note += "; give its variables"
     return replace(detected, notes=(*detected.notes, note))

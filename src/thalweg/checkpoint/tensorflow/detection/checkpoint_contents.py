@@ -1,24 +1,103 @@
-"""Contents of a TensorFlow file: variables, optimizers, and unknown tensors."""
+"""Contents of a TensorFlow file: variables, optimizers, mixed precision, unknown tensors."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from thalweg._formats.bundle import ObjectGraph
 from thalweg._formats.keras_files import KerasFile
-from thalweg.checkpoint.tensorflow.detection.mixed_precision import MixedPrecision
-from thalweg.checkpoint.tensorflow.detection.scalars import count_of
+from thalweg._formats.stored_tensor import StoredTensor
+from thalweg.checkpoint.tensorflow.detection.scalars import SCALE, count_of
 from thalweg.checkpoint.tensorflow.detection.slot_families import Family
 from thalweg.errors import InvalidArgumentError
 
-if TYPE_CHECKING:
-    from thalweg._formats.bundle import ObjectGraph
-    from thalweg._formats.stored_tensor import StoredTensor
+# OpenSeq2Seq calls the master of `w` `Loss_Optimization/FP32-master-copy/w`; the variables of its
+# loss scaler have default names, `Loss_Optimization/Variable`, `Variable_1` and so on.
+_MASTER = "FP32-master-copy/"
+_HALVES = ("F16", "BF16")
+_NUMBERED = re.compile(r"(.*/)?Variable(?:_([1-9][0-9]{0,3}))?", re.DOTALL)
+_AVERAGE = re.compile(r"(?:.*/)?nvgrad2_ema([0-9]{1,6})", re.DOTALL)
+
+# Dtypes of the variables of each algorithm, in order of creation.
+_SCALERS = {
+    "Backoff": {"iteration": "I64", "last_overflow_iteration": "I64", "scale": "F32"},
+    "LogMax": {"iteration": "I64"}
+    | dict.fromkeys(
+        ("scale", "x_hat", "slow_x_hat", "xsquared_hat", "b1_correction", "b2_correction"), "F32"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Entries of OpenSeq2Seq's mixed precision beside the variables and their slots.
+
+    Attributes:
+        masters: The float32 master of each float16 variable, by the variable's name.
+        names: The names of the masters, and the variable of each.
+        scaler: The loss scaler's algorithm, "Backoff" or "LogMax"; "" if the scale is fixed.
+        scale: Its state by the names of `thalweg.openseq2seq`.
+        averages: NovoGrad's averages of squared norms, numbered as its variables were created.
+    """
+
+    masters: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    scaler: str = ""
+    scale: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
+    averages: list[StoredTensor] = field(default_factory=list[StoredTensor])
+
+
+def split_mixed_precision(
+    stored_tensors: Mapping[str, StoredTensor],
+) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
+    """Return masters, loss scale and averages, or None; and all other tensors."""
+    names = {
+        name: variable
+        for name, tensor in stored_tensors.items()
+        for variable in [name.partition(_MASTER)[2]]
+        if tensor.dtype == "F32"
+        and variable in stored_tensors
+        and stored_tensors[variable].dtype in _HALVES
+    }
+    averages = {
+        int(match[1]): name for name in stored_tensors if (match := _AVERAGE.fullmatch(name))
+    }
+    if not names and not averages:
+        return None, dict(stored_tensors)
+    scaler, scale = _find_scaler(stored_tensors) if names else ("", {})
+    used_names = {*names, *averages.values(), *scale.values()}
+    mixed = MixedPrecision(
+        masters={variable: stored_tensors[name] for name, variable in names.items()},
+        names=names,
+        scaler=scaler,
+        scale={kind: stored_tensors[name] for kind, name in scale.items()},
+        averages=[stored_tensors[averages[index]] for index in sorted(averages)],
+    )
+    unused = stored_tensors.keys() - used_names
+    return mixed, {name: tensor for name, tensor in stored_tensors.items() if name in unused}
+
+
+def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
+    """Return the loss scaler's algorithm, and the names of its variables; "" and {} if missing."""
+    scopes: dict[str, dict[int, str]] = {}
+    for name, tensor in stored_tensors.items():
+        match = _NUMBERED.fullmatch(name)
+        if match is not None and not tensor.shape:
+            scopes.setdefault(match[1] or "", {})[int(match[2] or 0)] = name
+    for numbered in scopes.values():
+        names = [numbered[index] for index in sorted(numbered)]
+        for algorithm, kinds in _SCALERS.items():
+            if [stored_tensors[name].dtype for name in names] == list(kinds.values()):
+                return algorithm, dict(zip(kinds, names, strict=True))
+    return "", {}
+
 
 GLOBAL_STEP, SAVE_COUNTER = "global_step", "save_counter"
 
-Slots = dict[str, dict[str, "StoredTensor"]]
+Slots = dict[str, dict[str, StoredTensor]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +140,23 @@ class FoundOptimizer:
     loss_scale: dict[str, StoredTensor] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
-        title = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"
-        hypers = ", ".join(f"{name}={hyper}" for name, hyper in self.hyperparameters.items())
+        class_text = self.family.cls if self.family else f"unknown ({' or '.join(self.candidates)})"
+        values = ", ".join(f"{name}={hyper}" for name, hyper in self.hyperparameters.items())
         steps = "" if self.steps is None else f"; {self.steps} steps"
-        return f"{title}: {self.evidence}{steps}{f'; {hypers}' if hypers else ''}"
+        return f"{class_text}: {self.evidence}{steps}{f'; {values}' if values else ''}"
+
+
+def with_loss_scale(optimizer: FoundOptimizer, scale: dict[str, StoredTensor]) -> FoundOptimizer:
+    """Return a copy of an optimizer with the state of its loss scale and a note on continuing
+    without the loss scale; `optimizer` itself if `scale` is {}.
+    """
+    if not scale:
+        return optimizer
+    note = (
+        f"the loss was scaled, at the end by {scale[SCALE].array().item()}; here it is not, unless"
+        " restore(..., loss_scale=DynamicLossScale()) takes it over"
+    )
+    return replace(optimizer, loss_scale=scale, notes=(*optimizer.notes, note))
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from thalweg._core.hyperparameters import is_number
-from thalweg._formats.stored_tensor import of_tensor
+from thalweg._formats.keras_files import KerasFile
+from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint.tensorflow.detection.scalars import shortest_decimal
 from thalweg.checkpoint.tensorflow.detection.slot_families import Family
 from thalweg.errors import InvalidConfigError
 from thalweg.keras import optimizers
 from thalweg.rules import nadam
 from thalweg.schedules import deserialize
-
-if TYPE_CHECKING:
-    from thalweg._formats.keras_files import KerasFile
-    from thalweg._formats.stored_tensor import StoredTensor
 
 # Note on RMSprop: Keras since 2.11 computes other numbers than OptimizerV2.
 EPSILON_NOTE = (

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from thalweg._formats.json_text import as_object
+from thalweg._formats.keras_files import KerasFile
 from thalweg._formats.keras_files.config import optimizer_of
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
     Slots,
     TensorFlowCheckpoint,
+    with_loss_scale,
 )
-from thalweg.checkpoint.tensorflow.detection.keras_classes import SCALING, UNSUPPORTED, keras_class
 from thalweg.checkpoint.tensorflow.detection.keras_config import (
     hyperparameters_of,
     momentum_product,
@@ -24,14 +25,23 @@ from thalweg.checkpoint.tensorflow.detection.keras_config import (
     refused_of,
 )
 from thalweg.checkpoint.tensorflow.detection.keras_objects import SLOT_KINDS
-from thalweg.checkpoint.tensorflow.detection.loss_scales import SCALE, STEPS, if_valid, scaled_by
-from thalweg.checkpoint.tensorflow.detection.scalars import INTEGERS, as_number, count_of
-from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.detection.scalars import (
+    INTEGERS,
+    SCALE,
+    STEPS,
+    as_number,
+    count_of,
+    if_valid,
+)
+from thalweg.checkpoint.tensorflow.detection.slot_families import (
+    KERAS,
+    SCALING,
+    UNSUPPORTED,
+    Family,
+    keras_class,
+    with_slots,
+)
 from thalweg.checkpoint.tensorflow.detection.variable_order import trained_in
-
-if TYPE_CHECKING:
-    from thalweg._formats.keras_files import KerasFile
-    from thalweg._formats.stored_tensor import StoredTensor
 
 # Keras goes over the variables once for each of these: what is in one group is interleaved.
 _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "linear"))
@@ -67,10 +77,7 @@ def sorted_file(
     unknown: dict[str, StoredTensor] = {}
     if file.optimizer:
         detected = _sort_by_name(file) or _sort_by_kind(file) or _sort_by_number(file)
-        scale = _scale_of(source)
-        notes = (*detected.notes, *scaled_by(scale))
-        detected = replace(detected, notes=notes, loss_scale=scale)
-        optimizers = (detected,)
+        optimizers = (with_loss_scale(detected, _scale_of(source)),)
         if detected.family is None:
             unknown = dict(file.optimizer)
     return TensorFlowCheckpoint(
@@ -113,8 +120,8 @@ def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
     Returns None unless the first array is the step count, such as "Adam/iter".
     """
     first = next(iter(file.optimizer))
-    scope, _, last_part = first.rpartition("/")
-    if last_part != "iter":
+    scope, _, last_name = first.rpartition("/")
+    if last_name != "iter":
         return None
     slots: Slots = {}
     scalars: dict[str, StoredTensor] = {}
@@ -166,16 +173,16 @@ def _sort_by_number(file: KerasFile) -> FoundOptimizer:
     its `lost` has the reason.
     """
     scalars, arrays = _split_scalars(file)
-    rate, values, fitting = arrays[:0], arrays, list[tuple[Family, Slots]]()
+    rate, values, matches = arrays[:0], arrays, list[tuple[Family, Slots]]()
     for rate, values in _list_splits(file, arrays):  # noqa: B007
-        fitting = _fit_families(file, values)
-        if fitting:
+        matches = _fit_families(file, values)
+        if matches:
             break
     if rate:
         scalars["learning_rate"] = rate[0]
-    slots = fitting[0][1] if len(fitting) == 1 else {}
+    slots = matches[0][1] if len(matches) == 1 else {}
     name = str((file.config or {}).get("name") or file.class_name or "optimizer")
-    optimizer = _describe_optimizer(file, [family for family, _ in fitting], slots, scalars, name)
+    optimizer = _describe_optimizer(file, [family for family, _ in matches], slots, scalars, name)
     problems = _describe_lost(file, len(values)) if values and not slots else ()
     return replace(optimizer, lost=problems) if problems else optimizer
 
@@ -190,9 +197,9 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
     if values and values[0].dtype in INTEGERS and not values[0].shape:
         scalars["iter"] = values.pop(0)
     # Keras 3 keeps the product last, thalweg.integrations.keras3 behind the learning rate.
-    place = 1 if file.package == "thalweg" else -1
-    if file.class_name == "Nadam" and len(values) > 1 and not values[place].shape:
-        scalars["momentum_cache"] = values.pop(place)
+    position = 1 if file.package == "thalweg" else -1
+    if file.class_name == "Nadam" and len(values) > 1 and not values[position].shape:
+        scalars["momentum_cache"] = values.pop(position)
     return scalars, values
 
 
@@ -209,9 +216,9 @@ def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple
     for extra_kinds in dict.fromkeys((option_kinds, ())):
         slots = [_assign_arrays(family, values, file, extra_kinds) for family in families]
         pairs = zip(families, slots, strict=True)
-        fitting = [(family, slots) for family, slots in pairs if slots is not None]
-        if fitting:
-            return fitting
+        matches = [(family, slots) for family, slots in pairs if slots is not None]
+        if matches:
+            return matches
     return []
 
 
@@ -336,9 +343,9 @@ def _describe_optimizer(
     if family is not None and "momentum_cache" in family.powers:
         product = {} if steps is None else momentum_product(file, steps)
         scalars = {**product, **scalars}
-    hypers = {} if family is None else hyperparameters_of(family, file)
+    arguments = {} if family is None else hyperparameters_of(family, file)
     if family is not None and "learning_rate" in scalars:
-        hypers["learning_rate"] = as_number(scalars["learning_rate"])
+        arguments["learning_rate"] = as_number(scalars["learning_rate"])
     evidence = [file.class_name or "no class", f"{len(file.optimizer)} arrays"]
     kinds = sorted({kind for by_kind in slots.values() for kind in by_kind})
     evidence += [f"slots {', '.join(kinds)}"] if kinds else []
@@ -350,7 +357,7 @@ def _describe_optimizer(
         evidence=", ".join(evidence),
         slots=slots,
         scalars={key: scalar for key, scalar in scalars.items() if key != "learning_rate"},
-        hyperparameters=hypers,
+        hyperparameters=arguments,
         steps=steps,
         notes=notes_of(family, file),
         refused=refused_of(file),

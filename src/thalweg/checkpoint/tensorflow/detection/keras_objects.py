@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import FoundOptimizer, Slots
-from thalweg.checkpoint.tensorflow.detection.keras_classes import UNSUPPORTED
 from thalweg.checkpoint.tensorflow.detection.keras_config import EPSILON_NOTE
 from thalweg.checkpoint.tensorflow.detection.scalars import as_number, count_of
-from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, Family, with_slots
+from thalweg.checkpoint.tensorflow.detection.slot_families import (
+    KERAS,
+    UNSUPPORTED,
+    Family,
+    with_slots,
+)
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner, owners_of
-
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
 
 MARKS = ("_variables", "_iterations")  # attributes that identify such an optimizer
 TRAINED = "_trainable_variables"  # of Keras 3
@@ -51,58 +52,58 @@ class ListedVariables:
     """Variables of a Keras optimizer since 2.11.
 
     Attributes:
-        place: The path of the optimizer in the object graph.
+        path: The path of the optimizer in the object graph.
         slots: Pairs of full name and tensor of all variables that are not scalars, in order.
         children: Scalars by attribute.
-        title: The name of the step counter without "/iteration".
+        scope: The name of the step counter without "/iteration".
         lists: The lists of slots by attribute.
         trained: The trained variables, in the order of the lists; None before Keras 3.
     """
 
-    place: str
+    path: str
     slots: Sequence[tuple[str, StoredTensor]]
     children: Mapping[str, StoredTensor]
-    title: str
+    scope: str
     lists: Mapping[str, Sequence[StoredTensor]]
     trained: Sequence[Owner] | None
 
 
 def sort_numbered(
-    listing: ListedVariables, owners: Sequence[Owner], class_name: str = ""
+    listing: ListedVariables, variables: Sequence[Owner], class_name: str = ""
 ) -> FoundOptimizer:
     """Return the optimizer to which the listed variables belong.
 
     Args:
         listing: The variables of the optimizer.
-        owners: The variables of the checkpoint that belong to no optimizer.
+        variables: The variables of the checkpoint that belong to no optimizer.
         class_name: Optional. The class, if the name of the optimizer is another.
     """
     scalars = {
         _SCALARS[name]: tensor for name, tensor in listing.children.items() if name in _SCALARS
     }
     if listing.trained is not None:
-        titles, slots, problems = _sort_by_lists(listing, listing.trained, class_name)
+        labels, slots, problems = _sort_by_lists(listing, listing.trained, class_name)
     else:
-        titles, slots, problems = _sort_by_names(listing, owners)
-    names = sorted(UNSUPPORTED.keys() & {_plain_title(title) for title in titles})
+        labels, slots, problems = _sort_by_names(listing, variables)
+    names = sorted(UNSUPPORTED.keys() & {_plain_title(label) for label in labels})
     problems += [f"nothing in thalweg.keras steps like {UNSUPPORTED[name]}" for name in names]
-    family = None if problems else _family_titled(titles, slots)
-    hypers = dict(family.options) if family else {}
+    family = None if problems else _family_titled(labels, slots)
+    arguments = dict(family.options) if family else {}
     if _RATE in listing.children:
-        hypers["learning_rate"] = as_number(listing.children[_RATE])
+        arguments["learning_rate"] = as_number(listing.children[_RATE])
     if family is not None and family.cls == "Nadam":
-        hypers["decay"] = 1.0  # psi: Keras' momentum schedule has no factor.
+        arguments["decay"] = 1.0  # psi: Keras' momentum schedule has no factor.
     differs = family is not None and family.slots in (("rms",), ("rms", "mg"))
     kinds = sorted({kind for by_kind in slots.values() for kind in by_kind})
     return FoundOptimizer(
-        name=listing.place,
+        name=listing.path,
         face="keras",
         family=family,
-        candidates=(family.cls,) if family else tuple(sorted(titles)),
-        evidence=", ".join([f"variables of {', '.join(sorted(titles)) or 'none'}", *kinds]),
+        candidates=(family.cls,) if family else tuple(sorted(labels)),
+        evidence=", ".join([f"variables of {', '.join(sorted(labels)) or 'none'}", *kinds]),
         slots=slots,
         scalars=scalars,
-        hyperparameters=hypers,
+        hyperparameters=arguments,
         steps=count_of(scalars.get("iter")),
         notes=(EPSILON_NOTE,) if differs else (),
         lost=tuple(problems),
@@ -120,13 +121,13 @@ def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_nam
         The class name in a set, the slots, and no problem. If the lists do not fit a class: the
         title in a set, no slots, and a problem as text, or none for a class known as unsupported.
     """
-    title = re.sub(r"_\d+$", "", listing.title.rpartition("/")[2])
-    if _plain_title(title) in UNSUPPORTED:
-        return {title}, {}, []
-    cls = {name.lower(): name for name in _LISTS}.get(_plain_title(title), class_name)
+    label = re.sub(r"_\d+$", "", listing.scope.rpartition("/")[2])
+    if _plain_title(label) in UNSUPPORTED:
+        return {label}, {}, []
+    cls = {name.lower(): name for name in _LISTS}.get(_plain_title(label), class_name)
     lists = {name: tensors for name, tensors in listing.lists.items() if tensors}
-    fitting = [cls] if cls else [name for name, kinds in _LISTS.items() if lists.keys() <= {*kinds}]
-    kinds = _LISTS[fitting[0]] if len(fitting) == 1 else {}
+    matches = [cls] if cls else [name for name, kinds in _LISTS.items() if lists.keys() <= {*kinds}]
+    kinds = _LISTS[matches[0]] if len(matches) == 1 else {}
     slots: Slots = {}
     for name, tensors in lists.items():
         shapes = [tensor.shape for tensor in tensors]
@@ -134,43 +135,43 @@ def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_nam
             for owner, tensor in zip(trained, tensors, strict=True):
                 slots.setdefault(owner.name, {})[kinds[name]] = tensor
     if sum(map(len, slots.values())) == len(listing.slots):
-        return {cls or title}, slots, []
-    suffix = f" as {' or '.join(fitting)} do" if len(fitting) > 1 else ""
-    return {title}, {}, [f"{title!r} lists {', '.join(lists) or 'no slots'}{suffix}"]
+        return {cls or label}, slots, []
+    suffix = f" as {' or '.join(matches)} do" if len(matches) > 1 else ""
+    return {label}, {}, [f"{label!r} lists {', '.join(lists) or 'no slots'}{suffix}"]
 
 
-def _plain_title(title: str) -> str:
+def _plain_title(label: str) -> str:
     """Return a title in lower case without underscores, for comparison."""
-    return title.lower().replace("_", "")
+    return label.lower().replace("_", "")
 
 
-def _sort_by_names(listing: ListedVariables, owners: Sequence[Owner]) -> Sorted:
+def _sort_by_names(listing: ListedVariables, variables: Sequence[Owner]) -> Sorted:
     """Sort slots whose names end in those of their variables, "Adam/m/layer1/kernel".
 
     Returns:
         The first parts of the names, the slots, and texts about slots without a clear variable.
     """
     slots: Slots = {}
-    titles: set[str] = set()
+    labels: set[str] = set()
     kinds: dict[str, list[tuple[str, StoredTensor]]] = {}
     for full, tensor in listing.slots:
         scope, _, path = full.partition("/")
         kind, _, owner_name = path.partition("/")
-        titles.add(scope)
+        labels.add(scope)
         kinds.setdefault(SLOT_KINDS.get(scope, {}).get(kind, kind), []).append((owner_name, tensor))
     problems: list[str] = []
     for kind, members in kinds.items():
         owner_keys = [(owner_name, tensor.shape) for owner_name, tensor in members]
-        places, unclear = owners_of(owner_keys, owners)
+        matches, unclear = owners_of(owner_keys, variables)
         problems += [problem for problem in unclear if problem not in problems]
-        for owner, (_, tensor) in zip(places, members, strict=True):
+        for owner, (_, tensor) in zip(matches, members, strict=True):
             if owner is not None:
                 slots.setdefault(owner.name, {})[kind] = tensor
-    return titles, slots, problems
+    return labels, slots, problems
 
 
-def _family_titled(titles: set[str], slots: Slots) -> Family | None:
+def _family_titled(labels: set[str], slots: Slots) -> Family | None:
     """Return the family whose class is the only title and that has exactly these slots, or None."""
     kinds = {kind for by_kind in slots.values() for kind in by_kind}
-    matching = [family for family in with_slots(kinds, KERAS) if {family.cls} == titles]
+    matching = [family for family in with_slots(kinds, KERAS) if {family.cls} == labels]
     return matching[0] if len(matching) == 1 else None

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from thalweg._formats.bundle import Node, ObjectGraph
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.beta_powers import with_steps
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     GLOBAL_STEP,
     SAVE_COUNTER,
     FoundOptimizer,
     TensorFlowCheckpoint,
+    with_loss_scale,
 )
 from thalweg.checkpoint.tensorflow.detection.keras_objects import (
     MARKS,
@@ -20,20 +22,18 @@ from thalweg.checkpoint.tensorflow.detection.keras_objects import (
     ListedVariables,
     sort_numbered,
 )
-from thalweg.checkpoint.tensorflow.detection.loss_scales import (
+from thalweg.checkpoint.tensorflow.detection.scalars import (
+    FLOATS,
+    INTEGERS,
     OF_KERAS_3,
     OF_SCALES,
+    as_number,
+    count_of,
     if_valid,
-    scaled_by,
 )
-from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS, as_number, count_of
 from thalweg.checkpoint.tensorflow.detection.slot_families import KERAS, V1, Family, with_slots
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner
 from thalweg.errors import DataLossError
-
-if TYPE_CHECKING:
-    from thalweg._formats.bundle import Node, ObjectGraph
-    from thalweg._formats.stored_tensor import StoredTensor
 
 ATTRIBUTE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{ATTRIBUTE}"
@@ -58,11 +58,13 @@ def sorted_objects(
     view = _GraphView(path, stored_tensors, graph, class_name)
     nodes = view.optimizer_nodes()
     scales = view.loss_scales(nodes)
-    optimizers = [_with_loss_scale(view.sort_optimizer(node), scales.get(node)) for node in nodes]
+    optimizers = [
+        with_loss_scale(view.sort_optimizer(node), scales.get(node, {})) for node in nodes
+    ]
     free = [node for node in view.keys if node not in view.claimed]
     counters = {view.name(node): view.value(node) for node in free if view.is_counter(node)}
     variables = {view.name(node): view.value(node) for node in free if not view.is_counter(node)}
-    known_keys = set(view.keys.values())
+    used_keys = set(view.keys.values())
     counts = {
         name: count
         for name, counter in counters.items()
@@ -74,7 +76,7 @@ def sorted_objects(
         variables=variables,
         optimizers=tuple(_with_hyperparameters(detected, counts) for detected in optimizers),
         counters=counters,
-        unknown={name: tensor for name, tensor in stored_tensors.items() if name not in known_keys},
+        unknown={name: tensor for name, tensor in stored_tensors.items() if name not in used_keys},
         other_names=view.unique_full_names(set(variables)),
         source=dict(stored_tensors),
         graph=graph,
@@ -100,7 +102,7 @@ class _GraphView:
         self._tensors = stored_tensors
         self._nodes = graph.nodes
         self._orders: dict[int, tuple[tuple[int, int], ...]] = {0: ()}
-        self._places = self._shortest_paths()
+        self._paths = self._shortest_paths()
         self.keys = {
             index: attribute.key
             for index, node in enumerate(self._nodes)
@@ -117,19 +119,19 @@ class _GraphView:
 
     def _shortest_paths(self) -> dict[int, str]:
         """Return the shortest path from the root to each reachable node; fill `self._orders`."""
-        places = {0: ""} if self._nodes else {}
-        pending = list(places)
+        paths = {0: ""} if self._nodes else {}
+        pending = list(paths)
         for index in pending:
             stems: dict[str, int] = {}
             for name, child in self._node_at(index).children.items():
-                stem, number = _numbered_name(name)
+                stem, suffix = _numbered_name(name)
                 kind = stems.setdefault(stem, len(stems))
-                if child not in places:
+                if child not in paths:
                     self._node_at(child)
-                    places[child] = f"{places[index]}/{name}".lstrip("/")
-                    self._orders[child] = (*self._orders[index], (kind, number))
+                    paths[child] = f"{paths[index]}/{name}".lstrip("/")
+                    self._orders[child] = (*self._orders[index], (kind, suffix))
                     pending.append(child)
-        return places
+        return paths
 
     def name(self, index: int) -> str:
         """Return the name of a variable: its key without the suffix that all keys have."""
@@ -145,10 +147,10 @@ class _GraphView:
     def is_counter(self, index: int) -> bool:
         """Return True for an integer scalar that belongs to no layer or optimizer."""
         tensor = self.value(index)
-        name, numbers = self.name(index), INTEGERS
+        name, dtypes = self.name(index), INTEGERS
         if name == GLOBAL_STEP:
-            numbers = (*INTEGERS, *FLOATS)
-        return tensor.dtype in numbers and not tensor.shape and "/" not in name
+            dtypes = (*INTEGERS, *FLOATS)
+        return tensor.dtype in dtypes and not tensor.shape and "/" not in name
 
     def full_name(self, index: int) -> str:
         """Return the name that a variable had in the program, without ":0"."""
@@ -174,7 +176,7 @@ class _GraphView:
         `inner_optimizer`, is left out; the node of its inner optimizer is not.
         """
         marks = ({"beta1_power"}, {"iter", "learning_rate"}, set(MARKS))
-        nodes = [(index, self._nodes[index]) for index in self._places]
+        nodes = [(index, self._nodes[index]) for index in self._paths]
         return [
             index
             for index, node in nodes
@@ -190,7 +192,7 @@ class _GraphView:
         optimizer's variables (later versions), or contains the optimizer (Keras 3).
         """
         scales: dict[int, dict[str, StoredTensor]] = {}
-        for index in self._places:
+        for index in self._paths:
             children = self._node_at(index).children
             holder, names = index, OF_KERAS_3
             if INNER not in children:
@@ -217,21 +219,21 @@ class _GraphView:
         if set(MARKS) <= node.children.keys():
             return self._sort_numbered(index)
         slots: dict[str, dict[str, StoredTensor]] = {}
-        titles: set[str] = set()
+        full_names: set[str] = set()
         for slot in node.slots:
             self.claimed.add(slot.slot)
             slots.setdefault(self.name_of_owner(slot.original), {})[slot.name] = self.value(
                 slot.slot
             )
-            titles.add(self.full_name(slot.slot))
+            full_names.add(self.full_name(slot.slot))
         scalars: dict[str, StoredTensor] = {}
         for name, child in node.children.items():
             if child in self.keys and child not in self.claimed and not self.value(child).shape:
                 self.claimed.add(child)
                 scalars[name] = self.value(child)
-                titles.add(self.full_name(child))
+                full_names.add(self.full_name(child))
         kinds = sorted({kind for by_kind in slots.values() for kind in by_kind})
-        return _identify_optimizer(self._places[index], kinds, slots, scalars, titles)
+        return _identify_optimizer(self._paths[index], kinds, slots, scalars, full_names)
 
     def _sort_numbered(self, index: int) -> FoundOptimizer:
         """Return an optimizer of Keras 2.11 or later; add its variables to `self.claimed`."""
@@ -251,14 +253,14 @@ class _GraphView:
         tensors = {name: self.value(child) for name, child in variables.items()}
         return sort_numbered(
             ListedVariables(
-                self._places[index],
+                self._paths[index],
                 [(self.full_name(node), self.value(node)) for node in slots],
                 {name: tensor for name, tensor in tensors.items() if not tensor.shape},
                 self.full_name(node.children[MARKS[1]]).rpartition("/")[0],
                 lists,
                 None if trained is None else [*map(self._owner_of, self._variables_in(trained))],
             ),
-            [self._owner_of(node) for node in self.keys if node in self._places],
+            [self._owner_of(node) for node in self.keys if node in self._paths],
             self._class_name,
         )
 
@@ -283,14 +285,6 @@ class _GraphView:
         return self.name(index)
 
 
-def _with_loss_scale(
-    detected: FoundOptimizer, scale: dict[str, StoredTensor] | None
-) -> FoundOptimizer:
-    """Return the optimizer with the state of a loss scale and notes; unchanged for None."""
-    notes = (*detected.notes, *scaled_by(scale or {}))
-    return detected if scale is None else replace(detected, loss_scale=scale, notes=notes)
-
-
 def _numbered_name(name: str) -> tuple[str, int]:
     """Return a name without its final number, and the number or -1."""
     stem = name.rstrip("0123456789")
@@ -298,34 +292,34 @@ def _numbered_name(name: str) -> tuple[str, int]:
 
 
 def _identify_optimizer(
-    place: str,
+    path: str,
     kinds: list[str],
     slots: dict[str, dict[str, StoredTensor]],
     scalars: dict[str, StoredTensor],
-    titles: set[str],
+    full_names: set[str],
 ) -> FoundOptimizer:
     """Return the optimizer with these slots and scalars, with its family if that is unambiguous."""
     is_keras = count_of(scalars.get("iter")) is not None
     families = _keras_families(kinds, scalars) if is_keras else with_slots(kinds, V1)
-    matching = [family for family in families if _has_default_name(family, titles, is_keras)]
+    matching = [family for family in families if _has_default_name(family, full_names, is_keras)]
     candidates = matching if len(matching) == 1 else families
     family = candidates[0] if len(candidates) == 1 else None
     evidence = [f"slots {', '.join(kinds)}"] if kinds else ["no slots"]
-    hypers: dict[str, float] = {}
+    arguments: dict[str, float] = {}
     if is_keras:
-        numbers = {name: scalars[name].array().item() for name in sorted(scalars)}
-        evidence += [f"{name}={number:.6g}" for name, number in numbers.items()]
+        values = {name: scalars[name].array().item() for name in sorted(scalars)}
+        evidence += [f"{name}={scalar_value:.6g}" for name, scalar_value in values.items()]
         names = [*sorted(scalars.keys() - set(_KERAS_SCALARS)), "learning_rate", "decay"]
-        hypers = {name: as_number(scalars[name]) for name in names if name in scalars}
+        arguments = {name: as_number(scalars[name]) for name in names if name in scalars}
     return FoundOptimizer(
-        name=place,
+        name=path,
         face="keras" if is_keras else "v1",
         family=family,
         candidates=tuple(dict.fromkeys(family.cls for family in candidates)),
         evidence=", ".join(evidence),
         slots=slots,
-        scalars={name: scalar for name, scalar in scalars.items() if name not in hypers},
-        hyperparameters={**(family.options if family else {}), **hypers},
+        scalars={name: scalar for name, scalar in scalars.items() if name not in arguments},
+        hyperparameters={**(family.options if family else {}), **arguments},
         steps=count_of(scalars.get("iter")),
         title=family.title if family in matching else "",
     )
@@ -342,11 +336,11 @@ def _keras_families(kinds: list[str], scalars: dict[str, StoredTensor]) -> list[
     ]
 
 
-def _has_default_name(family: Family, titles: set[str], is_keras: bool) -> bool:
+def _has_default_name(family: Family, full_names: set[str], is_keras: bool) -> bool:
     """Return True if variables are named after the default name of this optimizer."""
     if is_keras:
-        return any(title.split("/")[0] == family.title for title in titles)
-    return any(title.rpartition("/")[2] == family.title for title in titles)
+        return any(full_name.split("/")[0] == family.title for full_name in full_names)
+    return any(full_name.rpartition("/")[2] == family.title for full_name in full_names)
 
 
 def _with_hyperparameters(detected: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:

@@ -13,26 +13,23 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.beta_powers import split_powers, with_powers
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     GLOBAL_STEP,
     FoundOptimizer,
     Slots,
     TensorFlowCheckpoint,
+    split_mixed_precision,
+    with_loss_scale,
 )
-from thalweg.checkpoint.tensorflow.detection.loss_scales import scale_in, scaled_by
-from thalweg.checkpoint.tensorflow.detection.mixed_precision import split_mixed_precision
-from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS
+from thalweg.checkpoint.tensorflow.detection.scalars import FLOATS, INTEGERS, scale_in
 from thalweg.checkpoint.tensorflow.detection.slot_families import V1, Family, families_titled
 from thalweg.errors import UnsupportedCheckpointError, listed
 
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
-
 AVERAGE = "ExponentialMovingAverage"
-_KNOWN_STEMS = frozenset({family.title for family in V1} | {AVERAGE})
+_REGISTERED_STEMS = frozenset({family.title for family in V1} | {AVERAGE})
 _MAX_SCOPES = 100  # scopes of a name
 
 
@@ -50,34 +47,36 @@ def sorted_names(
     mixed, other_tensors = split_mixed_precision(stored_tensors)
     powers, other_tensors = split_powers(other_tensors)
     counters = {name: tensor for name, tensor in other_tensors.items() if _is_counter(name, tensor)}
-    stems = frozenset(part for family in families for _, part in family.parts)
+    stems = frozenset(suffix for family in families for _, suffix in family.parts)
     masters = mixed.names if mixed else {}
     candidates = {**other_tensors, **{name: stored_tensors[name] for name in masters}}
-    owners = _find_owners(candidates, _KNOWN_STEMS | stems)
-    variables = {name: masters.get(owner, owner) for name, owner in owners.items()}
-    slots_by_part = _group_by_owner(variables, other_tensors, path)
-    groups = _group_by_stem(slots_by_part)
+    variables_by_slot = _find_owners(candidates, _REGISTERED_STEMS | stems)
+    variables = {name: masters.get(owner, owner) for name, owner in variables_by_slot.items()}
+    slots_by_suffix = _group_by_owner(variables, other_tensors, path)
+    groups = _group_by_stem(slots_by_suffix)
     averages = groups.pop(AVERAGE, {})
-    optimizers = _find_optimizers(groups, families, slots_by_part, path)
+    optimizers = _find_optimizers(groups, families, slots_by_suffix, path)
     optimizers = with_powers(optimizers, powers, counters)
-    optimizers, scale = _with_loss_scale(optimizers, families, other_tensors)
+    optimizers, scale = _add_loss_scale(optimizers, families, other_tensors)
     return TensorFlowCheckpoint(
         path=path,
         kind="saver",
         variables={
             name: tensor
             for name, tensor in other_tensors.items()
-            if name not in owners and name not in counters and name not in scale
+            if name not in variables_by_slot and name not in counters and name not in scale
         },
         optimizers=tuple(optimizers),
         counters=counters,
-        averages={name: parts[AVERAGE] for name, parts in averages.items() if AVERAGE in parts},
+        averages={
+            name: by_suffix[AVERAGE] for name, by_suffix in averages.items() if AVERAGE in by_suffix
+        },
         mixed=mixed,
         source=dict(stored_tensors),
     )
 
 
-def _with_loss_scale(
+def _add_loss_scale(
     optimizers: list[FoundOptimizer],
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
@@ -96,48 +95,47 @@ def _with_loss_scale(
         optimizers = [_describe_optimizer(family, (), {}) for family in slotless[:1]]
     if not scale or len(optimizers) != 1:
         return optimizers, {}
-    notes = (*optimizers[0].notes, *scaled_by(scale))
-    return [replace(optimizers[0], loss_scale=scale, notes=notes)], scale
+    return [with_loss_scale(optimizers[0], scale)], scale
 
 
 def _find_optimizers(
-    groups: Mapping[str, Slots], families: Sequence[Family], slots_by_part: Slots, path: str
+    groups: Mapping[str, Slots], families: Sequence[Family], slots_by_suffix: Slots, path: str
 ) -> list[FoundOptimizer]:
     """Return the optimizers that the slots in a file are of.
 
     Args:
         groups: The slots by stem, from `_group_by_stem`.
         families: The families that the user has named; they are tried before TensorFlow's.
-        slots_by_part: The same slots by variable and last part.
+        slots_by_suffix: The same slots by variable and last part.
         path: The file, for errors.
     """
     optimizers: list[FoundOptimizer] = []
     for family in families:
         if len(set(family.names.values())) > 1 and not optimizers:
-            optimizers += _split_by_optimizer(family, slots_by_part, path)
-    parts = {part for family in families for _, part in family.parts}
-    for stem in sorted(groups.keys() - (parts if optimizers else set())):
+            optimizers += _split_by_optimizer(family, slots_by_suffix, path)
+    suffixes = {suffix for family in families for _, suffix in family.parts}
+    for stem in sorted(groups.keys() - (suffixes if optimizers else set())):
         matching = families_titled(stem, families) or families_titled(stem)
         optimizers += _identify_by_stem(stem, groups[stem], matching, path)
     return optimizers
 
 
 def _group_by_owner(
-    owners: Mapping[str, str], stored_tensors: Mapping[str, StoredTensor], path: str
+    variables_by_slot: Mapping[str, str], stored_tensors: Mapping[str, StoredTensor], path: str
 ) -> Slots:
     """Return {variable name: {last part of the slot name, such as "Adam_1": slot}}.
 
     Args:
-        owners: The name of the variable by the name of its slot.
+        variables_by_slot: The name of the variable by the name of its slot.
         stored_tensors: The tensors by name.
         path: The file, for errors.
 
     Raises:
         UnsupportedCheckpointError: Two slots of a variable have the same last part.
     """
-    slots_by_part: Slots = defaultdict(dict)
+    slots_by_suffix: Slots = defaultdict(dict)
     names: dict[tuple[str, str], str] = {}
-    for name, owner in owners.items():
+    for name, owner in variables_by_slot.items():
         key = owner, _last_part(name)
         if key in names:
             raise UnsupportedCheckpointError(
@@ -145,16 +143,16 @@ def _group_by_owner(
                 " different scopes; which optimizer they are of the names do not tell."
             )
         names[key] = name
-        slots_by_part[owner][key[1]] = stored_tensors[name]
-    return slots_by_part
+        slots_by_suffix[owner][key[1]] = stored_tensors[name]
+    return slots_by_suffix
 
 
-def _group_by_stem(slots_by_part: Slots) -> dict[str, Slots]:
+def _group_by_stem(slots_by_suffix: Slots) -> dict[str, Slots]:
     """Return {stem: slots}: the stem of a last part is without its number, "Adam" of "Adam_1"."""
     groups: dict[str, Slots] = defaultdict(dict)
-    for owner, parts in slots_by_part.items():
-        for part, tensor in parts.items():
-            groups[_split_number(part)[0]].setdefault(owner, {})[part] = tensor
+    for owner, by_suffix in slots_by_suffix.items():
+        for suffix, tensor in by_suffix.items():
+            groups[_split_number(suffix)[0]].setdefault(owner, {})[suffix] = tensor
     return groups
 
 
@@ -163,10 +161,10 @@ def _last_part(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _split_number(part: str) -> tuple[str, int]:
+def _split_number(suffix: str) -> tuple[str, int]:
     """Return the name and the number of "Adam_1"; the number of "Adam" is 0."""
-    match = re.fullmatch(r"(.+?)(?:_([1-9][0-9]{0,8}))?", part, re.DOTALL)
-    return (match[1], int(match[2] or 0)) if match else (part, 0)
+    match = re.fullmatch(r"(.+?)(?:_([1-9][0-9]{0,8}))?", suffix, re.DOTALL)
+    return (match[1], int(match[2] or 0)) if match else (suffix, 0)
 
 
 def _is_counter(name: str, tensor: StoredTensor) -> bool:
@@ -176,63 +174,70 @@ def _is_counter(name: str, tensor: StoredTensor) -> bool:
 
 
 def _find_owners(
-    stored_tensors: Mapping[str, StoredTensor], known_stems: frozenset[str]
+    stored_tensors: Mapping[str, StoredTensor], registered_stems: frozenset[str]
 ) -> dict[str, str]:
     """Return {slot name: variable name}; tensors that are not in it are no slots.
 
-    A slot is named as its variable, "/", and a part. The part has one of `known_stems`, or the slot
-    has the dtype and shape of the variable. The variable's name may lack the slot's first scopes.
+    A slot is named as its variable, "/", and a suffix. The suffix has one of `registered_stems`, or
+    the slot has the dtype and shape of the variable. The variable's name may lack the slot's first
+    scopes.
     """
-    owners: dict[str, str] = {}
+    variables_by_slot: dict[str, str] = {}
     scoped: dict[str, list[str]] = defaultdict(list)
     for name, tensor in stored_tensors.items():
-        owner, _, part = name.rpartition("/")
-        stem = _split_number(part)[0]
-        has_known_stem = stem in known_stems or part in known_stems
+        owner, _, suffix = name.rpartition("/")
+        stem = _split_number(suffix)[0]
+        is_registered = stem in registered_stems or suffix in registered_stems
         var = stored_tensors.get(owner)
-        if var and (has_known_stem or (tensor.dtype, tensor.shape) == (var.dtype, var.shape)):
-            owners[name] = owner
-        elif has_known_stem and owner:
+        if var and (is_registered or (tensor.dtype, tensor.shape) == (var.dtype, var.shape)):
+            variables_by_slot[name] = owner
+        elif is_registered and owner:
             scoped[stem].append(name)
-    owners = {name: owner for name, owner in owners.items() if owner not in owners}
+    variables_by_slot = {
+        name: owner for name, owner in variables_by_slot.items() if owner not in variables_by_slot
+    }
     for stem, names in scoped.items():
-        unscoped_owners = [
-            owner for name, owner in owners.items() if _split_number(_last_part(name))[0] == stem
+        unscoped_variables = [
+            owner
+            for name, owner in variables_by_slot.items()
+            if _split_number(_last_part(name))[0] == stem
         ]
-        owners |= _find_scoped_owners(stored_tensors, names, unscoped_owners)
-    return owners
+        variables_by_slot |= _find_scoped_owners(stored_tensors, names, unscoped_variables)
+    return variables_by_slot
 
 
 def _find_scoped_owners(
-    stored_tensors: Mapping[str, StoredTensor], names: Sequence[str], unscoped_owners: Sequence[str]
+    stored_tensors: Mapping[str, StoredTensor],
+    names: Sequence[str],
+    unscoped_variables: Sequence[str],
 ) -> dict[str, str]:
     """Return {slot name: variable name} for slots whose names have a scope before the variable's.
 
     An optimizer made in a scope prepends the scope to the names of all its slots. So none of the
     slots in a scope is returned if one of them matches no variable with an equal shape, or if one
-    of `unscoped_owners` is in that scope.
+    of `unscoped_variables` is in that scope.
 
     Args:
         stored_tensors: All tensors.
         names: The names of slots with the same stem that are not beside their variable.
-        unscoped_owners: The variables beside which there are slots with this stem.
+        unscoped_variables: The variables beside which there are slots with this stem.
     """
-    owners: dict[str, tuple[str, str]] = {}
+    locations: dict[str, tuple[str, str]] = {}
     for name in names:
-        parts = name.rpartition("/")[0].split("/", _MAX_SCOPES)
-        for start in range(1, len(parts)):
-            candidate = "/".join(parts[start:])
+        segments = name.rpartition("/")[0].split("/", _MAX_SCOPES)
+        for start in range(1, len(segments)):
+            candidate = "/".join(segments[start:])
             variable = stored_tensors.get(candidate)
             if variable is not None and variable.shape == stored_tensors[name].shape:
-                owners[name] = "/".join(parts[:start]) + "/", candidate
+                locations[name] = "/".join(segments[:start]) + "/", candidate
                 break
     scopes = {
         scope
-        for scope, _ in owners.values()
-        if all(name in owners for name in names if name.startswith(scope))
-        and not any(owner.startswith(scope) for owner in unscoped_owners)
+        for scope, _ in locations.values()
+        if all(name in locations for name in names if name.startswith(scope))
+        and not any(owner.startswith(scope) for owner in unscoped_variables)
     }
-    return {name: owner for name, (scope, owner) in owners.items() if scope in scopes}
+    return {name: owner for name, (scope, owner) in locations.items() if scope in scopes}
 
 
 def _identify_by_stem(
@@ -243,22 +248,24 @@ def _identify_by_stem(
     The family is the only one of `families` with as many slots as a variable has, or else the only
     one whose number of slots divides it. Otherwise, one optimizer without a family has all slots.
     """
-    slot_count = max(len(parts) for parts in slots.values())
+    slot_count = max(len(suffixes) for suffixes in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]
     nonempty = [family for family in families if family.slots]
     multiples = [family for family in nonempty if slot_count % len(family.slots) == 0]
     for matching in (exact, multiples):
         if len(matching) == 1:
             return _split_by_optimizer(matching[0], slots, path)
-    parts = sorted({part for parts in slots.values() for part in parts}, key=_split_number)
-    candidates = families or [family for family in V1 if len(family.slots) == len(parts)]
+    suffixes = sorted(
+        {suffix for suffixes in slots.values() for suffix in suffixes}, key=_split_number
+    )
+    candidates = families or [family for family in V1 if len(family.slots) == len(suffixes)]
     return [
         FoundOptimizer(
             name=stem,
             face="v1",
             family=None,
             candidates=tuple(dict.fromkeys(family.cls for family in candidates)),
-            evidence=f"slots {', '.join(parts)}",
+            evidence=f"slots {', '.join(suffixes)}",
             slots=slots,
             scalars={},
             title=stem,
@@ -266,7 +273,7 @@ def _identify_by_stem(
     ]
 
 
-def _split_by_optimizer(family: Family, slots_by_part: Slots, path: str) -> list[FoundOptimizer]:
+def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> list[FoundOptimizer]:
     """Divide the slots of equal optimizers of a family; return these in order of creation.
 
     TensorFlow numbers the slots of each variable alone: "Adam_2" begins the second optimizer that
@@ -277,7 +284,7 @@ def _split_by_optimizer(family: Family, slots_by_part: Slots, path: str) -> list
         UnsupportedCheckpointError: Several optimizers trained a variable, but not all, so that
             their order does not show which.
     """
-    sets = list(_split_by_number(family, slots_by_part))
+    sets = list(_split_by_number(family, slots_by_suffix))
     counts = Counter(variable for _, slots in sets for variable in slots)
     shared = {variable for variable, count in counts.items() if count == 1 < len(sets)}
     shared &= sets[0][1].keys() if sets else set()
@@ -300,22 +307,22 @@ def _split_by_optimizer(family: Family, slots_by_part: Slots, path: str) -> list
     ]
 
 
-def _split_by_number(family: Family, slots_by_part: Slots) -> Iterator[tuple[list[str], Slots]]:
+def _split_by_number(family: Family, slots_by_suffix: Slots) -> Iterator[tuple[list[str], Slots]]:
     """Yield (slot names, slots by variable and kind) for the first, second, ... optimizer.
 
     Ends before the first optimizer for which no variable has slots.
     """
-    width = Counter(part for _, part in family.parts)
-    for place in itertools.count():
-        used = Counter({part: place * count for part, count in width.items()})
+    width = Counter(suffix for _, suffix in family.parts)
+    for index in itertools.count():
+        used = Counter({suffix: index * count for suffix, count in width.items()})
         names: dict[str, str] = {}
-        for kind, part in family.parts:
-            names[kind] = f"{part}_{used[part]}" if used[part] else part
-            used[part] += 1
+        for kind, suffix in family.parts:
+            names[kind] = f"{suffix}_{used[suffix]}" if used[suffix] else suffix
+            used[suffix] += 1
         slots = {
-            variable: {kind: parts[name] for kind, name in names.items() if name in parts}
-            for variable, parts in slots_by_part.items()
-            if any(name in parts for name in names.values())
+            variable: {kind: by_suffix[name] for kind, name in names.items() if name in by_suffix}
+            for variable, by_suffix in slots_by_suffix.items()
+            if any(name in by_suffix for name in names.values())
         }
         if not slots:
             return

@@ -1,8 +1,9 @@
-"""Scalars of a file as Python numbers."""
+"""Scalars of a file as Python numbers, and those of a dynamic loss scale."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from thalweg._core import state
 from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.variable import dtype_name
+
+if TYPE_CHECKING:
+    from thalweg._formats.stored_tensor import StoredTensor
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 FLOATS = ("F64", "F32", "F16")
@@ -22,17 +26,17 @@ def as_number(stored_tensor: StoredTensor) -> Any:
     For float32 this is the shortest decimal, 0.1 and not 0.10000000149011612: constructors round it
     to the same float32, and where they use it exactly, it is most likely the original argument.
     """
-    number = stored_tensor.array()[()]
+    scalar = stored_tensor.array()[()]
     if stored_tensor.dtype == "F32":
-        return shortest_decimal(number.item())
-    return number if stored_tensor.dtype == "F64" else number.item()
+        return shortest_decimal(scalar.item())
+    return scalar if stored_tensor.dtype == "F64" else scalar.item()
 
 
-def shortest_decimal(number: object) -> Any:
+def shortest_decimal(scalar: object) -> Any:
     """Return the shortest decimal of a float that is a float32; other values unchanged."""
     with np.errstate(over="ignore"):
-        as_float32 = np.float32(number) if type(number) is float else None
-    return float(str(as_float32)) if as_float32 is not None and as_float32 == number else number
+        as_float32 = np.float32(scalar) if type(scalar) is float else None
+    return float(str(as_float32)) if as_float32 is not None and as_float32 == scalar else scalar
 
 
 def count_of(stored_tensor: StoredTensor | None) -> int | None:
@@ -41,8 +45,8 @@ def count_of(stored_tensor: StoredTensor | None) -> int | None:
         return None
     if stored_tensor.dtype not in (*INTEGERS, *FLOATS):
         return None
-    number = stored_tensor.array().item()
-    return int(number) if isinstance(number, int) or number.is_integer() else None
+    scalar = stored_tensor.array().item()
+    return int(scalar) if isinstance(scalar, int) or scalar.is_integer() else None
 
 
 def as_count(count: int, dtype: torch.dtype) -> Tensor:
@@ -61,3 +65,23 @@ def as_count(count: int, dtype: torch.dtype) -> Tensor:
         problem = f"global_step is {count} in the file, which {dtype_name(dtype)} does not hold"
         raise state.mismatch([problem])
     return tensor
+
+
+SCALE, STEPS = "current_loss_scale", "good_steps"
+# The names of TensorFlow, of its first versions, and of Keras 3.
+OF_SCALES = {SCALE: SCALE, STEPS: STEPS, "num_good_steps": STEPS}
+OF_KERAS_3 = {"dynamic_scale": SCALE, "step_counter": STEPS}
+
+
+def if_valid(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return a copy of the entries if dtypes and shapes are those of a loss scale, else {}."""
+    is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
+    are_counts = all(tensor.dtype in INTEGERS for name, tensor in scale.items() if name != SCALE)
+    are_scalars = not any(tensor.shape for tensor in scale.values())
+    return dict(scale) if is_scale and are_counts and are_scalars else {}
+
+
+def scale_in(stored_tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the two variables that a Saver stores of a loss scale; {} if they are missing."""
+    scale = {name: stored_tensors[name] for name in (SCALE, STEPS) if name in stored_tensors}
+    return if_valid(scale) if len(scale) == 2 else {}

@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from thalweg._formats.keras_files import KerasFile
-    from thalweg._formats.keras_files.keras3 import Place
-    from thalweg._formats.stored_tensor import StoredTensor
+from thalweg._formats.keras_files import KerasFile
+from thalweg._formats.keras_files.keras3 import Place
+from thalweg._formats.stored_tensor import StoredTensor
 
 _NEVER_TRAINED = ("moving_mean", "moving_variance", "seed_generator_state")
 _MAX_LAYERS = 300  # of a `.weights.h5` file
@@ -40,30 +38,30 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
         if name.rpartition("/")[2] not in _NEVER_TRAINED and array.dtype in _FLOATS
     ]
     variable_shapes = {name: file.variables[name].shape for name in names}
-    places = {name: file.places.get(name, (None, name.rpartition("/")[0])) for name in names}
-    has_order = not file.places or _is_ordered([*places.values()])
+    locations = {name: file.places.get(name, (None, name.rpartition("/")[0])) for name in names}
+    has_order = not file.places or _is_ordered([*locations.values()])
     if file.kind == "weights.h5" or not has_order:
-        return _order_by_blocks(variable_shapes, list(shapes), places)
+        return _order_by_blocks(variable_shapes, list(shapes), locations)
     if list(shapes) == list(variable_shapes.values()):
         return names
     order = _find_unique_order(list(variable_shapes.values()), list(shapes))
     return None if order is None else [names[index] for index in order]
 
 
-def _is_ordered(places: Sequence[Place]) -> bool:
+def _is_ordered(locations: Sequence[Place]) -> bool:
     """Return True if each place may come directly after the place before it in the model."""
-    return all(map(_may_follow, places, places[1:]))
+    return all(map(_may_follow, locations, locations[1:]))
 
 
-def _may_follow(place: Place, next_place: Place) -> bool:
-    """Return True if the place `next_place` may come directly after `place` in the model."""
-    if place[0] != next_place[0]:  # layers of the model, as they are listed
-        return place[0] is not None and next_place[0] is not None
-    parts, next_parts = place[1].split("/"), next_place[1].split("/")
-    pairs = zip(parts, next_parts, strict=False)
+def _may_follow(location: Place, next_location: Place) -> bool:
+    """Return True if `next_location` may come directly after `location` in the model."""
+    if location[0] != next_location[0]:  # layers of the model, as they are listed
+        return location[0] is not None and next_location[0] is not None
+    segments, next_segments = location[1].split("/"), next_location[1].split("/")
+    pairs = zip(segments, next_segments, strict=False)
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
     if first is None:  # a layer has its own variables before those of layers inside of it
-        return len(parts) <= len(next_parts)
+        return len(segments) <= len(next_segments)
     return _layer_class(first[0]) == _layer_class(first[1])
 
 
@@ -73,7 +71,9 @@ def _layer_class(group: str) -> str:
 
 
 def _order_by_blocks(
-    variable_shapes: Mapping[str, Shape], slot_shapes: Sequence[Shape], places: Mapping[str, Place]
+    variable_shapes: Mapping[str, Shape],
+    slot_shapes: Sequence[Shape],
+    locations: Mapping[str, Place],
 ) -> list[str] | None:
     """Return all variables in the order in which their shapes equal `slot_shapes`, or None.
 
@@ -84,26 +84,30 @@ def _order_by_blocks(
     Args:
         variable_shapes: The shapes of the variables by name, in the order of the file.
         slot_shapes: The shapes of the slots, in the order of the optimizer.
-        places: For each variable the number of its layer, or None, and its group.
+        locations: For each variable the number of its layer, or None, and its group.
     """
-    numbers = [places[name][0] for name in variable_shapes]
+    layer_indices = [locations[name][0] for name in variable_shapes]
     blocks: dict[int | None, list[str]] = {}
-    for name, number in zip(variable_shapes, numbers, strict=True):
-        blocks.setdefault(None if None in numbers else number, []).append(name)
+    for name, layer_index in zip(variable_shapes, layer_indices, strict=True):
+        blocks.setdefault(None if None in layer_indices else layer_index, []).append(name)
     order: list[str] = []
     for names in blocks.values():
-        part = slot_shapes[len(order) : len(order) + len(names)]
+        block_shapes = slot_shapes[len(order) : len(order) + len(names)]
         shapes = {name: variable_shapes[name] for name in names}
-        is_sure = None not in numbers and _is_ordered([places[name] for name in names])
-        block_order = names if is_sure else _order_by_layers(shapes, part, places)
-        if block_order is None or [variable_shapes[name] for name in block_order] != list(part):
+        is_sure = None not in layer_indices and _is_ordered([locations[name] for name in names])
+        block_order = names if is_sure else _order_by_layers(shapes, block_shapes, locations)
+        if block_order is None or [variable_shapes[name] for name in block_order] != list(
+            block_shapes
+        ):
             return None
         order += block_order
     return order if len(order) == len(slot_shapes) else None
 
 
 def _order_by_layers(
-    variable_shapes: Mapping[str, Shape], slot_shapes: Sequence[Shape], places: Mapping[str, Place]
+    variable_shapes: Mapping[str, Shape],
+    slot_shapes: Sequence[Shape],
+    locations: Mapping[str, Place],
 ) -> list[str] | None:
     """Return the variables in the only order of layers in which their shapes equal `slot_shapes`.
 
@@ -112,7 +116,7 @@ def _order_by_layers(
     """
     layers: dict[str, list[str]] = {}
     for name in variable_shapes:
-        layers.setdefault(places[name][1], []).append(name)
+        layers.setdefault(locations[name][1], []).append(name)
     classes: dict[str, list[list[str]]] = {}
     for layer, names in layers.items():
         classes.setdefault(_layer_class(layer), []).append(names)
@@ -194,7 +198,7 @@ class Owner:
 
 
 def owners_of(
-    slot_owners: Sequence[tuple[str, Shape]], owners: Sequence[Owner]
+    slot_keys: Sequence[tuple[str, Shape]], variables: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
     """Return the variable of each slot, or None if unsure, and one sentence for each reason of a
     None.
@@ -203,30 +207,32 @@ def owners_of(
     order decides, provided that the layers are numbered and all slots are in this order.
 
     Args:
-        slot_owners: The full name and shape of each slot's variable, in the optimizer's order.
-        owners: All variables.
+        slot_keys: The full name and shape of each slot's variable, in the optimizer's order.
+        variables: All variables.
     """
-    names = {name for name, _ in slot_owners}
-    candidates = [owner for owner in owners if owner.full_name in names]
+    names = {name for name, _ in slot_keys}
+    candidates = [owner for owner in variables if owner.full_name in names]
     candidates.sort(key=lambda owner: owner.order)
     groups: dict[tuple[str, Shape], list[Owner]] = {}
     for owner in candidates:
         groups.setdefault((owner.full_name, owner.value.shape), []).append(owner)
-    follows = [(owner.full_name, owner.value.shape) for owner in candidates] == list(slot_owners)
+    follows = [(owner.full_name, owner.value.shape) for owner in candidates] == list(slot_keys)
     matches: list[Owner | None] = []
     problems: dict[str, None] = {}
-    counts, used = Counter(slot_owners), dict[tuple[str, Shape], int]()
-    for key in slot_owners:
+    counts, used = Counter(slot_keys), dict[tuple[str, Shape], int]()
+    for key in slot_keys:
         name, shape = key
         group = groups.get(key, [])
-        number = used[key] = used.get(key, -1) + 1
+        occurrence = used[key] = used.get(key, -1) + 1
         has_order = follows and len(group) == counts[key] and _are_numbered(group)
         is_certain = len(group) == 1 or has_order
-        matches.append(group[number] if is_certain and number < len(group) else None)
+        matches.append(group[occurrence] if is_certain and occurrence < len(group) else None)
         if not group:
             problems[f"no variable of shape {shape} is called {name!r}, as slots are"] = None
         elif matches[-1] is None:
-            text = f"{max(len(group), number + 1)} variables of shape {shape} are called {name!r}"
+            text = (
+                f"{max(len(group), occurrence + 1)} variables of shape {shape} are called {name!r}"
+            )
             problems[
                 f"{text}, and nothing says which slots belong to which; give them names of their"
                 " own in TensorFlow and save again"
@@ -234,9 +240,9 @@ def owners_of(
     return matches, list(problems)
 
 
-def _are_numbered(owners: Sequence[Owner]) -> bool:
+def _are_numbered(variables: Sequence[Owner]) -> bool:
     """Return True if variables differ only in numbers, so that they have an order."""
-    for owner, next_owner in pairwise(owners):
+    for owner, next_owner in pairwise(variables):
         pairs = zip(owner.order, next_owner.order, strict=False)
         first = next(((step, next_step) for step, next_step in pairs if step != next_step), None)
         if first is None or first[0][0] != first[1][0]:

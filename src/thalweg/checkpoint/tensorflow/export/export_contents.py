@@ -15,9 +15,8 @@ from thalweg._base.showing import show_value
 from thalweg._core import state
 from thalweg._core.hyperparameters import is_number
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
-from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import with_axes
+from thalweg.checkpoint.tensorflow.mapping.mapped_tensors import TargetTensors, with_axes
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Axes, Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
 from thalweg.v1.train import Optimizer as V1Optimizer

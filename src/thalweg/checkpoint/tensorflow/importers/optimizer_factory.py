@@ -97,9 +97,9 @@ def check_lost(detected: FoundOptimizer) -> None:
 def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
     """Return the slot families of a class of `thalweg.v1`, titled with its name argument."""
     class_names = [base.__name__ for base in cls.__mro__]
-    title = arguments.get("name") or _default_arguments(cls).get("name")
+    optimizer_name = arguments.get("name") or _default_arguments(cls).get("name")
     return [
-        replace(family, title=title or family.title)
+        replace(family, title=optimizer_name or family.title)
         for name in class_names[:1]
         + [name for name in class_names[1:] if any(family.cls == name for family in V1)][:1]
         for family in V1
@@ -113,10 +113,10 @@ def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
     copy._create_slots([var])
     names: dict[str, str] = {}
     for kind, slot in copy._slots.all_of(var).items():
-        part = name_of(slot).split(":")[0].removeprefix(f"{base_name(var)}/")
-        stem, _, number = part.rpartition("_")
-        names[kind] = stem if number.isdecimal() and stem in names.values() else part
-    names = {kind: part for kind, part in names.items() if "/" not in part}
+        slot_name = name_of(slot).split(":")[0].removeprefix(f"{base_name(var)}/")
+        stem, _, suffix = slot_name.rpartition("_")
+        names[kind] = stem if suffix.isdecimal() and stem in names.values() else slot_name
+    names = {kind: slot_name for kind, slot_name in names.items() if "/" not in slot_name}
     powers = tuple(sorted({name for name, _ in copy._non_slots}))
     return Family(type(optimizer).__name__, optimizer.get_name(), tuple(names), powers, names=names)
 
@@ -142,9 +142,9 @@ def make_optimizer(
     all_arguments = {**file_arguments, **arguments}
     accepted = _accepted_arguments(cls)
     for name in arguments.keys() - accepted:
-        hint = did_you_mean(name, accepted)
+        advice = did_you_mean(name, accepted)
         accepts = f"It takes {listed(sorted(accepted))}."
-        raise OptionError(f"{cls.__name__} takes no {name!r}. {hint or accepts}")
+        raise OptionError(f"{cls.__name__} takes no {name!r}. {advice or accepts}")
     required = dict.fromkeys(_needed_arguments(cls, detected, accepted))
     missing = [name for name in required if name not in all_arguments]
     if missing:
@@ -159,9 +159,9 @@ def make_optimizer(
     except (TypeError, ValueError) as error:
         family = None if detected is None else detected.family
         kind = cls.__name__ if family is None else family.cls
-        class_hint = f" The file's is {kind}." if kind != cls.__name__ else ""
+        class_note = f" The file's is {kind}." if kind != cls.__name__ else ""
         raise InvalidConfigError(
-            f"{path}: {cls.__name__} cannot be made: {error}{class_hint}"
+            f"{path}: {cls.__name__} cannot be made: {error}{class_note}"
         ) from error
 
 
@@ -214,9 +214,9 @@ def check_contradictions(
         CheckpointMismatchError: Lists the arguments.
     """
     problems = [
-        f"{name} is {show_value(number)} in the file, not {show_value(arguments[name])}"
-        for name, number in file_arguments.items()
-        if name in arguments and _are_different(number, arguments[name])
+        f"{name} is {show_value(file_value)} in the file, not {show_value(arguments[name])}"
+        for name, file_value in file_arguments.items()
+        if name in arguments and _are_different(file_value, arguments[name])
     ]
     if problems:
         raise state.mismatch(problems)

@@ -4,22 +4,90 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from thalweg._core import state
+from thalweg._core.grads_and_vars import check_variables, flatten
 from thalweg._core.state import Entry
+from thalweg._formats.stored_tensor import StoredTensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import (
     FoundOptimizer,
     TensorFlowCheckpoint,
 )
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import Axes, Place, Rules
-from thalweg.checkpoint.tensorflow.mapping.targets import TargetTensors
 from thalweg.checkpoint.tensorflow.mapping.variable_mapping import map_variables
+from thalweg.errors import InvalidArgumentError, InvalidTypeError
+from thalweg.variable import Variable, is_variable, name_of, named_variables
 
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
+
+@dataclass(frozen=True)
+class TargetTensors:
+    """Tensors to set, by name.
+
+    Attributes:
+        tensors: All that can be set: variables, or parameters and buffers of a module.
+        trained: The names of those that an optimizer may have slots for.
+        optional: The names of those that a file may lack.
+    """
+
+    tensors: dict[str, Tensor]
+    trained: frozenset[str]
+    optional: frozenset[str]
+
+    @classmethod
+    def of(cls, module_or_variables: object) -> TargetTensors:
+        """Return the tensors of a module, of a dictionary, or of a list of variables.
+
+        Parameters of a module that have no name yet are named, as by `thalweg.named_variables`.
+
+        Raises:
+            InvalidArgumentError: Two variables of a list have the same name.
+            TypeError: An element is not a variable.
+        """
+        if isinstance(module_or_variables, torch.nn.Module):
+            return cls._of_module(module_or_variables)
+        if isinstance(module_or_variables, Mapping):
+            mapping = cast(Mapping[Any, Any], module_or_variables)
+            tensors = {str(name): mapping[name] for name in mapping}
+            for name, tensor in tensors.items():
+                if isinstance(tensor, Tensor) and not is_variable(tensor):
+                    raise InvalidTypeError(
+                        f"{name!r} is a tensor and no variable. Use thalweg.Variable or a leaf that"
+                        " requires a gradient."
+                    )
+            check_variables(list(tensors.values()))
+            named_variables([pair for pair in tensors.items() if not _has_name(pair[1])])
+        else:
+            variables = flatten(module_or_variables)
+            check_variables(variables)
+            names = [name_of(variable).split(":")[0] for variable in variables]
+            duplicates = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+            if duplicates:
+                raise InvalidArgumentError(
+                    f"{names.count(duplicates[0])} variables are called {duplicates[0]!r}. Give a"
+                    " dictionary of variables by name, or names by"
+                    " thalweg.named_variables(module)."
+                )
+            tensors = dict(zip(names, variables, strict=True))
+        return cls(tensors, frozenset(tensors), frozenset())
+
+    @classmethod
+    def _of_module(cls, module: torch.nn.Module) -> TargetTensors:
+        """Return parameters and buffers of a module; its parameters get names."""
+        parameters = dict(module.named_parameters())
+        named_variables([pair for pair in parameters.items() if not _has_name(pair[1])])
+        saved_names = module.state_dict(keep_vars=True).keys()
+        buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved_names}
+        counters = {name for name, buffer in buffers.items() if not buffer.is_floating_point()}
+        return cls({**parameters, **buffers}, frozenset(parameters), frozenset(counters))
+
+
+def _has_name(tensor: Tensor) -> bool:
+    return isinstance(tensor, Variable) or hasattr(tensor, "_thalweg_name")
+
 
 Slots = list[tuple[Tensor, dict[str, Tensor]]]  # for each variable its slots by kind
 
@@ -49,13 +117,17 @@ class MappedTensors:
             CheckpointMismatchError: A variable has no target, a target has no variable, or they
                 differ.
         """
-        places, problems = map_variables(
+        destinations, problems = map_variables(
             checkpoint.variables, checkpoint.other_names, targets.tensors, targets.optional, rules
         )
         if problems:
             raise state.mismatch(problems)
         order = {target: index for index, target in enumerate(targets.tensors)}
-        mapped = {name: place for name, place in places.items() if place.target is not None}
+        mapped = {
+            name: destination
+            for name, destination in destinations.items()
+            if destination.target is not None
+        }
         names = sorted(mapped, key=lambda name: order[mapped[name].target or ""])
         return cls(checkpoint, targets, {name: mapped[name] for name in names})
 
@@ -71,10 +143,10 @@ class MappedTensors:
         """Return the targets and their new values."""
         return [
             (
-                Entry(place.target or "", self.target(name)),
+                Entry(destination.target or "", self.target(name)),
                 self.permute_like(name, self.file.variables[name]),
             )
-            for name, place in self.places.items()
+            for name, destination in self.places.items()
         ]
 
     def slots(self, detected: FoundOptimizer | None) -> Slots:

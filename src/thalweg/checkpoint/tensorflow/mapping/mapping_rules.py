@@ -64,14 +64,14 @@ class Line:
 
     def forward(self, name: str) -> Place | None:
         """Return the destination of the variable `name`; None if the rule does not match."""
-        parts = _match_wildcards(self.pattern, name, "/")
-        if parts is None:
+        segments = _match_wildcards(self.pattern, name, "/")
+        if segments is None:
             return None
         target = self.place.target
         if target is None:
             return self.place
         separator = "/" if "/" in target else "."
-        replaced = [part.replace("/", separator) for part in parts]
+        replaced = [segment.replace("/", separator) for segment in segments]
         return Place(_fill_wildcards(target, replaced), self.place.axes)
 
     def backward(self, target: str) -> str | None:
@@ -79,10 +79,12 @@ class Line:
         if self.place.target is None:
             return None
         separator = "/" if "/" in self.place.target else "."
-        parts = _match_wildcards(self.place.target, target, separator)
-        if parts is None:
+        segments = _match_wildcards(self.place.target, target, separator)
+        if segments is None:
             return None
-        return _fill_wildcards(self.pattern, [part.replace(separator, "/") for part in parts])
+        return _fill_wildcards(
+            self.pattern, [segment.replace(separator, "/") for segment in segments]
+        )
 
 
 Function = Callable[[str], Any]
@@ -140,7 +142,9 @@ class Rules:
             return Place(name)
         if self.function is not None:
             return _check_returned(name, self.function(name))
-        return next((place for line in self.lines if (place := line.forward(name))), None)
+        return next(
+            (destination for line in self.lines if (destination := line.forward(name))), None
+        )
 
     def name(self, target: str) -> tuple[str, Axes | None] | None:
         """Return the TensorFlow name and the axes for a parameter; None if no rule matches.
@@ -166,22 +170,22 @@ class Rules:
 SAME = Rules(keep_names=True)
 
 
-def parse(text: str, title: str = "rules") -> Rules:
+def parse(text: str, source: str = "rules") -> Rules:
     """Return the rules in the text of a rules file.
 
     Args:
         text: The text.
-        title: The name of the text in errors.
+        source: The name of the text in errors.
 
     Raises:
         InvalidConfigError: A line is not a rule; the message has its number and the reason.
     """
     lines: list[Line] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for line_number, line in enumerate(text.splitlines(), 1):
         rule = line.partition("#")[0].strip()
         if not rule:
             continue
-        location = f"{title}, line {number}"
+        location = f"{source}, line {line_number}"
         pattern, arrow, right = rule.partition("->")
         if not arrow:
             raise InvalidConfigError(f"{location}: {rule!r} is no rule: it has no '->'.")
@@ -216,42 +220,43 @@ def _parse_line(pattern: str, right: str, location: str) -> Line:
         raise InvalidConfigError(
             f"{location}: a rule is 'name -> parameter', not {show_value(right)}."
         )
-    target, words = fields[0], fields[1:]
-    title = f"{pattern} -> {right}"
-    if target == OMITTED and not words:
-        return Line(pattern, Place(None), title)
+    target, terms = fields[0], fields[1:]
+    rule_text = f"{pattern} -> {right}"
+    if target == OMITTED and not terms:
+        return Line(pattern, Place(None), rule_text)
     if _WILD.findall(pattern) != _WILD.findall(target):
         raise InvalidConfigError(
-            f"{location}: '{title}' has not the same '*' and '**' on both sides, in the same order."
+            f"{location}: '{rule_text}' has not the same '*' and '**' on both sides, in the same"
+            " order."
         )
-    return Line(pattern, Place(target, _parse_axes(words, location)), title)
+    return Line(pattern, Place(target, _parse_axes(terms, location)), rule_text)
 
 
-def _parse_axes(words: list[str], location: str) -> Axes | None:
+def _parse_axes(terms: list[str], location: str) -> Axes | None:
     """Return the order of axes in the last words of a rule; None if there are no words.
 
     Args:
-        words: A kind of layer, such as ["dense"] or ["conv2d"], or ["transpose", "1", "0"].
+        terms: A kind of layer, such as ["dense"] or ["conv2d"], or ["transpose", "1", "0"].
         location: The position of the rule, for errors.
 
     Raises:
         InvalidConfigError: The words are anything else.
     """
-    if not words:
+    if not terms:
         return None
-    if len(words) == 1 and words[0] in AXES:
-        return AXES[words[0]]
-    if words[0] == "transpose" and all(word.isdecimal() for word in words[1:]):
-        axes = tuple(map(int, words[1:]))
+    if len(terms) == 1 and terms[0] in AXES:
+        return AXES[terms[0]]
+    if terms[0] == "transpose" and all(word.isdecimal() for word in terms[1:]):
+        axes = tuple(map(int, terms[1:]))
         if axes and sorted(axes) == list(range(len(axes))):
             return axes
         raise InvalidConfigError(
-            f"{location}: '{' '.join(words)}' does not name each axis once, from 0."
+            f"{location}: '{' '.join(terms)}' does not name each axis once, from 0."
         )
-    hint = did_you_mean(words[0], [*AXES, "transpose"])
+    advice = did_you_mean(terms[0], [*AXES, "transpose"])
     raise InvalidConfigError(
-        f"{location}: '{' '.join(words)}' is none of {', '.join(AXES)}, or transpose and the"
-        f" numbers of axes. {hint}".rstrip()
+        f"{location}: '{' '.join(terms)}' is none of {', '.join(AXES)}, or transpose and the"
+        f" numbers of axes. {advice}".rstrip()
     )
 
 
@@ -283,13 +288,13 @@ def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | Non
     if len(name) > _MAX_LENGTH:
         return None
     segment = f"([^{re.escape(separator)}]+)"
-    parts = [re.escape(part) for part in _WILD.split(pattern)]
+    segments = [re.escape(piece) for piece in _WILD.split(pattern)]
     kinds = [segment if wild == "*" else "(.+)" for wild in _WILD.findall(pattern)]
-    text = "".join(part + kind for part, kind in zip(parts, [*kinds, ""], strict=True))
+    text = "".join(piece + kind for piece, kind in zip(segments, [*kinds, ""], strict=True))
     match = re.fullmatch(text, name, re.DOTALL)
     return None if match is None else list(match.groups())
 
 
-def _fill_wildcards(pattern: str, parts: list[str]) -> str:
-    values = iter(parts)
+def _fill_wildcards(pattern: str, segments: list[str]) -> str:
+    values = iter(segments)
     return _WILD.sub(lambda _: next(values), pattern)

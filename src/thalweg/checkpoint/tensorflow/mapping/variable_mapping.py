@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+import difflib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from thalweg._formats.stored_tensor import dtype_of
+from thalweg._formats.stored_tensor import StoredTensor, dtype_of
 from thalweg.checkpoint.tensorflow.mapping.mapping_rules import AXES, Axes, Place, Rules
-from thalweg.checkpoint.tensorflow.mapping.name_similarity import (
-    hint_at_target,
-    hint_at_variable,
-    map_by_names,
-)
 from thalweg.errors import LISTED
 from thalweg.variable import dtype_name
-
-if TYPE_CHECKING:
-    from thalweg._formats.stored_tensor import StoredTensor
 
 Names = Mapping[str, Sequence[str]]  # what each variable of a file is called
 
@@ -43,27 +36,27 @@ def map_variables(
     names = {name: [name] for name in variables}
     for name, alias in other_names.items():
         names[name].append(alias)
-    places = _map_by_rules(names, rules) if rules else map_by_names(names, targets)
-    assigned = Counter(place.target for place in places.values())
+    matches = _map_by_rules(names, rules) if rules else map_by_names(names, targets)
+    assigned = Counter(match.target for match in matches.values())
     free = [name for name in targets if not assigned[name]]
-    problems: list[str] = []
-    reported = set(optional)
+    problems, reported = list[str](), set(optional)
     for name, stored_tensor in variables.items():
-        place = places.get(name)
+        match = matches.get(name)
         same_names = [alias for alias in names[name] if alias in targets and not assigned[alias]]
-        if rules and place is None and same_names:
+        if rules and match is None and same_names:
             problems.append(f"no rule is for {name!r}: give '{name} -> {same_names[0]}', too")
             reported.add(same_names[0])
             continue
-        problem = _describe_problem(names[name], stored_tensor, place, targets)
+        problem = _describe_problem(names[name], stored_tensor, match, targets)
         if problem:
             # The target that may be meant, unless the rule's target exists.
-            meant = names[name] if place is None else [place.target or ""]
-            has_hint = len(problems) < LISTED and (place is None or place.target not in targets)
-            problems.append(problem + (hint_at_target(meant, free) if has_hint else ""))
+            meant = names[name] if match is None else [match.target or ""]
+            is_missing = match is None or match.target not in targets
+            adds_advice = len(problems) < LISTED and is_missing
+            problems.append(problem + (hint_at_target(meant, free) if adds_advice else ""))
     counts = {name: assigned[name] for name in targets if assigned[name] > 1}
     problems += [f"{name!r} is given {count} variables" for name, count in counts.items()]
-    unmapped = {name: aliases for name, aliases in names.items() if name not in places}
+    unmapped = {name: aliases for name, aliases in names.items() if name not in matches}
     free = [name for name in free if name not in reported]
     hints = LISTED - len(problems)
     problems += [
@@ -72,52 +65,54 @@ def map_variables(
     ]
     if problems and len(problems) < LISTED:
         problems += _unused_rules(rules, names)
-    return ({}, problems) if problems else (places, [])
+    return ({}, problems) if problems else (matches, [])
 
 
 def _map_by_rules(names: Names, rules: Rules) -> dict[str, Place]:
     """Return the destination of each variable that a rule matches, by the variable's key."""
-    places: dict[str, Place] = {}
+    destinations: dict[str, Place] = {}
     for name, aliases in names.items():
-        candidates = [place for alias in aliases if (place := rules.place(alias)) is not None]
+        candidates = [
+            destination for alias in aliases if (destination := rules.place(alias)) is not None
+        ]
         if candidates:
-            targeted = [place for place in candidates if place.target is not None]
-            places[name] = (targeted or candidates)[0]
-    return places
+            targeted = [destination for destination in candidates if destination.target is not None]
+            destinations[name] = (targeted or candidates)[0]
+    return destinations
 
 
 def _describe_problem(
     names: Sequence[str],
     stored_tensor: StoredTensor,
-    place: Place | None,
+    destination: Place | None,
     targets: Mapping[str, Tensor],
 ) -> str:
     """Return why a variable cannot be written to its destination; "" if it can."""
-    if place is None:
+    if destination is None:
         return f"{names[0]!r} belongs to nothing here"
-    if place.target is None:
+    if destination.target is None:
         return ""
-    if place.target not in targets:
-        return f"there is no {place.target!r} for {names[0]!r}"
-    return _describe_mismatch(names, stored_tensor, place, targets[place.target])
+    if destination.target not in targets:
+        return f"there is no {destination.target!r} for {names[0]!r}"
+    return _describe_mismatch(names, stored_tensor, destination, targets[destination.target])
 
 
 def _describe_mismatch(
-    names: Sequence[str], stored_tensor: StoredTensor, place: Place, target: Tensor
+    names: Sequence[str], stored_tensor: StoredTensor, destination: Place, target: Tensor
 ) -> str:
     """Return how a variable's shape or dtype differs from its target's; "" if they are equal."""
-    shape = permute_shape(stored_tensor.shape, place.axes)
+    shape = permute_shape(stored_tensor.shape, destination.axes)
     if shape is None:
-        axes = " ".join(map(str, place.axes or ()))
+        axes = " ".join(map(str, destination.axes or ()))
         return f"{names[0]!r} has {len(stored_tensor.shape)} axes, not those of transpose {axes}"
     dtype = dtype_of(stored_tensor.dtype)
     if shape == tuple(target.shape) and dtype == target.dtype:
         return ""
     kind = f"{dtype_name(dtype)} of shape {shape}"
     target_text = f"{dtype_name(target.dtype)} of shape {tuple(target.shape)}"
-    hint = _suggest_rule(names[-1], stored_tensor.shape, place.target or "", target)
-    hint = "" if place.axes else hint
-    return f"{names[0]!r} is {kind}, and {place.target!r} is {target_text}{hint}"
+    advice = _suggest_rule(names[-1], stored_tensor.shape, destination.target or "", target)
+    advice = "" if destination.axes else advice
+    return f"{names[0]!r} is {kind}, and {destination.target!r} is {target_text}{advice}"
 
 
 def permute_shape(shape: Sequence[int], axes: Axes | None) -> tuple[int, ...] | None:
@@ -143,3 +138,108 @@ def _unused_rules(rules: Rules | None, names: Names) -> list[str]:
         for line in (rules.lines if rules else ())
         if not any(line.forward(name) for name in all_names)
     ]
+
+
+# Last parts of names in TensorFlow and in torch. Kernels are missing because their axes differ.
+_TORCH_NAMES = {
+    "gamma": "weight",
+    "beta": "bias",
+    "biases": "bias",
+    "embeddings": "weight",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+_KERNELS = ("kernel", "weights", "W", "w")
+_MAX_COMPARED, _MAX_LENGTH = 1000, 200  # names for hints, and their characters
+_MAX_SEGMENTS = 50  # parts of a name
+
+Segments = tuple[str, ...]
+
+
+def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
+    """Return the destination of each variable that matches just one target by its name.
+
+    An equal name is preferred; else a name and a target match if one of them ends with the other,
+    compared by parts, with the last part also in torch's terms ("weight" for "gamma"). Variables
+    that match the same target have no destination.
+
+    Args:
+        names: The names of each variable, by the variable's key.
+        targets: The names of the targets.
+    """
+    targets_by_name: dict[Segments, list[str]] = defaultdict(list)
+    targets_by_ending: dict[Segments, list[str]] = defaultdict(list)
+    for target in targets:
+        segments = _split_name(target)
+        targets_by_name[segments].append(target)
+        for end in _list_endings(segments):
+            targets_by_ending[end].append(target)
+    matches: dict[str, list[str]] = {}
+    for name, aliases in names.items():
+        forms = {_split_name(alias) for alias in aliases}
+        forms |= {_translate_segments(segments) for segments in forms}
+        exact = {target for segments in forms for target in targets_by_name.get(segments, ())}
+        similar = {target for segments in forms for target in targets_by_ending.get(segments, ())}
+        endings = {ending for segments in forms for ending in _list_endings(segments)}
+        similar |= {target for segments in endings for target in targets_by_name.get(segments, ())}
+        matches[name] = sorted(exact or similar)
+    counts = Counter(target for candidates in matches.values() for target in candidates)
+    return {
+        name: Place(candidates[0])
+        for name, candidates in matches.items()
+        if len(candidates) == 1 and counts[candidates[0]] == 1
+    }
+
+
+def hint_at_target(aliases: Sequence[str], targets: Sequence[str]) -> str:
+    """Return a hint about the target most similar to a variable's names, for a message."""
+    nearest = _nearest_name(
+        aliases, {_plain_name(target): target for target in targets[:_MAX_COMPARED]}
+    )
+    if nearest is None:
+        return ""
+    segments = _split_name(aliases[-1])
+    if segments and segments[-1] in _KERNELS and nearest.endswith("weight"):
+        return f"; if it is {nearest!r}, a rule has to say so: its axes are in another order"
+    return f"; the nearest is {nearest!r}"
+
+
+def hint_at_variable(target: str, names: Mapping[str, Sequence[str]]) -> str:
+    """Return a hint about the variable most similar to a target, for a message."""
+    compared = list(names)[:_MAX_COMPARED]
+    nearest = _nearest_name(
+        [target], {_plain_name(alias): name for name in compared for alias in names[name]}
+    )
+    return "" if nearest is None else f"; the nearest is {nearest!r}"
+
+
+def _nearest_name(names: Sequence[str], targets: Mapping[str, str]) -> str | None:
+    """Return the target with the name most similar to one of `names`; None if none is similar."""
+    for name in names:
+        nearest = difflib.get_close_matches(_plain_name(name), targets, n=1, cutoff=0.6)
+        if nearest:
+            return targets[nearest[0]]
+    return None
+
+
+def _split_name(name: str) -> Segments:
+    """Return the parts of a name, split at "/" and ".", without ":0"."""
+    return tuple(segment for segment in re.split(r"[/.]", name.split(":")[0]) if segment)
+
+
+def _translate_segments(segments: Segments) -> Segments:
+    """Return the parts of a name with the last one in torch's terms."""
+    return (*segments[:-1], _TORCH_NAMES.get(segments[-1], segments[-1])) if segments else segments
+
+
+def _list_endings(segments: Segments) -> list[Segments]:
+    """Return all endings of a name, the whole name included unless it has very many parts."""
+    return [
+        segments[start:] for start in range(max(0, len(segments) - _MAX_SEGMENTS), len(segments))
+    ]
+
+
+def _plain_name(name: str) -> str:
+    """Return a name in lower case without separators, for comparison."""
+    segments = _translate_segments(_split_name(name[-_MAX_LENGTH:]))
+    return "/".join(segments).replace("kernel", "weight").lower()

@@ -95,7 +95,7 @@ from thalweg.v1.summary.protos import PUBLIC as _MESSAGES
 from thalweg.v1.train.queues import FIFOQueue, QueueBase, RandomShuffleQueue
 from thalweg.v1.variables import VariableAggregation, VariableSynchronization, get_variable
 
-pad = _dropped.pad  # not that of `parts`
+pad = _dropped.pad  # not that of `slicing`
 where = _legacy.where  # not that of `elementwise`
 
 newaxis = None

@@ -64,13 +64,11 @@ class VarianceScaling(Initializer):
                 raise InvalidArgumentError(f"{choice!r} is none of {', '.join(choices)}.")
         self.seed, self.dtype = seed, dtype
 
-    def __call__(
-        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> torch.Tensor:
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> torch.Tensor:
         # Parts of a partitioned variable have the variance of the full variable.
-        inputs, outputs = fans(tuple(getattr(partition_info, "full_shape", shape)))
+        inputs, outputs = fans(tuple(getattr(info, "full_shape", shape)))
         size = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[self.mode]
-        variance, kind = self.scale / max(1.0, size), dtype or self.dtype
+        variance = self.scale / max(1.0, size)
         if self.distribution == "uniform":
             limit = math.sqrt(3 * variance)
             return _graph.random_uniform(shape, -limit, limit, kind, self.seed)
@@ -100,14 +98,12 @@ class Orthogonal(Initializer):
     ) -> None:
         self.gain, self.seed, self.dtype = gain, seed, dtype
 
-    def __call__(
-        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> torch.Tensor:
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> torch.Tensor:
         if len(shape) < 2:
             raise InvalidArgumentError("An orthogonal tensor must have at least two dimensions.")
         rows, columns = math.prod(shape[:-1]), shape[-1]
         flat = (max(rows, columns), min(rows, columns))
-        normal = _graph.random_normal(flat, 0.0, 1.0, dtype or self.dtype, self.seed)
+        normal = _graph.random_normal(flat, 0.0, 1.0, kind, self.seed)
 
         def turn(matrix: object) -> torch.Tensor:
             q, r = torch.linalg.qr(matrix)
@@ -123,16 +119,14 @@ class Identity(Initializer):
     def __init__(self, gain: float = 1.0, dtype: object = torch.float32) -> None:
         self.gain, self.dtype = gain, dtype
 
-    def __call__(
-        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> torch.Tensor:
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> torch.Tensor:
         if len(shape) != 2:
             raise InvalidArgumentError("An identity matrix has two dimensions.")
-        kind = as_dtype(dtype or self.dtype)
-        full_shape = getattr(partition_info, "full_shape", shape)
+        kind = as_dtype(kind)
+        full_shape = getattr(info, "full_shape", shape)
         identity = torch.eye(*full_shape, dtype=kind, device=torch.get_default_device())
         # A part of a partitioned variable has its rows of the whole.
-        for axis, start in enumerate(getattr(partition_info, "var_offset", ())):
+        for axis, start in enumerate(getattr(info, "var_offset", ())):
             identity = identity.narrow(axis, start, shape[axis])
         return _graph.constant(self.gain * identity)
 
@@ -145,12 +139,10 @@ class UniformUnitScaling(Initializer):
     ) -> None:
         self.factor, self.seed, self.dtype = factor, seed, dtype
 
-    def __call__(
-        self, shape: Sequence[int], dtype: object = None, partition_info: object = None
-    ) -> torch.Tensor:
-        full_shape = getattr(partition_info, "full_shape", shape)
+    def _make(self, shape: Sequence[int], kind: Any, info: object) -> torch.Tensor:
+        full_shape = getattr(info, "full_shape", shape)
         limit = math.sqrt(3 / max(1.0, math.prod(full_shape[:-1]))) * self.factor
-        return _graph.random_uniform(shape, -limit, limit, dtype or self.dtype, self.seed)
+        return _graph.random_uniform(shape, -limit, limit, kind, self.seed)
 
 
 _AVERAGE = (1.0, "fan_avg")

@@ -23,6 +23,7 @@ from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.elementwise import add_n, cast, stop_gradient
 from thalweg.tf.missing import attribute_of
+from thalweg.tf.signatures import with_common_arguments
 
 __all__ = [
     "Reduction", "absolute_difference", "add_loss", "compute_weighted_loss", "cosine_distance",
@@ -148,9 +149,9 @@ def _alike_tensors(**pairs: object) -> list[Tensor]:
     Raises:
         ValueError: One is None, or the shapes are known to differ.
     """
-    for title, value in pairs.items():
+    for argument, value in pairs.items():
         if value is None:
-            raise InvalidArgumentError(f"{title} must not be None.")
+            raise InvalidArgumentError(f"{argument} must not be None.")
     first, second = (tensor(value) for value in pairs.values())
     if first.shape is not UNKNOWN and second.shape is not UNKNOWN:
         is_compatible = len(first.shape) == len(second.shape) and all(
@@ -169,50 +170,55 @@ def _alike_floats(**pairs: object) -> list[Tensor]:
     return [cast(operand, torch.float32) for operand in _alike_tensors(**pairs)]
 
 
-def _elementwise_loss(
-    function: Callable[[Tensor, Tensor], object], name: str, doc_start: str
-) -> Callable[..., Tensor]:
-    def loss(
-        labels: object,
-        predictions: object,
+def _weighted(
+    default_scope: str, names: str, extra_names: str = "", trailing_names: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Tensor]]:
+    """Return a decorator that weights and reduces the losses that a function returns.
+
+    The decorated function also takes `weights`, `scope`, `loss_collection` and `reduction`; see
+    `compute_weighted_loss`.
+
+    Args:
+        default_scope: Scope of the reduction if `scope` is None.
+        names: The arguments before `weights`.
+        extra_names: The arguments behind `weights`.
+        trailing_names: The arguments behind `reduction`.
+    """
+
+    def reduce(
+        losses: Any,
         weights: object = 1.0,
         scope: str | None = None,
         loss_collection: str | None = _LOSSES,
         reduction: object = _DEFAULT,
     ) -> Tensor:
-        losses = call(function, *_alike_floats(labels=labels, predictions=predictions), name=name)
-        return compute_weighted_loss(losses, weights, scope or name, loss_collection, reduction)
+        return compute_weighted_loss(
+            losses, weights, scope or default_scope, loss_collection, reduction
+        )
 
-    loss.__name__ = loss.__qualname__ = name
-    loss.__doc__ = (
-        f"{doc_start} of labels and predictions of one shape; see `compute_weighted_loss`."
-    )
-    return loss
+    order = f"{names} weights {extra_names} scope loss_collection reduction {trailing_names}"
+    return with_common_arguments(reduce, order)
 
 
-absolute_difference = _elementwise_loss(
-    lambda labels, predictions: (predictions - labels).abs(),
-    "absolute_difference",
-    "The absolute difference",
-)
-mean_squared_error = _elementwise_loss(
-    lambda labels, predictions: (predictions - labels).square(),
-    "mean_squared_error",
-    "The squared difference",
-)
+@_weighted("absolute_difference", "labels predictions")
+def absolute_difference(labels: object, predictions: object) -> Tensor:
+    """Reduce the absolute differences of labels and predictions of one shape."""
+    operands = _alike_floats(labels=labels, predictions=predictions)
+    return call(lambda label, guess: (guess - label).abs(), *operands, name="absolute_difference")
 
 
+@_weighted("mean_squared_error", "labels predictions")
+def mean_squared_error(labels: object, predictions: object) -> Tensor:
+    """Reduce the squared differences of labels and predictions of one shape."""
+    operands = _alike_floats(labels=labels, predictions=predictions)
+    return call(lambda label, guess: (guess - label).square(), *operands, name="mean_squared_error")
+
+
+@_weighted("cosine_distance_loss", "labels predictions axis", trailing_names="dim")
 def cosine_distance(
-    labels: object,
-    predictions: object,
-    axis: int | None = None,
-    weights: object = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
-    dim: int | None = None,
+    labels: object, predictions: object, axis: int | None = None, dim: int | None = None
 ) -> Tensor:
-    """Return 1 minus the inner product along an axis, which is kept, of vectors with norm 1.
+    """Reduce 1 minus the inner products along an axis, which is kept, of vectors with norm 1.
 
     `dim` is an older name of `axis`.
 
@@ -226,105 +232,67 @@ def cosine_distance(
     def distance(label: Tensor, prediction: Tensor) -> Tensor:
         return 1 - (label * prediction).sum(dimension, keepdim=True)
 
-    losses = call(
-        distance, *_alike_floats(labels=labels, predictions=predictions), name="cosine_distance"
-    )
-    title = scope or "cosine_distance_loss"
-    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
+    operands = _alike_floats(labels=labels, predictions=predictions)
+    return call(distance, *operands, name="cosine_distance")
 
 
-def hinge_loss(
-    labels: object,
-    logits: object,
-    weights: object = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
-) -> Tensor:
-    """Return max(0, 1 - s logits) with s = 1 for the label 1 and -1 for 0."""
+@_weighted("hinge_loss", "labels logits")
+def hinge_loss(labels: object, logits: object) -> Tensor:
+    """Reduce max(0, 1 - s logits) with s = 1 for the label 1 and -1 for 0."""
 
     def hinge(label: Tensor, logit: Tensor) -> Tensor:
         return torch.relu(1 - (2 * label - 1) * logit)
 
-    losses = call(hinge, *_alike_floats(labels=labels, logits=logits), name="hinge")
-    return compute_weighted_loss(losses, weights, scope or "hinge_loss", loss_collection, reduction)
+    return call(hinge, *_alike_floats(labels=labels, logits=logits), name="hinge")
 
 
-def huber_loss(
-    labels: object,
-    predictions: object,
-    weights: object = 1.0,
-    delta: float = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
-) -> Tensor:
-    """Return half the squared difference up to `delta`, and a linear loss beyond."""
+@_weighted("huber_loss", "labels predictions", "delta")
+def huber_loss(labels: object, predictions: object, delta: float = 1.0) -> Tensor:
+    """Reduce half the squared differences up to `delta`, and a linear loss beyond."""
 
     def huber(label: Tensor, prediction: Tensor) -> Tensor:
         error = (prediction - label).abs()
         inner = error.clamp(max=delta)
         return inner * inner * 0.5 + delta * (error - inner)
 
-    losses = call(huber, *_alike_floats(labels=labels, predictions=predictions), name="huber")
-    return compute_weighted_loss(losses, weights, scope or "huber_loss", loss_collection, reduction)
+    return call(huber, *_alike_floats(labels=labels, predictions=predictions), name="huber")
 
 
-def log_loss(
-    labels: object,
-    predictions: object,
-    weights: object = 1.0,
-    epsilon: float = 1e-7,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
-) -> Tensor:
-    """Return the cross entropy of labels and probabilities; `epsilon` is added in logarithms."""
+@_weighted("log_loss", "labels predictions", "epsilon")
+def log_loss(labels: object, predictions: object, epsilon: float = 1e-7) -> Tensor:
+    """Reduce the cross entropies of labels and probabilities; logarithms are of p + `epsilon`."""
 
     def entropy(label: Tensor, probability: Tensor) -> Tensor:
         return (
             -label * (probability + epsilon).log() - (1 - label) * (1 - probability + epsilon).log()
         )
 
-    losses = call(entropy, *_alike_floats(labels=labels, predictions=predictions), name="log")
-    return compute_weighted_loss(losses, weights, scope or "log_loss", loss_collection, reduction)
+    return call(entropy, *_alike_floats(labels=labels, predictions=predictions), name="log")
 
 
+@_weighted("sigmoid_cross_entropy_loss", "multi_class_labels logits", "label_smoothing")
 def sigmoid_cross_entropy(
-    multi_class_labels: object,
-    logits: object,
-    weights: object = 1.0,
-    label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
+    multi_class_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
-    """Return the cross entropy of labels and `sigmoid(logits)`, for each element.
+    """Reduce the cross entropies of labels and `sigmoid(logits)`, one for each element.
 
-    `label_smoothing` moves labels toward 1/2 by this share.
+    `label_smoothing` is the fraction by which labels move toward 1/2.
     """
     labels, logits = _alike_tensors(multi_class_labels=multi_class_labels, logits=logits)
     labels = cast(labels, logits.dtype)
     if label_smoothing > 0:
         labels = labels * (1 - label_smoothing) + 0.5 * label_smoothing
-    losses = nn.sigmoid_cross_entropy_with_logits(labels, logits, name="xentropy")
-    title = scope or "sigmoid_cross_entropy_loss"
-    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
+    return nn.sigmoid_cross_entropy_with_logits(labels, logits, name="xentropy")
 
 
+@_weighted("softmax_cross_entropy_loss", "onehot_labels logits", "label_smoothing")
 def softmax_cross_entropy(
-    onehot_labels: object,
-    logits: object,
-    weights: object = 1.0,
-    label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: str | None = _LOSSES,
-    reduction: object = _DEFAULT,
+    onehot_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
-    """Return the weighted cross entropy of labels and `softmax(logits)`, reduced to one number.
+    """Reduce the cross entropies of labels and `softmax(logits)`, one for each row.
 
-    `Reduction.NONE` returns one number for each row. `label_smoothing` moves labels toward equal
-    ones by this share. No gradient flows into labels. In graph mode the loss is added to
+    `Reduction.NONE` returns one number for each row. `label_smoothing` is the fraction by which
+    labels move toward equal ones. No gradient flows into labels. In graph mode the loss is added to
     `loss_collection`.
     """
     labels, logits = _alike_tensors(onehot_labels=onehot_labels, logits=logits)
@@ -335,9 +303,7 @@ def softmax_cross_entropy(
             return one_hot * (1 - label_smoothing) + label_smoothing / one_hot.shape[1]
 
         labels = call(smooth, labels)
-    losses = nn.cross_entropy(stop_gradient(labels), logits, -1, "xentropy")
-    title = scope or "softmax_cross_entropy_loss"
-    return compute_weighted_loss(losses, weights, title, loss_collection, reduction)
+    return nn.cross_entropy(stop_gradient(labels), logits, -1, "xentropy")
 
 
 def sparse_softmax_cross_entropy(
@@ -348,22 +314,22 @@ def sparse_softmax_cross_entropy(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Return the cross entropy of class numbers and `softmax(logits)`, for each row.
+    """Reduce the cross entropies of class numbers and `softmax(logits)`, one for each row.
 
     Labels and weights may have a last dimension of size 1.
     """
-    for title, value in (("labels", labels), ("logits", logits)):
+    for argument, value in (("labels", labels), ("logits", logits)):
         if value is None:
-            raise InvalidArgumentError(f"{title} must not be None.")
+            raise InvalidArgumentError(f"{argument} must not be None.")
     labels, logits, weights = tensor(labels), tensor(logits), tensor(weights)
 
-    def narrow(class_numbers: Tensor, logit_rows: Tensor) -> Tensor:
-        is_column = class_numbers.dim() == logit_rows.dim() and class_numbers.shape[-1] == 1
-        return class_numbers.squeeze(-1) if is_column else class_numbers
+    def narrow(class_ids: Tensor, logit_rows: Tensor) -> Tensor:
+        is_column = class_ids.dim() == logit_rows.dim() and class_ids.shape[-1] == 1
+        return class_ids.squeeze(-1) if is_column else class_ids
 
     labels = call(narrow, labels, logits, name="labels")
     row_losses = nn.sparse_softmax_cross_entropy_with_logits(labels, logits, name="xentropy")
-    title = scope or "sparse_softmax_cross_entropy_loss"
+    op_name = scope or "sparse_softmax_cross_entropy_loss"
     if weights.shape is UNKNOWN or len(weights.shape):
 
         def fit(weight: Tensor, losses: Tensor) -> Tensor:
@@ -371,7 +337,7 @@ def sparse_softmax_cross_entropy(
             return weight.squeeze(-1) if is_column else weight
 
         weights = call(fit, weights, row_losses, name="weights")
-    return compute_weighted_loss(row_losses, weights, title, loss_collection, reduction)
+    return compute_weighted_loss(row_losses, weights, op_name, loss_collection, reduction)
 
 
 __getattr__ = attribute_of("compat.v1.losses")

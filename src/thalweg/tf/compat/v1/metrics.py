@@ -22,6 +22,8 @@ from thalweg.errors import FailedPreconditionError, InvalidArgumentError
 from thalweg.tf.compat.v1.loss_weights import check_weights, quotient
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.missing import attribute_of
+from thalweg.tf.operators import name_function
+from thalweg.tf.signatures import with_common_arguments
 
 __all__ = [
     "accuracy", "auc", "false_negatives", "false_positives", "mean", "mean_absolute_error",
@@ -32,57 +34,78 @@ __all__ = [
 Metric = tuple[Any, Any]
 
 
-class _MetricCall(NamedTuple):
-    """Arguments that all metrics have.
+class _Counts(NamedTuple):
+    """Sums over runs that a metric is computed from.
 
     Attributes:
-        name: Name of the scope.
-        weights: Weights of the values, or None.
-        metrics_collections: Collections of the value.
-        updates_collections: Collections of the update.
+        shapes: Names and shapes of the float32 variables of the sums.
+        measure: Called with the weights, which may be None, and the values of `inputs`; returns an
+            increment for each sum.
+        inputs: Tensors.
+        finish: Returns the metric's value from the sums.
     """
 
-    name: str
-    weights: object
-    metrics_collections: object
-    updates_collections: object
+    shapes: dict[str, tuple[int, ...]]
+    measure: Callable[..., Sequence[object]]
+    inputs: Sequence[object]
+    finish: Callable[..., object]
 
 
-def _counting_metric(
-    metric_call: _MetricCall,
-    counts: dict[str, tuple[int, ...]],
-    measure: Callable[..., Sequence[object]],
-    inputs: Sequence[object],
-    result: Callable[..., object],
-) -> Metric:
-    """Return a metric that sums the results of `measure(weights, *inputs)` over runs.
+def _counting(
+    metric_name: str, order: str = ""
+) -> Callable[[Callable[..., _Counts]], Callable[..., Metric]]:
+    """Return a decorator that makes a metric from a function that returns its counts.
+
+    The metric also takes `weights`, `metrics_collections`, `updates_collections` and `name`.
 
     Args:
-        metric_call: The other arguments of the metric.
-        counts: Names and shapes of the float32 variables of the sums.
-        measure: Returns an increment for each sum.
-        inputs: Arguments of `measure`.
-        result: Returns the metric's value from the sums.
+        metric_name: Name of the scope if `name` is None.
+        order: Names of all arguments in their order; by default the four are the last.
     """
-    name, weights, *collections = metric_call
+
+    def count(
+        counts: _Counts,
+        weights: object = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
+        name: str | None = None,
+    ) -> Metric:
+        collections = metrics_collections, updates_collections
+        return _count_over_runs(name or metric_name, counts, weights, collections)
+
+    return with_common_arguments(count, order)
+
+
+def _count_over_runs(
+    name: str, counts: _Counts, weights: object, collections: Sequence[Any]
+) -> Metric:
+    """Add variables that sum `counts` over runs; return the metric's value and its update.
+
+    Args:
+        name: Name of the scope.
+        counts: What to sum.
+        weights: Weights of the values, or None.
+        collections: Collections of the value, and of the update.
+    """
     if _graph.executing_eagerly():
         raise FailedPreconditionError(
             f"tf.metrics.{name} counts in variables of a graph: build one, or use tf.keras.metrics."
         )
     keys = [GraphKeys.LOCAL_VARIABLES, GraphKeys.METRIC_VARIABLES]
     zeros = partial(torch.zeros, dtype=torch.float32, device=torch.get_default_device())
+    shapes, measure, inputs, finish = counts
     with _graph.name_scope(name):
         sums = [
-            _graph.Variable(zeros(shape), False, keys, name=title)
-            for title, shape in counts.items()
+            _graph.Variable(zeros(shape), False, keys, name=label)
+            for label, shape in shapes.items()
         ]
-        value = call(result, *(total.read_value() for total in sums), name="value")
-        parts = [None if weights is None else tensor(weights), *map(tensor, inputs)]
-        increments = call(lambda *given: tuple(measure(*given)), *parts, name="measured")
+        value = call(finish, *(total.read_value() for total in sums), name="value")
+        operands = [None if weights is None else tensor(weights), *map(tensor, inputs)]
+        increments = call(lambda *values: tuple(measure(*values)), *operands, name="measured")
         updated_sums = [
             total.assign_add(step) for total, step in zip(sums, increments, strict=True)
         ]
-        update = call(result, *updated_sums, name="update_op")
+        update = call(finish, *updated_sums, name="update_op")
     for names, target in zip(collections, (value, update), strict=True):
         if names:
             _graph.get_default_graph().add_to_collections(names, target)
@@ -108,51 +131,36 @@ def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
     return weights.expand_as(values)
 
 
-def _mean_metric(
-    metric_call: _MetricCall,
+def _count_mean(
     function: Callable[..., Any],
     inputs: Sequence[object],
-    result: Callable[[Tensor, Tensor], object] = quotient,
-) -> Metric:
-    """Return a metric for the weighted mean of `function(*inputs)`."""
+    finish: Callable[[Tensor, Tensor], object] = quotient,
+) -> _Counts:
+    """Return the counts of the weighted mean of `function(*inputs)`."""
 
     def measure(weight: Tensor | None, *input_values: Any) -> tuple[Tensor, Tensor]:
         values = function(*input_values).float()
-        share = _broadcast_weights(weight, values)
-        return (values * share).sum(), share.sum()
+        weights = _broadcast_weights(weight, values)
+        return (values * weights).sum(), weights.sum()
 
-    counts = {"total": (), "count": ()}
-    return _counting_metric(metric_call, counts, measure, inputs, result)
+    return _Counts({"total": (), "count": ()}, measure, inputs, finish)
 
 
-def mean(
-    values: object,
-    weights: object = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> Metric:
+@_counting("mean")
+def mean(values: object) -> _Counts:
     """Return the weighted mean of values."""
-    metric_call = _MetricCall(name or "mean", weights, metrics_collections, updates_collections)
-    return _mean_metric(metric_call, lambda source: source, [values])
+    return _count_mean(lambda source: source, [values])
 
 
-def accuracy(
-    labels: object,
-    predictions: object,
-    weights: object = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> Metric:
+@_counting("accuracy")
+def accuracy(labels: object, predictions: object) -> _Counts:
     """Measure how often predictions are equal to labels."""
 
     def correct(label: Tensor, prediction: Tensor) -> Tensor:
         label, prediction = _squeeze_alike(label, prediction)
         return label == prediction.to(label.dtype)
 
-    metric_call = _MetricCall(name or "accuracy", weights, metrics_collections, updates_collections)
-    return _mean_metric(metric_call, correct, [labels, predictions])
+    return _count_mean(correct, [labels, predictions])
 
 
 def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,29 +178,20 @@ def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _error_metric(
-    title: str,
+    metric_name: str,
     function: Callable[[Any], Any],
     doc_start: str,
-    result: Callable[[Any, Any], object] = quotient,
+    finish: Callable[[Any, Any], object] = quotient,
 ) -> Callable[..., Metric]:
-    def metric(
-        labels: object,
-        predictions: object,
-        weights: object = None,
-        metrics_collections: object = None,
-        updates_collections: object = None,
-        name: str | None = None,
-    ) -> Metric:
-        def error(label: Tensor, prediction: Tensor) -> Tensor:
-            label, prediction = _squeeze_alike(label, prediction)
-            return function(prediction.float() - label.float())
+    def error(label: Tensor, prediction: Tensor) -> Tensor:
+        label, prediction = _squeeze_alike(label, prediction)
+        return function(prediction.float() - label.float())
 
-        metric_call = _MetricCall(name or title, weights, metrics_collections, updates_collections)
-        return _mean_metric(metric_call, error, [labels, predictions], result)
+    @_counting(metric_name)
+    def metric(labels: object, predictions: object) -> _Counts:
+        return _count_mean(error, [labels, predictions], finish)
 
-    metric.__name__ = metric.__qualname__ = title
-    metric.__doc__ = f"The {doc_start} of labels and predictions."
-    return metric
+    return name_function(metric, metric_name, f"The {doc_start} of labels and predictions.")
 
 
 mean_squared_error = _error_metric("mean_squared_error", torch.square, "mean squared difference")
@@ -214,42 +213,36 @@ _KINDS = {
 
 
 def _confusion_metric(
-    title: str, counts: dict[str, str], result: Callable[..., object], doc_start: str
+    metric_name: str, counts: dict[str, str], finish: Callable[..., object], doc_start: str
 ) -> Callable[..., Metric]:
     """Return a metric from counts of true and false labels and predictions.
 
     Args:
-        title: Name of the metric.
+        metric_name: Name of the metric.
         counts: Names of its variables, each with the entry of `_KINDS` that it counts.
-        result: Returns the metric's value from the counts.
+        finish: Returns the metric's value from the counts.
         doc_start: Description of the value.
     """
 
-    def metric(
-        labels: object,
-        predictions: object,
-        weights: object = None,
-        metrics_collections: object = None,
-        updates_collections: object = None,
-        name: str | None = None,
-    ) -> Metric:
-        def measure(weight: Tensor | None, label: Tensor, prediction: Tensor) -> list[Tensor]:
-            label, prediction = _squeeze_alike(label.bool(), prediction.bool())
-            share = _broadcast_weights(weight, label)
-            kinds = [_KINDS[kind] for kind in counts.values()]
-            return [(share * ((label == a) & (prediction == b))).sum() for a, b in kinds]
+    def measure(weight: Tensor | None, label: Tensor, prediction: Tensor) -> list[Tensor]:
+        label, prediction = _squeeze_alike(label.bool(), prediction.bool())
+        weights = _broadcast_weights(weight, label)
+        kinds = [_KINDS[kind] for kind in counts.values()]
+        return [(weights * ((label == a) & (prediction == b))).sum() for a, b in kinds]
 
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(counts, ())
-        metric_call = _MetricCall(name or title, weights, metrics_collections, updates_collections)
-        return _counting_metric(metric_call, shapes, measure, [labels, predictions], result)
+    @_counting(metric_name)
+    def metric(labels: object, predictions: object) -> _Counts:
+        return _Counts(dict.fromkeys(counts, ()), measure, [labels, predictions], finish)
 
-    metric.__name__ = metric.__qualname__ = title
-    metric.__doc__ = f"{doc_start}; labels and predictions count as bools."
-    return metric
+    return name_function(
+        metric, metric_name, f"{doc_start}; labels and predictions count as bools."
+    )
 
 
-def _count_metric(title: str, event: str) -> Callable[..., Metric]:
-    return _confusion_metric(title, {"count": title}, torch.clone, f"Count how often {event}")
+def _count_metric(metric_name: str, event: str) -> Callable[..., Metric]:
+    return _confusion_metric(
+        metric_name, {"count": metric_name}, torch.clone, f"Count how often {event}"
+    )
 
 
 true_positives = _count_metric("true_positives", "a prediction is true, rightly")
@@ -258,10 +251,10 @@ false_negatives = _count_metric("false_negatives", "a prediction is false, wrong
 true_negatives = _count_metric("true_negatives", "a prediction is false, rightly")
 
 
-def _share_metric(wrong_kind: str, title: str, doc_start: str) -> Callable[..., Metric]:
+def _share_metric(wrong_kind: str, metric_name: str, doc_start: str) -> Callable[..., Metric]:
     counts = {"true_positives/count": "true_positives", f"{wrong_kind}/count": wrong_kind}
     return _confusion_metric(
-        title, counts, lambda right, wrong: quotient(right, right + wrong), doc_start
+        metric_name, counts, lambda right, wrong: quotient(right, right + wrong), doc_start
     )
 
 
@@ -275,30 +268,27 @@ recall = _share_metric(
 )
 
 
+@_counting(
+    "auc",
+    "labels predictions weights num_thresholds metrics_collections updates_collections curve name"
+    " summation_method thresholds",
+)
 def auc(
     labels: object,
     predictions: object,
-    weights: object = None,
     num_thresholds: int = 200,
-    metrics_collections: object = None,
-    updates_collections: object = None,
     curve: str = "ROC",
-    name: str | None = None,
     summation_method: str = "trapezoidal",
     thresholds: Sequence[float] | None = None,
-) -> Metric:
+) -> _Counts:
     """Return the area under a curve of rates at thresholds, of bools and predictions in [0, 1].
 
     Args:
         labels: The labels.
         predictions: The predictions, of the same shape.
-        weights: Optional.
         num_thresholds: How many thresholds there are.
-        metrics_collections: Optional.
-        updates_collections: Optional.
         curve: "ROC", the rate of true positives over that of false ones, or "PR", precision over
             recall.
-        name: Optional.
         summation_method: "trapezoidal", "minoring" or "majoring"; of the curve "PR" also
             "careful_interpolation" (Davis & Goadrich 2006).
         thresholds: Those between 0 and 1, instead of `num_thresholds` at equal distances.
@@ -316,18 +306,17 @@ def auc(
 
     def measure(weight: Tensor | None, labelled: Tensor, prediction: Tensor) -> list[Tensor]:
         labelled, prediction = _squeeze_alike(labelled.bool(), prediction)
-        share = _broadcast_weights(weight, labelled).reshape(-1)
+        weights = _broadcast_weights(weight, labelled).reshape(-1)
         is_label = labelled.reshape(-1)
         is_guess = prediction.reshape(-1) > levels.to(prediction.device).unsqueeze(1)
         return [
-            (share * ((is_label == label) & (is_guess == guess))).sum(1)
+            (weights * ((is_label == label) & (is_guess == guess))).sum(1)
             for label, guess in _KINDS.values()
         ]
 
     area = partial(_area_under, curve, summation_method)
-    counts = {title: (len(levels),) for title in _KINDS}
-    metric_call = _MetricCall(name or "auc", weights, metrics_collections, updates_collections)
-    return _counting_metric(metric_call, counts, measure, [labels, predictions], area)
+    shapes = {kind: (len(levels),) for kind in _KINDS}
+    return _Counts(shapes, measure, [labels, predictions], area)
 
 
 _HEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {

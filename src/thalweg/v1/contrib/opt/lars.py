@@ -74,9 +74,9 @@ class LARSOptimizer(RuleOptimizer):
         skip_list: Iterable[str] | None = None,
         use_nesterov: bool = False,
     ) -> None:
-        for title, hyper in (("momentum", momentum), ("weight_decay", weight_decay)):
+        for hyper_name, hyper in (("momentum", momentum), ("weight_decay", weight_decay)):
             if isinstance(hyper, numbers.Real) and hyper < 0.0:
-                raise ValueError(f"{title} should be positive: {hyper}")
+                raise ValueError(f"{hyper_name} should be positive: {hyper}")
         super().__init__(False, name)
         self._learning_rate = check_hyper("learning_rate", learning_rate)
         self._momentum, self._weight_decay, self._eeta = momentum, weight_decay, eeta
@@ -95,7 +95,7 @@ class LARSOptimizer(RuleOptimizer):
     def _group_of(self, var: Tensor, grad: object) -> _Group:
         if has_rows(grad):
             return _Group.ROWS
-        is_skipped = any(part in name_of(var) for part in self._skip_list or ())
+        is_skipped = any(fragment in name_of(var) for fragment in self._skip_list or ())
         return _Group.SKIPPED if is_skipped else _Group.ADAPTIVE
 
     def _hyper_scalars(

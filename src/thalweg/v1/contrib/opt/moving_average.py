@@ -21,7 +21,8 @@ from thalweg.v1.train.saving.saveables import all_saveable, by_name
 from thalweg.v1.train.saving.saver import Saver
 from thalweg.v1.train.wrapping_optimizer import WrappingOptimizer
 
-_AVERAGES = "averages"  # name of the averages in a checkpoint of objects
+# Name of the averages in a checkpoint of objects.
+_AVERAGES = "averages"
 
 
 class _Averages(ExponentialMovingAverage):
@@ -79,7 +80,8 @@ class MovingAverageOptimizer(WrappingOptimizer):
         self._average_decay, self._num_updates = average_decay, num_updates
         self._ema = _Averages(opt, average_decay, num_updates)
         self._sequential_update = sequential_update
-        self._counterparts: dict[Any, Any] = {}  # a graph's variables by averages, and vice versa
+        # A graph's variables by averages, and vice versa.
+        self._counterparts: dict[Any, Any] = {}
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object

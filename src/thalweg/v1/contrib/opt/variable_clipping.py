@@ -99,15 +99,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         step = self._opt.apply_gradients(pairs, global_step=global_step)
         if step is None:
             try:
-                with self._turn_lock(), self._locked(), no_grad():
-                    atomic_section.run(
-                        [
-                            _clip_call(
-                                as_gradient(grad, var, name_of(var)), var, dims, self._max_norm
-                            )
-                            for grad, var, dims in clipped
-                        ]
-                    )
+                self._clip([(grad, var, dims, name_of(var)) for grad, var, dims in clipped])
             except BaseException as error:
                 add_note(error, ["The step was taken, but the variables were not clipped."])
                 raise
@@ -116,19 +108,30 @@ class VariableClippingOptimizer(WrappingOptimizer):
             operations = [self._clip_in_graph(*clip_args) for clip_args in clipped]
         return _graph.group(step, *operations, name=name or self._name)
 
+    def _clip(self, updates: Sequence[tuple[object, Any, list[int], str]]) -> None:
+        """Clip variables in place, all of them or none.
+
+        Args:
+            updates: For each variable: gradient, variable, dimensions, and name for errors.
+        """
+        with self._turn_lock(), self._locked(), no_grad():
+            atomic_section.run(
+                [
+                    _clip_call(as_gradient(grad, var, name), var, dims, self._max_norm)
+                    for grad, var, dims, name in updates
+                ]
+            )
+
     def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
         """Return an operation that clips `var` in each run, unless the run finds no gradient for
         `var`.
         """
         variable = _graph.graph_variable_of(var)
-        title = variable.name
+        name = variable.name
 
         def clip_leaf(grad: object, leaf: Tensor) -> None:
             if grad is not None:
-                with self._turn_lock(), self._locked(), no_grad():
-                    atomic_section.run(
-                        [_clip_call(as_gradient(grad, leaf, title), leaf, dims, self._max_norm)]
-                    )
+                self._clip([(grad, leaf, dims, name)])
 
         inputs = [grad, _graph.by_reference(variable)]
         return _graph.operation(clip_leaf, inputs, f"clip_{base_name(variable)}", kind="update")
@@ -142,7 +145,8 @@ def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
     """
     shape = _graph.handle_of(var).shape
     dim_list = list(dims)
-    if shape is UNKNOWN:  # of a graph's variable, until it has a value
+    # The shape of a graph's variable may be unknown until the variable has a value.
+    if shape is UNKNOWN:
         return dim_list
     rank = len(shape)
     for dim in dim_list:
@@ -170,7 +174,8 @@ def _clip_call(
 
 def _clip_by_norm(tensor: Tensor, dims: list[int], max_norm: float) -> Tensor:
     squares = tensor.double().square()
-    total = squares.sum(dims, keepdim=True) if dims else squares  # torch takes [] for all
+    # torch sums over all dimensions for [].
+    total = squares.sum(dims, keepdim=True) if dims else squares
     norm = total.sqrt().to(tensor.dtype)
     # The order of operations is TensorFlow's; clamp() keeps NaN, as its maximum does.
     return tensor - (tensor - tensor * max_norm / norm.clamp(min=max_norm))

@@ -22,8 +22,11 @@ from thalweg._core.step_adapter import Dtype
 from thalweg._core.step_scalars import Groups
 from thalweg._graph import by_reference, graph_variable_of, is_symbolic, operation, resolve
 from thalweg.formula import Rule
+from thalweg.rules import ADAM_W, MOMENTUM_W, NESTEROV_W
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
+from thalweg.v1.train.adam import AdamOptimizer
 from thalweg.v1.train.callable_rate import has_formula, value_now
+from thalweg.v1.train.momentum import MomentumOptimizer
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
 
@@ -67,7 +70,8 @@ class DecoupledWeightDecayExtension(Optimizer):
     Reference: tf.contrib.opt.DecoupledWeightDecayExtension; https://arxiv.org/abs/1711.05101
     """
 
-    FUSED: ClassVar[bool] = False  # True if the rule has the scalar `weight_decay` itself
+    # True if the rule has the scalar `weight_decay` itself.
+    FUSED: ClassVar[bool] = False
 
     def __init__(self, weight_decay: object, *args: Any, **kwargs: Any) -> None:
         self._weight_decay = check_hyper("weight_decay", weight_decay)
@@ -200,7 +204,8 @@ class DecoupledWeightDecayExtension(Optimizer):
         `decay_var_list`.
         """
         values = self._values()
-        if self.FUSED or not _is_chosen(var, values):
+        subset = values["decay_var_list"] or [var]
+        if self.FUSED or all(var is not getattr(member, "symbol", member) for member in subset):
             return super()._apply_one(grad, var)
         decay = values["decoupled_decay"]
         if not is_symbolic(var):
@@ -213,7 +218,8 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _decay_one(self, grad: Gradient, var: Tensor, decay: object) -> None:
         scalars = {"weight_decay": decay}
         hooks = OneRule(WEIGHT_DECAY, scalars, selection=self._selection(), is_checked=True)
-        cache = self._plans.now().alone(var).alone(var)  # the step uses the first `alone`
+        # The step of the extended optimizer uses the cache of the first `alone`.
+        cache = self._plans.now().alone(var).alone(var)
         raise_within(run_step(hooks, cache, [(grad, var)], is_final=False).errors)
 
 
@@ -222,11 +228,6 @@ class _Spared:
     """The variables of a group that are not decayed."""
 
     group: Hashable
-
-
-def _is_chosen(var: Any, values: dict[str, Any]) -> bool:
-    subset = values["decay_var_list"]
-    return subset is None or any(var is getattr(member, "symbol", member) for member in subset)
 
 
 @cache
@@ -246,12 +247,86 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[object]) -> type[Any
     class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension, base_optimizer):
         __doc__ = f"`{base_optimizer.__name__}` with decoupled weight decay, its first argument."
 
-        def __reduce__(self) -> Any:  # pickle does not find a class that was made by a function
-            return _blank, (base_optimizer,), self.__getstate__()
+        # pickle finds classes by name, and this class has none in its module.
+        def __reduce__(self) -> Any:
+            return _make_blank, (base_optimizer,), self.__getstate__()
 
     return OptimizerWithDecoupledWeightDecay
 
 
-def _blank(base_optimizer: type[object]) -> object:
+def _make_blank(base_optimizer: type[object]) -> object:
     extended = extend_with_decoupled_weight_decay(base_optimizer)
     return object.__new__(extended)
+
+
+class MomentumWOptimizer(DecoupledWeightDecayExtension, MomentumOptimizer):
+    """Momentum with decoupled weight decay.
+
+        var <- var - weight_decay var, and then the step of `MomentumOptimizer`
+
+    Both happen in one pass over memory. A sparse gradient decays and moves the rows it names.
+
+    Args:
+        weight_decay: Share of a variable that a step takes away, whatever the learning rate. A
+            float, 0-d tensor, or callable without arguments.
+        learning_rate, momentum, use_locking, name, use_nesterov: As in `MomentumOptimizer`.
+
+    Differs from:
+        torch.optim.SGD, whose weight_decay is a part of the gradient.
+
+    Reference: tf.contrib.opt.MomentumWOptimizer; https://arxiv.org/abs/1711.05101
+    """
+
+    FUSED = True
+
+    def __init__(
+        self,
+        weight_decay: object,
+        learning_rate: object,
+        momentum: object,
+        use_locking: bool = False,
+        name: str = "MomentumW",
+        use_nesterov: bool = False,
+    ) -> None:
+        super().__init__(weight_decay, learning_rate, momentum, use_locking, name, use_nesterov)
+
+    def _choose_rule(self) -> Rule:
+        return NESTEROV_W if self._use_nesterov else MOMENTUM_W
+
+
+class AdamWOptimizer(DecoupledWeightDecayExtension, AdamOptimizer):
+    """Adam with decoupled weight decay.
+
+        var <- var - weight_decay var, and then the step of `AdamOptimizer`
+
+    Both happen in one pass over memory. A sparse gradient decays the rows it names, and moves all
+    rows as `AdamOptimizer` does.
+
+    Args:
+        weight_decay: Share of a variable that a step takes away, whatever the learning rate. A
+            float, 0-d tensor, or callable without arguments.
+        learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`.
+
+    Differs from:
+        torch.optim.AdamW multiplies the decay by the learning rate and adds epsilon after bias
+        correction.
+
+    Reference: tf.contrib.opt.AdamWOptimizer; https://arxiv.org/abs/1711.05101
+    """
+
+    FUSED = True
+
+    def __init__(
+        self,
+        weight_decay: object,
+        learning_rate: object = 0.001,
+        beta1: object = 0.9,
+        beta2: object = 0.999,
+        epsilon: object = 1e-8,
+        use_locking: bool = False,
+        name: str = "AdamW",
+    ) -> None:
+        super().__init__(weight_decay, learning_rate, beta1, beta2, epsilon, use_locking, name)
+
+    def _choose_rule(self) -> Rule:
+        return ADAM_W

@@ -30,7 +30,7 @@ class LossScale(Trackable, ABC):
 
     def __init__(self) -> None:
         self._maybe_initialize_trackable()
-        self._weights: dict[str, object] = {}
+        self._weights: dict[str, Any] = {}
 
     @abstractmethod
     def __call__(self) -> Any:
@@ -157,7 +157,7 @@ class DynamicLossScale(LossScale):
         finite = _graph.operation(
             _are_finite, [gradients], "is_finite", kind="pure", outputs=output
         )
-        state_references = {name: _graph.by_reference(var) for name, var in self._state().items()}
+        state_references = {name: _graph.by_reference(var) for name, var in self._weights.items()}
         scale = _graph.Output(torch.float32, (), ())
         return _graph.operation(
             self._move_scale, [finite, state_references], "update_loss_scale", outputs=scale
@@ -170,15 +170,12 @@ class DynamicLossScale(LossScale):
             has_nan: True if a gradient is NaN: a bool or a bool tensor.
             amax: The largest magnitude in all gradients, a float or a tensor.
         """
-        state = {name: _graph.resolve(var) for name, var in self._state().items()}
+        state = {name: _graph.resolve(var) for name, var in self._weights.items()}
         return answer(self._policy(), state, has_nan, amax)
 
     def _move_scale(self, finite: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
         run(answer(self._policy(), state, not finite, 0.0).calls)
         return state["current_loss_scale"].detach().clone()
-
-    def _state(self) -> dict[str, Any]:
-        return {"current_loss_scale": self._current_loss_scale, "good_steps": self._num_good_steps}
 
     def _policy(self) -> Policy:
         period = self._increment_period

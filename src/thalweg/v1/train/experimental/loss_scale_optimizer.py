@@ -107,12 +107,12 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
             self._opt._apply(pairs, arguments, transforms)
             return
         variables = [_graph.resolve(var) for _, var in pairs]
-        titles = titles_of(variables)
+        names = titles_of(variables)
         gradients = [
-            None if grad is None else as_gradient(grad, var, title)
-            for (grad, _), var, title in zip(pairs, variables, titles, strict=True)
+            None if grad is None else as_gradient(grad, var, name)
+            for (grad, _), var, name in zip(pairs, variables, names, strict=True)
         ]
-        check_readable(gradients, titles)
+        check_readable(gradients, names)
         with self._turn_lock(), self._locked():
             undo = calls(putting_back(scale_weights))
             try:
@@ -163,7 +163,8 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 else _graph.cond(should_apply, apply_unscaled, _graph.no_op)
             )
             step_op = _graph.group(apply_op, scale_update, name=name or self._name)
-        collection[:] = [*previous_ops, step_op]  # operations of a branch cannot be run alone
+        # Operations of a branch cannot be run alone, so they are removed from TRAIN_OP.
+        collection[:] = [*previous_ops, step_op]
         return step_op
 
     def _captured_inputs(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Hooks that watch values, stop a training, or feed it."""
+"""Hooks that watch values, stop a training, or feed it, and their timer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from thalweg.errors import (
     OutOfRangeError,
     ThalwegError,
 )
+from thalweg.v1.argument_checks import check_seconds, wait_seconds
 from thalweg.v1.train.global_step import _get_or_create_global_step_read
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
@@ -23,12 +24,79 @@ from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunHook,
     SessionRunValues,
 )
-from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 from thalweg.variable import to_tensor
 
+
+class SecondOrStepTimer:
+    """Triggers at the first step, and then every so many steps or seconds.
+
+    Args:
+        every_secs: The seconds.
+        every_steps: The steps; exactly one of the two.
+
+    Raises:
+        ValueError: None is given, or both are, or the seconds are NaN.
+        TypeError: The seconds are no number.
+
+    Reference: tf.train.SecondOrStepTimer
+    """
+
+    def __init__(self, every_secs: float | None = None, every_steps: int | None = None) -> None:
+        if every_secs is None and every_steps is None:
+            raise InvalidArgumentError("Either every_secs or every_steps should be provided.")
+        if every_secs is not None and every_steps is not None:
+            raise InvalidArgumentError("Can not provide both every_secs and every_steps.")
+        if every_secs is not None:
+            check_seconds("every_secs", every_secs)
+        self._every_secs = every_secs
+        self._every_steps = every_steps
+        self._last_trigger: tuple[int, float] | None = None
+
+    def reset(self) -> None:
+        """Forget when it triggered last."""
+        self._last_trigger = None
+
+    def should_trigger_for_step(self, step: int) -> bool:
+        """Return True if the hook is due at `step`.
+
+        It is due at the first call, and again `every_steps` or `every_secs` after the last trigger,
+        but never twice at the same step.
+        """
+        if self._last_trigger is None:
+            return True
+        last_step, last_time = self._last_trigger
+        if step == last_step:
+            return False
+        if self._every_steps is not None:
+            return step >= last_step + self._every_steps
+        return time.time() >= last_time + wait_seconds(self._every_secs or 0.0)
+
+    def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
+        """Record a trigger at `step` and at the present time.
+
+        Returns:
+            (seconds, steps) since the previous trigger; (None, None) for the first one.
+        """
+        previous_trigger, self._last_trigger = self._last_trigger, (step, time.time())
+        if previous_trigger is None:
+            return None, None
+        return self._last_trigger[1] - previous_trigger[1], step - previous_trigger[0]
+
+    def last_triggered_step(self) -> int | None:
+        """Return the step at which it triggered last."""
+        return None if self._last_trigger is None else self._last_trigger[0]
+
+
+__all__ = [
+    "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook", "LoggingTensorHook",
+    "NanLossDuringTrainingError", "NanTensorHook", "StopAtStepHook",
+]  # fmt: skip
+
 _LOG = logging.getLogger(__name__)
-_PAUSE = 0.5  # seconds between two looks at the global step
-_LOG_INTERVAL = 1000  # steps
+# Seconds between two looks at the global step.
+_PAUSE = 0.5
+# In steps.
+_LOG_INTERVAL = 1000
 
 
 class NanLossDuringTrainingError(ThalwegError, RuntimeError):
@@ -41,7 +109,13 @@ class NanLossDuringTrainingError(ThalwegError, RuntimeError):
 class GlobalStepHook(SessionRunHook):
     """Base class of hooks that fetch the global step as it is before each run."""
 
-    _step: object = None  # the tensor of the global step, once `begin` was called
+    # The tensor of the global step, once `begin` was called.
+    _step: object = None
+    _steps_per_run = 1
+
+    def _set_steps_per_run(self, steps_per_run: int) -> None:
+        """Set the number of steps that one run takes; 1 by default."""
+        self._steps_per_run = steps_per_run
 
     def begin(self) -> None:
         """Find the global step of the default graph.
@@ -51,8 +125,8 @@ class GlobalStepHook(SessionRunHook):
         """
         self._step = _get_or_create_global_step_read()
         if self._step is None:
-            title = type(self).__name__
-            raise FailedPreconditionError(f"Global step should be created to use {title}.")
+            name = type(self).__name__
+            raise FailedPreconditionError(f"Global step should be created to use {name}.")
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the global step."""
@@ -140,7 +214,7 @@ class LoggingTensorHook(SessionRunHook):
             if self._formatter is not None:
                 _LOG.info("%s", self._formatter(values))
                 return
-            text = ", ".join(f"{_title_of(tag)} = {value}" for tag, value in values.items())
+            text = ", ".join(f"{_get_tag_name(tag)} = {value}" for tag, value in values.items())
             _LOG.info("%s%s", text, "" if seconds is None else f" ({seconds:.3f} sec)")
 
 
@@ -294,5 +368,5 @@ class FeedFnHook(SessionRunHook):
         return SessionRunArgs(fetches=None, feed_dict=self.feed_fn())
 
 
-def _title_of(tag: object) -> str:
+def _get_tag_name(tag: object) -> str:
     return tag if isinstance(tag, str) else getattr(tag, "name", str(tag))

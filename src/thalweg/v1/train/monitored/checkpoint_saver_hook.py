@@ -10,9 +10,8 @@ from typing import Any
 from thalweg._formats import atomic_write
 from thalweg._graph import GraphKeys
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook
+from thalweg.v1.train.monitored.basic_session_run_hooks import GlobalStepHook, SecondOrStepTimer
 from thalweg.v1.train.monitored.session_run_hook import SessionRunContext, SessionRunValues
-from thalweg.v1.train.monitored.step_timer import SecondOrStepTimer
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,17 +70,16 @@ class CheckpointSaverHook(GlobalStepHook):
         if saver is not None and scaffold is not None:
             raise InvalidArgumentError("You cannot provide both saver and scaffold.")
         self._timer = SecondOrStepTimer(save_secs, save_steps)
-        self._steps_per_run = 1
         self._saver = saver
         self._scaffold = scaffold
-        self._folder = os.fspath(checkpoint_dir)
-        self._path = os.path.join(self._folder, checkpoint_basename)
+        self._directory = os.fspath(checkpoint_dir)
+        self._path = os.path.join(self._directory, checkpoint_basename)
         self._listeners = list(listeners or ())
 
     def begin(self) -> None:
         """Find the global step, and create the folder; RuntimeError if there is no step."""
         super().begin()
-        atomic_write.make_folder(self._folder)
+        atomic_write.make_folder(self._directory)
         for listener in self._listeners:
             listener.begin()
 
@@ -90,10 +88,6 @@ class CheckpointSaverHook(GlobalStepHook):
         step = int(session.run(self._step))
         self._save_checkpoint(session, step)
         self._timer.update_last_triggered_step(step)
-
-    def _set_steps_per_run(self, steps_per_run: int) -> None:
-        """Set the number of steps that one run takes; 1 by default."""
-        self._steps_per_run = steps_per_run
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save a checkpoint if the timer is due; request a stop if a listener returns True."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
 from thalweg._graph import GraphKeys, Session, get_default_graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
-from thalweg.v1.time_arguments import check_seconds
+from thalweg.v1.argument_checks import check_seconds
 from thalweg.v1.train.coordinator import Coordinator
 from thalweg.v1.train.monitored.scaffold import Scaffold
-from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator, SessionCreator
+from thalweg.v1.train.monitored.session_manager import ChiefSessionCreator, Path, SessionCreator
 from thalweg.v1.train.monitored.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -23,8 +22,6 @@ from thalweg.v1.train.monitored.session_run_hook import (
 from thalweg.v1.train.queue_runner import start_queue_runners
 
 _CALLER = "caller"
-
-Path = str | os.PathLike[str]
 
 
 class StepContext:
@@ -136,11 +133,12 @@ class MonitoredSession:
             raise FailedPreconditionError("Run called even after should_stop requested.")
         context = SessionRunContext(SessionRunArgs(fetches, feed_dict), session)
         fetches_by_hook: dict[object, object] = {_CALLER: fetches}
-        feeds = self._ask_hooks(context, fetches_by_hook, feed_dict)
+        feeds = self._call_before_run(context, fetches_by_hook, feed_dict)
         try:
             results = session.run(fetches_by_hook, feeds, options, run_metadata)
         except Exception:
-            self._coordinator.raise_requested_exception()  # a thread's error may be the cause
+            # The error of a thread may be the cause of this one.
+            self._coordinator.raise_requested_exception()
             raise
         for hook in self._hooks:
             values = SessionRunValues(results.get(hook), options, run_metadata)
@@ -149,7 +147,7 @@ class MonitoredSession:
             self._stop_requested = True
         return results[_CALLER]
 
-    def _ask_hooks(
+    def _call_before_run(
         self, context: SessionRunContext, fetches_by_hook: dict[object, object], feed_dict: Any
     ) -> object:
         """Call `before_run` of all hooks, and return the feeds of the hooks and of the caller.

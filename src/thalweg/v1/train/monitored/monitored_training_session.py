@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +9,16 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.monitored.checkpoint_saver_hook import CheckpointSaverHook
 from thalweg.v1.train.monitored.monitored_session import MonitoredSession
 from thalweg.v1.train.monitored.scaffold import Scaffold
-from thalweg.v1.train.monitored.session_creator import ChiefSessionCreator
+from thalweg.v1.train.monitored.session_manager import ChiefSessionCreator, Path
 from thalweg.v1.train.monitored.session_run_hook import SessionRunHook
-from thalweg.v1.train.monitored.step_counter_hook import StepCounterHook
-from thalweg.v1.train.monitored.summary_saver_hook import SummarySaverHook
+from thalweg.v1.train.monitored.summary_saver_hook import StepCounterHook, SummarySaverHook
 
-_DEFAULT: Any = object()  # an interval that was not given
-_SECONDS = 600  # between two checkpoints
-_STEPS = 100  # between two summaries
-
-Path = str | os.PathLike[str]
+# Default of intervals that were not given.
+_DEFAULT: Any = object()
+# Seconds between two checkpoints.
+_SECONDS = 600
+# Steps between two summaries.
+_STEPS = 100
 
 _NOT_CHIEF = (
     "is_chief=False: such a worker waits until the chief's variables, which they share on a"
@@ -104,12 +103,12 @@ def MonitoredTrainingSession(
     )
     scaffold = scaffold or Scaffold()
     session_hooks = list(chief_only_hooks or ())
-    folder = summary_dir or checkpoint_dir
-    if folder and log_step_count_steps is not None and log_step_count_steps > 0:
-        session_hooks.append(StepCounterHook(log_step_count_steps, output_dir=folder))
-    if folder and _is_any_positive(save_summaries_steps, save_summaries_secs):
+    directory = summary_dir or checkpoint_dir
+    if directory and log_step_count_steps is not None and log_step_count_steps > 0:
+        session_hooks.append(StepCounterHook(log_step_count_steps, output_dir=directory))
+    if directory and _is_any_positive(save_summaries_steps, save_summaries_secs):
         steps, seconds = save_summaries_steps, save_summaries_secs
-        session_hooks.append(SummarySaverHook(steps, seconds, folder, scaffold=scaffold))
+        session_hooks.append(SummarySaverHook(steps, seconds, directory, scaffold=scaffold))
     if checkpoint_dir and _is_any_positive(save_checkpoint_secs, save_checkpoint_steps):
         intervals = save_checkpoint_secs, save_checkpoint_steps
         session_hooks.append(CheckpointSaverHook(checkpoint_dir, *intervals, scaffold=scaffold))

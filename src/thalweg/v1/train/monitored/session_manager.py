@@ -1,9 +1,9 @@
-"""`SessionManager`: sessions whose variables have values, from a checkpoint or anew."""
+"""Sessions whose variables have values, from a checkpoint or anew, and their factories."""
 
 from __future__ import annotations
 
-import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +12,9 @@ import numpy as np
 from thalweg._base.showing import show_value
 from thalweg._graph import Session, get_default_graph
 from thalweg.errors import FailedPreconditionError, InvalidArgumentError
-from thalweg.v1.time_arguments import check_seconds, wait_seconds
-from thalweg.v1.train.saving.checkpoint_management import get_checkpoint_state
-
-Path = str | os.PathLike[str]
+from thalweg.v1.argument_checks import check_seconds, wait_seconds
+from thalweg.v1.train.monitored.scaffold import Scaffold
+from thalweg.v1.train.saving.checkpoint_management import Path, get_checkpoint_state
 
 
 class SessionManager:
@@ -105,14 +104,14 @@ class SessionManager:
                     session.run(init_op, init_feed_dict)
                 if init_fn is not None:
                     init_fn(session)
-            problem = self._initialized_locally(session)
+            problem = self._initialize_locally(session)
             stage = "model ready for local_init" if problem else "model ready"
-            problem = problem or _not_ready(session, self._ready_op)
+            problem = problem or _explain_not_ready(session, self._ready_op)
             if problem:
-                titles = [getattr(op, "name", None) for op in (init_op, self._local_init_op)]
+                names = [getattr(op, "name", None) for op in (init_op, self._local_init_op)]
                 raise FailedPreconditionError(
-                    f"Init operations did not make {stage}. Init op: {titles[0]}, init fn:"
-                    f" {init_fn}, local_init_op: {titles[1]}, error: {problem}"
+                    f"Init operations did not make {stage}. Init op: {names[0]}, init fn:"
+                    f" {init_fn}, local_init_op: {names[1]}, error: {problem}"
                 )
         except BaseException:
             session.close()
@@ -139,39 +138,44 @@ class SessionManager:
         session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
-        problem = self._initialized_locally(session)
+        problem = self._initialize_locally(session)
         if not from_checkpoint or problem:
             return session, False
-        return session, _not_ready(session, self._ready_op) is None
+        return session, _explain_not_ready(session, self._ready_op) is None
 
     def _restore_session(
-        self, saver: Any, folder: Path | None, prefix: Path | None, waits: bool, seconds: float
+        self,
+        saver: Any,
+        directory: Path | None,
+        prefix: Path | None,
+        may_wait: bool,
+        seconds: float,
     ) -> tuple[Session, bool]:
         """Return a new session, and True if a checkpoint was restored into it.
 
-        The flag is False, and the session has no values, without `saver`, without both `folder` and
-        `prefix`, and if `folder` has no file `checkpoint` in time. An error of the restoration
-        closes the session.
+        The flag is False, and the session has no values, without `saver`, without both `directory`
+        and `prefix`, and if `directory` has no file `checkpoint` in time. An error of the
+        restoration closes the session.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
-            folder: The folder whose newest checkpoint is restored, or None. The saver then also
+            directory: The folder whose newest checkpoint is restored, or None. The saver then also
                 takes over the list of older checkpoints in it.
             prefix: The prefix of a checkpoint, or None.
-            waits: True to wait up to `seconds` for the file `checkpoint`; False to look once.
+            may_wait: True to wait up to `seconds` for the file `checkpoint`; False to look once.
 
         Raises:
-            InvalidArgumentError: Both `folder` and `prefix` are given, with a saver or without.
+            InvalidArgumentError: Both `directory` and `prefix` are given, with a saver or without.
         """
-        if folder and prefix:
+        if directory and prefix:
             raise InvalidArgumentError(
                 "Can not provide both checkpoint_dir and checkpoint_filename_with_path."
             )
-        if saver is None or not (folder or prefix):
+        if saver is None or not (directory or prefix):
             return Session(graph=self._graph), False
         paths: list[str] = []
-        if folder:
-            state = self._wait_for_state(folder, seconds if waits else 0)
+        if directory:
+            state = self._wait_for_state(directory, seconds if may_wait else 0)
             if state is None:
                 return Session(graph=self._graph), False
             prefix, paths = state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
@@ -185,18 +189,21 @@ class SessionManager:
             raise
         return session, True
 
-    def _wait_for_state(self, folder: Path, seconds: float) -> Any:
-        """Wait for the file `checkpoint` of a folder and return its state; None after a timeout."""
+    def _wait_for_state(self, directory: Path, seconds: float) -> Any:
+        """Wait until a folder has a file `checkpoint`; return its `CheckpointState`.
+
+        None is returned if there is no such file after `seconds`.
+        """
         check_seconds("max_wait_secs", seconds)
         end = time.monotonic() + wait_seconds(seconds)
-        while (state := get_checkpoint_state(folder)) is None:
+        while (state := get_checkpoint_state(directory)) is None:
             remaining_seconds = end - time.monotonic()
             if remaining_seconds <= 0:
                 return None
             time.sleep(wait_seconds(min(remaining_seconds, self._recovery_wait_secs)))
         return state
 
-    def _initialized_locally(self, session: Session) -> str | None:
+    def _initialize_locally(self, session: Session) -> str | None:
         """Run `local_init_op` if `ready_for_local_init_op` allows it.
 
         Returns:
@@ -205,13 +212,13 @@ class SessionManager:
         """
         if self._local_init_op is None:
             return None
-        problem = _not_ready(session, self._ready_for_local_init_op)
+        problem = _explain_not_ready(session, self._ready_for_local_init_op)
         if problem is None:
             session.run(self._local_init_op, self._local_init_feed_dict)
         return problem
 
 
-def _not_ready(session: Session, op: object) -> str | None:
+def _explain_not_ready(session: Session, op: object) -> str | None:
     """Return why a session is not ready, or None if it is.
 
     Args:
@@ -225,10 +232,71 @@ def _not_ready(session: Session, op: object) -> str | None:
     except FailedPreconditionError as error:
         return str(error)
     array = np.asarray(names)
-    if names is None or not array.size or array.dtype == np.int32:  # as old programs say "ready"
+    # Old programs return an int32 array if all variables are initialized.
+    if names is None or not array.size or array.dtype == np.int32:
         return None
     return f"Variables not initialized: {', '.join(map(_as_text, array.reshape(-1)))}"
 
 
 def _as_text(name: object) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+
+class SessionCreator(ABC):
+    """Makes a session.
+
+    Reference: tf.train.SessionCreator
+    """
+
+    @abstractmethod
+    def create_session(self) -> Session:
+        """Return a session of the default graph that is ready."""
+
+
+class ChiefSessionCreator(SessionCreator):
+    """Makes a session from a checkpoint, if there is one, or initializes it.
+
+    Args:
+        scaffold: Optional. What a session needs.
+        master: Ignored, as is `config`.
+        checkpoint_dir: Optional. The folder of checkpoints, of which the newest is restored; or
+        checkpoint_filename_with_path: the prefix of a checkpoint.
+
+    Reference: tf.train.ChiefSessionCreator
+    """
+
+    def __init__(
+        self,
+        scaffold: Scaffold | None = None,
+        master: str = "",
+        config: object = None,
+        checkpoint_dir: Path | None = None,
+        checkpoint_filename_with_path: Path | None = None,
+    ) -> None:
+        self._scaffold = scaffold or Scaffold()
+        self._checkpoint_dir = checkpoint_dir
+        self._checkpoint_filename_with_path = checkpoint_filename_with_path
+
+    def create_session(self) -> Session:
+        """Finalize the default graph, and make a session of it.
+
+        Raises:
+            RuntimeError: The scaffold does not make it ready.
+            ValueError, NotFoundError, OSError: The checkpoint cannot be restored.
+        """
+        scaffold = self._scaffold.finalize()
+        manager = SessionManager(
+            local_init_op=scaffold.local_init_op,
+            ready_op=scaffold.ready_op,
+            ready_for_local_init_op=scaffold.ready_for_local_init_op,
+            graph=get_default_graph(),
+            local_init_feed_dict=scaffold.local_init_feed_dict,
+        )
+        return manager.prepare_session(
+            saver=scaffold.saver,
+            checkpoint_dir=self._checkpoint_dir,
+            checkpoint_filename_with_path=self._checkpoint_filename_with_path,
+            init_op=scaffold.init_op,
+            init_feed_dict=scaffold.init_feed_dict,
+            init_fn=scaffold.init_fn,
+        )

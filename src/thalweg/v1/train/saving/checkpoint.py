@@ -19,7 +19,7 @@ from thalweg._formats.path_resolution import ENDING
 from thalweg._graph import GraphVariable, executing_eagerly, get_default_graph
 from thalweg._graph.nodes import session_for
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.v1.train.saving.checkpoint_management import update_checkpoint_state
+from thalweg.v1.train.saving.checkpoint_management import Path, update_checkpoint_state
 from thalweg.v1.train.saving.objects import files
 from thalweg.v1.train.saving.objects.members import (
     ObjectMember,
@@ -37,8 +37,6 @@ from thalweg.v1.train.saving.objects.members import (
 from thalweg.v1.train.saving.objects.restoration import Restoration
 from thalweg.v1.train.saving.objects.status import CheckpointLoadStatus, InitializationOnlyStatus
 from thalweg.variable import Variable
-
-Path = str | os.PathLike[str]
 
 _COUNTER = "save_counter"
 
@@ -218,16 +216,16 @@ class Checkpoint(Trackable):
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
         """Restore what `write` saved; as `restore`, without `save_counter`."""
         if save_path is None:
-            return InitializationOnlyStatus(lambda: self._members_in(self._graph_meant()))
+            return InitializationOnlyStatus(lambda: self._members_in(self._choose_graph()))
         path = os.fspath(save_path).removesuffix(files.ENDING)
         graph, values = files.read(path)
-        building = self._graph_meant()
+        building = self._choose_graph()
         with _as_default_graph(building):
             restoration = Restoration(path, graph, values, building)
             restoration.bind(0, self)
         return CheckpointLoadStatus(restoration, lambda: self._members_in(building))
 
-    def _graph_meant(self, session: Any = None) -> object:
+    def _choose_graph(self, session: Any = None) -> object:
         """Return the graph whose variables are saved or restored; None in eager mode.
 
         It is the session's graph, the default graph, or the only graph of the objects.
@@ -252,8 +250,9 @@ class Checkpoint(Trackable):
 
     def _snapshot(self, session: object = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
         """Return the object graph and copies of all values by tensor name."""
-        graph = self._graph_meant(session)
+        graph = self._choose_graph(session)
         keepers = optimizers_in(self._members_in(graph))
+        # No optimizer takes a step between two copies, so all values are of one moment.
         with hold_steps(keepers):
             for keeper in keepers:
                 with _as_default_graph(graph):

@@ -16,9 +16,16 @@ from thalweg._formats.bundle import CheckpointState, read_state, write_state
 from thalweg.errors import InvalidArgumentError
 from thalweg.v1.train.saving.checkpoint_reader import INDEX, SUFFIX, is_checkpoint
 
+__all__ = [
+    "checkpoint_exists", "checkpoints_iterator", "generate_checkpoint_state_proto",
+    "get_checkpoint_mtimes", "get_checkpoint_state", "latest_checkpoint", "remove_checkpoint",
+    "update_checkpoint_state",
+]  # fmt: skip
+
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
-STATE = "checkpoint"  # the name of the file that lists the checkpoints of a folder
+# The name of the file that lists the checkpoints of a folder.
+STATE = "checkpoint"
 
 Path = str | os.PathLike[str]
 
@@ -53,10 +60,10 @@ def generate_checkpoint_state_proto(
             "Checkpoint timestamps, if provided, must match checkpoint paths (got paths"
             f" {paths} and timestamps {times})"
         )
-    folder = os.fspath(save_dir)
-    if not os.path.isabs(folder):
-        model_checkpoint_path = _relative_to(model_checkpoint_path, folder)
-        paths = [_relative_to(path, folder) for path in paths]
+    directory = os.fspath(save_dir)
+    if not os.path.isabs(directory):
+        model_checkpoint_path = _relative_to(model_checkpoint_path, directory)
+        paths = [_relative_to(path, directory) for path in paths]
     return CheckpointState(model_checkpoint_path, paths, times, last_preserved_timestamp)
 
 
@@ -91,18 +98,18 @@ def update_checkpoint_state(
         all_model_checkpoint_timestamps,
         last_preserved_timestamp,
     )
-    folder, name = os.fspath(save_dir), STATE if latest_filename is None else latest_filename
+    directory, name = os.fspath(save_dir), STATE if latest_filename is None else latest_filename
     newest, *paths = (
-        os.path.join(folder, path)
+        os.path.join(directory, path)
         for path in (state.model_checkpoint_path, *state.all_model_checkpoint_paths)
     )
-    if newest == os.path.join(folder, name):
+    if newest == os.path.join(directory, name):
         raise RuntimeError(
             f"Save path '{model_checkpoint_path}' conflicts with path used for checkpoint state. "
             " Please use a different save path."
         )
     state = replace(state, model_checkpoint_path=newest, all_model_checkpoint_paths=paths)
-    write_state(folder, state, name)
+    write_state(directory, state, name)
 
 
 def get_checkpoint_state(
@@ -123,10 +130,10 @@ def get_checkpoint_state(
         TensorFlow, which treats a damaged file as a missing one, so that a training that continues
         from there starts anew.
     """
-    folder = os.fspath(checkpoint_dir)
-    state = read_state(folder, STATE if latest_filename is None else latest_filename)
+    directory = os.fspath(checkpoint_dir)
+    state = read_state(directory, STATE if latest_filename is None else latest_filename)
     if state is not None and not state.model_checkpoint_path:
-        raise InvalidArgumentError(f"Invalid checkpoint state loaded from {folder}")
+        raise InvalidArgumentError(f"Invalid checkpoint state loaded from {directory}")
     return state
 
 
@@ -185,11 +192,11 @@ def checkpoints_iterator(
             return
 
 
-def _wait_for_another(folder: Path, previous: str | None, timeout: float | None) -> str | None:
+def _wait_for_another(directory: Path, previous: str | None, timeout: float | None) -> str | None:
     """Wait for a newest checkpoint other than `previous` and return it; None after the timeout."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
-        newest = latest_checkpoint(folder)
+        newest = latest_checkpoint(directory)
         if newest not in (None, previous):
             return newest
         if end is not None and time.monotonic() + _POLL_SECONDS > end:
@@ -211,7 +218,7 @@ def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
     times: list[float] = []
     for prefix in [os.fspath(checkpoint_prefix) for checkpoint_prefix in checkpoint_prefixes]:
         for path in (prefix + SUFFIX, prefix + INDEX, prefix):
-            with _if_there():
+            with _ignore_missing():
                 times.append(os.stat(path).st_mtime)
                 break
     return times
@@ -242,12 +249,12 @@ def remove_checkpoint(
         paths.append(prefix + INDEX)
         paths += glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????")
     for path in paths:
-        with _if_there():
+        with _ignore_missing():
             os.unlink(path)
 
 
 @contextlib.contextmanager
-def _if_there() -> Iterator[None]:
+def _ignore_missing() -> Iterator[None]:
     """Ignore the error for a missing file."""
     try:
         yield
@@ -256,5 +263,5 @@ def _if_there() -> Iterator[None]:
             raise
 
 
-def _relative_to(path: str, folder: str) -> str:
-    return path if os.path.isabs(path) else os.path.relpath(path, folder)
+def _relative_to(path: str, directory: str) -> str:
+    return path if os.path.isabs(path) else os.path.relpath(path, directory)

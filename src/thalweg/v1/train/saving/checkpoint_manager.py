@@ -21,7 +21,7 @@ from thalweg.v1.train.saving.checkpoint_management import (
 )
 
 _LOG = logging.getLogger(__name__)
-_CLOCK_BEHIND = (
+_CLOCK_WARNING = (
     "The clock is %g s behind the last preserved checkpoint timestamp in %s. The checkpoints there"
     " are not deleted."
 )
@@ -87,7 +87,7 @@ class CheckpointManager:
         mark, hours = state.last_preserved_timestamp, keep_checkpoint_every_n_hours
         if mark is not None and mark > start:
             # It is unknown which of the checkpoints are to be retained, so all of them are.
-            _LOG.warning(_CLOCK_BEHIND, mark - start, self._directory)
+            _LOG.warning(_CLOCK_WARNING, mark - start, self._directory)
             mark, paths = start, []
         self._latest = state.model_checkpoint_path or None
         self._keeper = Keeper(
@@ -141,12 +141,12 @@ class CheckpointManager:
         Raises:
             As `Checkpoint.write`.
         """
-        step = None if self._step_counter is None else _number_of(self._step_counter)
+        step = None if self._step_counter is None else _read_count(self._step_counter)
         if check_interval and self._is_early(step):
             return None
         with count_save(self._checkpoint) as counter:
-            number = int(counter) if checkpoint_number is None else _number_of(checkpoint_number)
-            path = self._checkpoint.write(f"{self._prefix}-{number}")
+            suffix = int(counter) if checkpoint_number is None else _read_count(checkpoint_number)
+            path = self._checkpoint.write(f"{self._prefix}-{suffix}")
         self._saved_step = step
         self._latest = path
         self._keeper = self._keeper.after_saving(path)
@@ -185,14 +185,14 @@ class CheckpointManager:
         if self._latest is not None:
             self._checkpoint.restore(self._latest)
             if self._step_counter is not None:
-                self._saved_step = _number_of(self._step_counter)
+                self._saved_step = _read_count(self._step_counter)
             return self._latest
         if self._init_fn is not None:
             self._init_fn()
         return None
 
 
-def _number_of(counter: Any) -> int:
+def _read_count(counter: Any) -> int:
     """Return the value of a variable, or a number itself."""
     if not is_symbolic(counter):
         return int(counter)

@@ -1,29 +1,36 @@
-"""Reader of checkpoints in this library's format and in TensorFlow's."""
+"""Reader of checkpoints in this library's format and in TensorFlow's, and checks of values."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from thalweg._core import state
 from thalweg._formats import bundle, container
 from thalweg._formats.path_resolution import ENDING as SUFFIX
-from thalweg._formats.path_resolution import PathKind, ResolvedPath, locate_checkpoint
+from thalweg._formats.path_resolution import PathKind, locate_checkpoint
 from thalweg._formats.stored_tensor import ITEM_BYTES, StoredTensor, dtype_of
+from thalweg._graph import GraphVariable
 from thalweg.errors import (
     DataLossError,
     MissingFileError,
     NotFoundError,
     UnsupportedCheckpointError,
+    listed,
 )
 from thalweg.v1.train.saving.objects import files
+from thalweg.v1.train.saving.saveables import whole_name
+from thalweg.variable import dtype_name
 
 # TensorFlow's names of dtypes that have other names in torch.
-_TITLES = {"float16": "half", "float32": "float", "float64": "double"}
-INDEX = ".index"  # of the file of TensorFlow's by which a checkpoint of its is known
+_DTYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double"}
+# Ending of the file by which a TensorFlow checkpoint is recognized.
+INDEX = ".index"
 
 
 class CheckpointReader:
@@ -44,10 +51,16 @@ class CheckpointReader:
 
     def __init__(self, filename: str | os.PathLike[str]) -> None:
         self._prefix = os.fspath(filename).removesuffix(SUFFIX)
-        place = _locate_existing(self._prefix)
-        self._path, self._has_own_format = place.path, place.kind is PathKind.OURS
+        resolved = locate_checkpoint(self._prefix)
+        if resolved.kind is PathKind.MISSING:
+            raise MissingFileError(
+                "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
+                f" {self._prefix}"
+            )
+        resolved = resolved.of_savers()
+        self._path, self._is_native = resolved.path, resolved.kind is PathKind.OURS
         self._document: dict[str, object] = {}
-        if self._has_own_format:
+        if self._is_native:
             description = container.describe(self._path)
             self._document = description.document
             named_entries: Any = description.tensors.items()
@@ -97,9 +110,10 @@ class CheckpointReader:
         """Return a line for each tensor, such as "layer/kernel (DT_FLOAT) [2,3]"."""
         lines = list[str]()
         for name, dtype in self.get_variable_to_dtype_map().items():
-            title = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+            label = str(dtype).removeprefix("torch.")
+            label = _DTYPE_NAMES.get(label, label).upper()
             sizes = ",".join(map(str, self._entries[name][1]))
-            lines.append(f"{name} (DT_{_TITLES.get(title, title).upper()}) [{sizes}]")
+            lines.append(f"{name} (DT_{label}) [{sizes}]")
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
@@ -117,7 +131,7 @@ class CheckpointReader:
 
     def keys_by_name(self) -> dict[str, str]:
         """Return {variable's name: name of its tensor} of an object checkpoint; else {}."""
-        if not self._has_own_format:
+        if not self._is_native:
             graph = bundle.read(self._path, ()).graph
         else:
             encoded = self._document.get("object_graph")
@@ -126,21 +140,85 @@ class CheckpointReader:
         return {entry.full_name: entry.key for node in nodes for entry in node.attributes}
 
     def _read_tensors(self, names: Collection[str]) -> dict[str, StoredTensor]:
-        if self._has_own_format:
+        if self._is_native:
             return container.read(self._path, names).tensors
         return bundle.read(self._path, names).tensors
-
-
-def _locate_existing(prefix: str) -> ResolvedPath:
-    place = locate_checkpoint(prefix)
-    if place.kind is PathKind.MISSING:
-        raise MissingFileError(
-            "Unsuccessful TensorSliceReader constructor: Failed to find any matching files for"
-            f" {prefix}"
-        )
-    return place.of_savers()
 
 
 def is_checkpoint(prefix: str) -> bool:
     """Return True if there is a checkpoint with a prefix, or a file that may be one."""
     return locate_checkpoint(prefix).kind not in (PathKind.MISSING, PathKind.FOLDER)
+
+
+def fitting_values(
+    reader: CheckpointReader,
+    prefix: str,
+    variables: Mapping[str, GraphVariable],
+    reshape: bool = False,
+) -> dict[GraphVariable, Tensor]:
+    """Return {variable: value of a checkpoint}, in the variables' shapes.
+
+    Args:
+        reader: The reader of the checkpoint.
+        prefix: The prefix of the checkpoint, for errors.
+        variables: Variables by their names in the checkpoint.
+        reshape: True if a value with as many elements takes the variable's shape.
+
+    Raises:
+        NotFoundError: Names are not in the checkpoint.
+        CheckpointMismatchError: Shapes or dtypes differ.
+        OSError: The checkpoint is damaged, or cannot be read.
+    """
+    keys = {
+        name: name if reader.has_tensor(name) else whole_name(name, variable)
+        for name, variable in variables.items()
+    }
+    if not all(reader.has_tensor(key) for key in keys.values()):
+        keys_by_name = reader.keys_by_name()
+        keys = {name: keys_by_name.get(key, key) for name, key in keys.items()}
+    missing = [name for name, key in keys.items() if not reader.has_tensor(key)]
+    if missing:
+        names = listed(f"'{name}'" for name in missing)
+        raise NotFoundError(
+            f"Key {missing[0]} not found in checkpoint\n{prefix} has no value for {len(missing)} of"
+            f" {len(keys)} variables: {names}. Nothing was loaded. Give the"
+            " Saver a list without them, or a dict of the variables by the names that the"
+            " checkpoint has; list_variables lists these."
+        )
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    misfits = {
+        name: _describe_misfit(variable, shapes[keys[name]], dtypes[keys[name]], prefix, reshape)
+        for name, variable in variables.items()
+    }
+    flaws = [f"'{name}' {misfit}" for name, misfit in misfits.items() if misfit]
+    if flaws:
+        raise state.mismatch(flaws)
+    values = reader.tensors(set(keys.values()))
+    return {var: _fit_value(values[keys[name]], var) for name, var in variables.items()}
+
+
+def _describe_misfit(
+    variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
+) -> str | None:
+    """Return why a value does not fit its variable, or None."""
+    expected, info = variable.shape, variable._save_slice_info
+    is_full = info is not None and tuple(shape) == tuple(info.full_shape)
+    if not (is_full or expected.accepts(shape) or (reshape and _has_as_many(expected, shape))):
+        return f"has shape {tuple(shape)} in {prefix} but the variable has shape {tuple(expected)}"
+    if variable.dtype not in (None, dtype):
+        actual = dtype if isinstance(dtype, str) else dtype_name(dtype)
+        return f"is {actual} in {prefix} but the variable is {dtype_name(variable.dtype)}"
+    return None
+
+
+def _has_as_many(expected: Sequence[int | None], shape: Sequence[int]) -> bool:
+    sizes = [size for size in expected if size is not None]
+    return len(sizes) == len(expected) and prod(sizes) == prod(shape)
+
+
+def _fit_value(tensor: Tensor, variable: GraphVariable) -> Tensor:
+    """Return the part of `tensor` that belongs to the variable, in its shape."""
+    info, expected = variable._save_slice_info, variable.shape
+    if info is not None and tuple(tensor.shape) == tuple(info.full_shape):
+        return info.cut(tensor).clone()
+    return tensor if expected.accepts(tensor.shape) else tensor.reshape(tuple(expected))  # pyright: ignore

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ from thalweg._graph.partitioned import PartitionedVariable
 from thalweg._graph.slice_info import SaveSliceInfo
 from thalweg._graph.variables import begin_with
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.v1.train.saving.checkpoint_management import latest_checkpoint
+from thalweg.v1.train.saving.checkpoint_management import Path, latest_checkpoint
 from thalweg.v1.train.saving.checkpoint_reader import CheckpointReader
 from thalweg.v1.train.saving.saveables import as_variable
 from thalweg.variable import dtype_name
 
-Path = str | os.PathLike[str]
+__all__ = ["init_from_checkpoint", "list_variables", "load_checkpoint", "load_variable"]
 
 
 def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
@@ -36,7 +36,7 @@ def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
         NotFoundError: There is no checkpoint with that prefix.
         OSError: It is damaged, or cannot be read.
     """
-    return CheckpointReader(_prefix_of(ckpt_dir_or_file))
+    return CheckpointReader(_resolve_prefix(ckpt_dir_or_file))
 
 
 def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
@@ -99,7 +99,7 @@ def init_from_checkpoint(
     Differs from:
         TensorFlow, which finds variables by name only if `get_variable` made them.
     """
-    prefix = _prefix_of(ckpt_dir_or_file)
+    prefix = _resolve_prefix(ckpt_dir_or_file)
     reader = CheckpointReader(prefix)
     shapes = reader.get_variable_to_shape_map()
     pairs: dict[GraphVariable, str] = {}
@@ -114,19 +114,19 @@ def init_from_checkpoint(
             for variable in variables:
                 pairs[variable] = name
         else:
-            pairs.update(_of_scope(name, target, prefix, shapes))
+            pairs.update(_match_scope(name, target, prefix, shapes))
     dtypes = reader.get_variable_to_dtype_map()
     for variable, name in pairs.items():
         _check_fits(variable, name, shapes[name], dtypes[name])
     starts = [
-        (variable, _initial_value(variable, prefix, name)) for variable, name in pairs.items()
+        (variable, _read_initial_value(variable, prefix, name)) for variable, name in pairs.items()
     ]
     for variable, start in starts:
         with variable.graph.control_dependencies(None):
             begin_with(variable, start)
 
 
-def _prefix_of(ckpt_dir_or_file: Path) -> str:
+def _resolve_prefix(ckpt_dir_or_file: Path) -> str:
     """Return the prefix of a checkpoint: the argument itself, or the newest one in a folder.
 
     Raises:
@@ -143,7 +143,7 @@ def _prefix_of(ckpt_dir_or_file: Path) -> str:
     return prefix
 
 
-def _find_variables(target: object) -> list[GraphVariable]:
+def _find_variables(target: Any) -> list[GraphVariable]:
     """Return the variables that an entry of `assignment_map` names: [] for the name of a scope.
 
     Args:
@@ -160,18 +160,17 @@ def _find_variables(target: object) -> list[GraphVariable]:
         by_name = {variable.op.name: variable for variable in variables} | graph.variable_store
         return [by_name[target]] if target in by_name else []
     is_partitioned = isinstance(target, list | tuple | PartitionedVariable)
-    members = list(cast("list[object]", target)) if is_partitioned else [target]
-    variables = [as_variable(member) for member in members]
-    known_variables = [variable for variable in variables if variable is not None]
-    if not variables or len(known_variables) < len(variables):
+    variables = [as_variable(member) for member in (target if is_partitioned else [target])]
+    graph_variables = [variable for variable in variables if variable is not None]
+    if not variables or len(graph_variables) < len(variables):
         raise InvalidTypeError(
             "assignment_map maps names of a checkpoint to variables, their names, or scopes, not to"
             f" {target!r}."
         )
-    return known_variables
+    return graph_variables
 
 
-def _of_scope(
+def _match_scope(
     scope: str, target: str, prefix: str, shapes: Mapping[str, object]
 ) -> dict[GraphVariable, str]:
     """Return {variable below `target`: name below `scope` in the checkpoint}.
@@ -192,9 +191,13 @@ def _of_scope(
             " be 'scope/': 'other_scope/'. There is no variable of that name."
         )
     names_by_variable: dict[GraphVariable, str] = {}
-    for name, variable in sorted(_variables_by_name().items()):
-        part = _part_of(variable)
-        name = name if part is None else part.full_name
+    graph = get_default_graph()
+    variables = [variable for _, variable in graph.stand_ins.values()]
+    variables += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
+    by_name = {variable.op.name: variable for variable in variables} | graph.variable_store
+    for name, variable in sorted(by_name.items()):
+        slice_info = _get_slice_info(variable)
+        name = name if slice_info is None else slice_info.full_name
         if outer and not name.startswith(f"{outer}/"):
             continue
         inner = name[len(outer) + 1 :] if outer else name
@@ -207,14 +210,6 @@ def _of_scope(
     return names_by_variable
 
 
-def _variables_by_name() -> dict[str, GraphVariable]:
-    """Return the variables of the default graph that belong to scopes, by name."""
-    graph = get_default_graph()
-    variables = [variable for _, variable in graph.stand_ins.values()]
-    variables += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
-    return {variable.op.name: variable for variable in variables} | graph.variable_store
-
-
 def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: object) -> None:
     """Raise if a value of a checkpoint does not fit its variable.
 
@@ -222,11 +217,11 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: obj
         InvalidArgumentError: The shapes differ.
         InvalidTypeError: The dtypes differ.
     """
-    part = _part_of(variable)
-    own_shape = variable.shape if part is None else Shape(part.full_shape)
-    if not own_shape.accepts(tuple(shape)):
+    slice_info = _get_slice_info(variable)
+    expected_shape = variable.shape if slice_info is None else Shape(slice_info.full_shape)
+    if not expected_shape.accepts(tuple(shape)):
         raise InvalidArgumentError(
-            f"Shape of variable {variable.name} ({tuple(own_shape)}) doesn't match with shape"
+            f"Shape of variable {variable.name} ({tuple(expected_shape)}) doesn't match with shape"
             f" of tensor {name} ({tuple(shape)}) from checkpoint reader."
         )
     if variable.dtype not in (None, dtype):
@@ -236,12 +231,12 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: obj
         )
 
 
-def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
+def _read_initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
     """Return a symbolic tensor that reads the value of `name` from the checkpoint in a run."""
     output = Output(variable.dtype, variable.shape, ())
     with variable.graph.as_default(), variable.graph.control_dependencies(None):
         return operation(
-            partial(_read_tensor, prefix, name, variable.op.device, _part_of(variable)),
+            partial(_read_tensor, prefix, name, variable.op.device, _get_slice_info(variable)),
             [],
             "checkpoint_initializer",
             kind="pure",
@@ -250,12 +245,12 @@ def _initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
 
 
 def _read_tensor(
-    prefix: str, name: str, device: torch.device, part: SaveSliceInfo | None
+    prefix: str, name: str, device: torch.device, slice_info: SaveSliceInfo | None
 ) -> Tensor:
     full_tensor = CheckpointReader(prefix).tensors({name})[name]
-    return (full_tensor if part is None else part.cut(full_tensor).clone()).to(device)
+    return (full_tensor if slice_info is None else slice_info.cut(full_tensor).clone()).to(device)
 
 
-def _part_of(variable: GraphVariable) -> SaveSliceInfo | None:
+def _get_slice_info(variable: GraphVariable) -> SaveSliceInfo | None:
     """Return the position of a part of a partitioned variable; None for other variables."""
     return getattr(variable, "_save_slice_info", None)

@@ -1,19 +1,31 @@
-"""Variables that a `Saver` saves, by their names in a checkpoint."""
+"""Variables that a `Saver` saves, by their names in a checkpoint, and its session and step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from math import prod
+from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from thalweg._base.context_managers import writable
 from thalweg._base.showing import show_value
-from thalweg._graph import GraphKeys, GraphVariable, get_default_graph, graph_variable_of
+from thalweg._core import atomic_section
+from thalweg._graph import (
+    Graph,
+    GraphKeys,
+    GraphVariable,
+    Session,
+    get_default_graph,
+    graph_variable_of,
+    is_symbolic,
+)
 from thalweg._graph.partitioned import PartitionedVariable
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.variable import Variable
+from thalweg.variable import Variable, check_held
 
 
 def all_saveable() -> list[Any]:
@@ -41,9 +53,9 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
             dict has one variable under two names; or the variables belong to several graphs.
     """
     if isinstance(var_list, Mapping):
-        variables_by_name = _of_mapping(var_list)
+        variables_by_name = _name_mapped(var_list)
     elif isinstance(var_list, (list, tuple, set, frozenset)):
-        variables_by_name = _of_list(var_list)
+        variables_by_name = _name_listed(var_list)
     else:
         raise InvalidTypeError(
             f"Variables to save should be passed in a dict or a list: {show_value(var_list)}"
@@ -80,7 +92,7 @@ def are_eager(var_list: object) -> bool:
     )
 
 
-def _parts_of(candidate: object) -> list[Any]:
+def _split_partitioned(candidate: object) -> list[Any]:
     """Return the parts of a partitioned variable, or `candidate` alone."""
     return list(candidate) if isinstance(candidate, PartitionedVariable) else [candidate]
 
@@ -105,7 +117,9 @@ def join_parts(
         shape = members[0][0].full_shape
         if sum(prod(info.var_shape) for info, _ in members) == prod(shape):
             sizes = zip(members[0][0].var_shape, shape, strict=True)
-            axis = next((place for place, (part, full) in enumerate(sizes) if part != full), 0)
+            axis = next(
+                (dim for dim, (part_size, full) in enumerate(sizes) if part_size != full), 0
+            )
             members.sort(key=lambda member: member[0].index)
             tensors[full_name] = torch.cat([tensors.pop(name) for _, name in members], axis)
     return tensors
@@ -119,7 +133,7 @@ def whole_name(name: str, variable: GraphVariable) -> str:
     return name if info is None else name.removesuffix(f"/part_{info.index}")
 
 
-def _of_list(var_list: Any) -> dict[str, GraphVariable]:
+def _name_listed(var_list: Any) -> dict[str, GraphVariable]:
     """Return {name in the graph: variable} of a list, sorted by name, with partitioned variables in
     parts.
 
@@ -128,7 +142,7 @@ def _of_list(var_list: Any) -> dict[str, GraphVariable]:
         InvalidArgumentError: Two members have the same name.
     """
     variables_by_name: dict[str, GraphVariable] = {}
-    parts = [part for listed_variable in var_list for part in _parts_of(listed_variable)]
+    parts = [part for listed_variable in var_list for part in _split_partitioned(listed_variable)]
     for candidate in parts:
         variable = as_variable(candidate)
         if variable is None:
@@ -141,13 +155,13 @@ def _of_list(var_list: Any) -> dict[str, GraphVariable]:
     return dict(sorted(variables_by_name.items()))
 
 
-def _of_mapping(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
+def _name_mapped(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
     """Return {name: variable} of a dict, sorted by name, with partitioned variables in parts."""
     variables_by_name: dict[str, GraphVariable] = {}
     for name, candidate in var_list.items():
         if not isinstance(name, str):
             _refuse_names(f"Name is not a string: {name!r}")
-        parts = candidate if isinstance(candidate, list | tuple) else _parts_of(candidate)
+        parts = candidate if isinstance(candidate, list | tuple) else _split_partitioned(candidate)
         infos: list[Any] = [getattr(part, "_save_slice_info", None) for part in parts]
         if not isinstance(candidate, GraphVariable) and infos and None not in infos:
             pairs = zip(infos, parts, strict=True)
@@ -164,3 +178,88 @@ def _refuse_names(problem: str) -> NoReturn:
     raise InvalidTypeError(
         f"names_to_saveables must be a dict mapping string names to Tensors/Variables. {problem}"
     )
+
+
+class EagerValues:
+    """Values of eager variables, with the methods of a session that a `Saver` calls.
+
+    Attributes:
+        graph: A graph of its own, whose variables stand for the eager ones.
+    """
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+
+    def _held(self, variables: Iterable[GraphVariable]) -> list[Tensor]:
+        """Return the eager variables that graph variables stand for."""
+        tensors = {variable: tensor for tensor, variable in self.graph.stand_ins.values()}
+        leaves = [tensors[variable] for variable in variables]
+        for tensor in leaves:
+            check_held(tensor)
+        return leaves
+
+    def snapshot(self, variables: Iterable[GraphVariable]) -> list[Tensor]:
+        """Return copies of the values, in the CPU's memory."""
+        return [tensor.detach().to("cpu", copy=True) for tensor in self._held(variables)]
+
+    def load_all(self, values: Mapping[GraphVariable, Tensor]) -> None:
+        """Give variables values: all of them, or none if that fails."""
+        pairs = zip(self._held(values), values.values(), strict=True)
+        with writable():
+            atomic_section.run([partial(leaf.detach().copy_, value) for leaf, value in pairs])
+
+
+def as_session(sess: object, eager: EagerValues | None = None) -> Session | EagerValues:
+    """Return a session, or the values of eager variables, which need no session.
+
+    Raises:
+        InvalidTypeError: `sess` is something else.
+    """
+    if isinstance(sess, Session):
+        return sess
+    if eager is not None:
+        return eager
+    hint = ""
+    if hasattr(sess, "run") and hasattr(sess, "should_stop"):
+        hint = " Hooks have the session of a MonitoredSession, as `run_context.session`."
+    raise InvalidTypeError(f"'sess' must be a Session; {sess!r}.{hint}")
+
+
+def values_of(
+    session: Session | EagerValues, variables: list[GraphVariable], global_step: object
+) -> tuple[list[Tensor], int | None]:
+    """Return (values of variables in a session, step number or None).
+
+    Args:
+        session: The session, or the values of eager variables.
+        variables: The variables.
+        global_step: A number, a variable, a tensor, a name of a tensor, or None.
+
+    Raises:
+        InvalidTypeError: `global_step` is something else.
+    """
+    if isinstance(session, EagerValues):
+        return session.snapshot(variables), None if global_step is None else _as_step(global_step)
+    if isinstance(global_step, GraphVariable):
+        *values, step = session.snapshot([*variables, global_step])
+        return values, int(step)
+    if is_symbolic(global_step) or isinstance(global_step, str):
+        global_step = session.run(global_step)
+    step = None if global_step is None else _as_step(global_step)
+    return session.snapshot(variables), step
+
+
+def _as_step(global_step: Any) -> int:
+    """Return a step as an int.
+
+    Raises:
+        InvalidTypeError: `global_step` is not an integer, a tensor or a scalar array.
+    """
+    if (
+        not isinstance(global_step, (Integral, Tensor))
+        and getattr(global_step, "shape", None) != ()
+    ):
+        raise InvalidTypeError(
+            f"global_step must be a number, a variable or a tensor, not {show_value(global_step)}."
+        )
+    return int(global_step)

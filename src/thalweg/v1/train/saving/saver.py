@@ -24,9 +24,8 @@ from thalweg.v1.train.saving.checkpoint_management import (
     get_checkpoint_mtimes,
     remove_checkpoint,
 )
-from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader
-from thalweg.v1.train.saving.restoring import fitting_values
-from thalweg.v1.train.saving.saver_arguments import EagerValues, as_session, values_of
+from thalweg.v1.train.saving.checkpoint_reader import SUFFIX, CheckpointReader, fitting_values
+from thalweg.v1.train.saving.saveables import EagerValues, as_session, values_of
 
 _LOG = logging.getLogger(__name__)
 _KIND = "tf.train.Saver"
@@ -202,13 +201,13 @@ class Saver:
         if os.path.dirname(latest):
             raise InvalidArgumentError("'latest_filename' must not contain path components")
         path, session = os.fspath(save_path), as_session(sess, self._eager)
-        folder = os.path.dirname(path)
-        if not os.path.isdir(folder or os.curdir):
+        directory = os.path.dirname(path)
+        if not os.path.isdir(directory or os.curdir):
             raise InvalidArgumentError(f"Parent directory of {path} doesn't exist, can't save.")
         if not variables:
             return None
         values, step = values_of(session, list(variables.values()), global_step)
-        prefix = path if step is None else f"{path}-{self._format_step(step)}"
+        prefix = path if step is None else f"{path}-{step:0{8 if self._pad_step_number else 1}d}"
         prefix = prefix.removesuffix(SUFFIX)
         base = os.path.basename(prefix)
         if base + SUFFIX == latest or (base == latest and not self._sharded):
@@ -220,20 +219,19 @@ class Saver:
         with self._lock:
             container.write(prefix + SUFFIX, stored_tensors, {"kind": _KIND})
             if write_state:
-                self._write_list(prefix, folder, latest, meta_graph_suffix)
+                self._write_list(prefix, directory, latest, meta_graph_suffix)
         return prefix
 
-    def _format_step(self, step: int) -> str:
-        return f"{step:08d}" if self._pad_step_number else str(step)
-
-    def _write_list(self, prefix: str, folder: str, latest: str, meta_graph_suffix: str) -> None:
+    def _write_list(self, prefix: str, directory: str, latest: str, meta_graph_suffix: str) -> None:
         """Write the file `checkpoint` with the new prefix, and delete the checkpoints that are too
         old.
         """
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
-        folder_paths = [path for path in keeper.paths if _folder_of(path) == _folder_of(prefix)]
-        write_state(folder, CheckpointState(prefix, folder_paths or [prefix]), latest)
+        sibling_paths = [
+            path for path in keeper.paths if _find_directory(path) == _find_directory(prefix)
+        ]
+        write_state(directory, CheckpointState(prefix, sibling_paths or [prefix]), latest)
         self._keeper = keeper
         for old_path in old:
             try:
@@ -331,7 +329,7 @@ def _next_mark(saved_time: float, mark: float, span: float) -> float | None:
     return mark + span if saved_time > mark else None
 
 
-def _folder_of(prefix: str) -> str:
+def _find_directory(prefix: str) -> str:
     return os.path.realpath(os.path.dirname(prefix))
 
 

@@ -18,6 +18,8 @@ from thalweg.errors import InvalidArgumentError
 from thalweg.tf import elementwise, nn
 from thalweg.tf.compat.v1 import initializers
 from thalweg.tf.convert import call, tensor
+from thalweg.tf.operators import name_function
+from thalweg.tf.signatures import bind_arguments
 
 _NN_NAMES = (
     "elu", "gelu", "leaky_relu", "log_softmax", "relu", "relu6", "selu", "sigmoid", "silu",
@@ -210,8 +212,10 @@ class Layer:
         trained = bool(trainable and self.trainable)
         if _graph.executing_eagerly():
             fill = start or initializers.glorot_uniform()
-            title = f"{self.name}/{name}"
-            variable = v1.Variable(fill(shape, kind), trained, name=title, constraint=constraint)
+            full_name = f"{self.name}/{name}"
+            variable = v1.Variable(
+                fill(shape, kind), trained, name=full_name, constraint=constraint
+            )
             if regularizer is not None:
                 self._losses.append(functools.partial(regularizer, variable))
         else:
@@ -255,43 +259,37 @@ def _as_tensors(inputs: object) -> Any:
 _TENSORS = (torch.Tensor, _graph.SymbolicTensor)
 
 
-def _snake_case(title: str) -> str:
+def _snake_case(class_name: str) -> str:
     """Return TensorFlow's name of a layer: "MaxPooling2D" becomes "max_pooling2d"."""
-    text = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", title)
+    text = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", class_name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", text).lower()
 
 
-def bound(
-    signature: inspect.Signature, name: str, args: Sequence[object], kwargs: dict[str, object]
-) -> dict[str, Any]:
-    """Return the arguments of a call by their names.
-
-    Raises:
-        TypeError: The arguments do not fit the signature.
-    """
-    try:
-        return dict(signature.bind(*args, **kwargs).arguments)
-    except TypeError as error:
-        parameter_names = ", ".join(signature.parameters)
-        raise TypeError(f"{name}() {error}; its arguments are {parameter_names}.") from None
-
-
-def as_function(layer: Callable[..., Layer], name: str) -> Callable[..., Any]:
+def as_function(layer: type[Layer], name: str, order: str = "") -> Callable[..., Any]:
     """Return a function `(inputs, *layer arguments, reuse=None)` that makes and calls a layer.
 
     In a graph the scope has exactly the given name, so that `reuse=True` finds it again.
+
+    Args:
+        layer: The class. Arguments of its `call` besides `inputs` are arguments of the function.
+        name: Name of the function.
+        order: Names of all arguments in their order, if it is another one.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    params = [param for param in inspect.signature(layer).parameters.values() if param.kind is kind]
-    head, tail = inspect.Parameter("inputs", kind), inspect.Parameter("reuse", kind, default=None)
-    signature = inspect.Signature([head, *params, tail])
+    _, inputs, *call_params = inspect.signature(layer.call).parameters.values()
+    layer_params = inspect.signature(layer).parameters.values()
+    reuse = inspect.Parameter("reuse", kind, default=None)
+    params = [param for param in (inputs, *layer_params, *call_params, reuse) if param.kind is kind]
+    params_by_name = {param.name: param for param in params}
+    names = order.split() or params_by_name
+    signature = inspect.Signature([params_by_name[param_name] for param_name in names])
+    call_names = ["inputs", *(param.name for param in call_params)]
 
     def apply(*args: object, **kwargs: object) -> Any:
-        arguments = bound(signature, name, args, kwargs)
-        inputs, reuse = arguments.pop("inputs"), arguments.pop("reuse", None)
-        return layer(**arguments, _scope=arguments.get("name"), _reuse=reuse)(inputs)
+        arguments = bind_arguments(signature, name, args, kwargs).arguments
+        call_arguments = {name: arguments.pop(name) for name in call_names if name in arguments}
+        options = {"_scope": arguments.get("name"), "_reuse": arguments.pop("reuse", None)}
+        return layer(**arguments, **options)(**call_arguments)
 
-    apply.__name__ = apply.__qualname__ = name
-    apply.__doc__ = layer.__doc__
     apply.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    return apply
+    return name_function(apply, name, layer.__doc__ or "")

@@ -88,7 +88,7 @@ class Dropout(Layer):
         if training is False:
             return arrays.identity(inputs)
         options = (self.rate, self.noise_shape, self.seed, "dropout")
-        return nn.dropped(inputs, *options, training)
+        return nn.apply_dropout(inputs, *options, training)
 
 
 def decided(training: object) -> Any:

@@ -13,7 +13,7 @@ from thalweg._base.context_managers import no_grad
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
-from thalweg.tf.compat.v1.layers.base import Layer
+from thalweg.tf.compat.v1.layers.base import Layer, as_function
 from thalweg.tf.compat.v1.layers.dense import decided
 from thalweg.tf.convert import call
 from thalweg.tf.normalization import batch_moments, normalized
@@ -21,9 +21,9 @@ from thalweg.tf.normalization import batch_moments, normalized
 
 def _check_unsupported(**arguments: object) -> None:
     """Raise NotImplementedError if an argument of `batch_normalization` is set."""
-    for title, argument in arguments.items():
-        if argument:
-            raise NotImplementedError(f"batch_normalization has no {title} here.")
+    for argument, value in arguments.items():
+        if value:
+            raise NotImplementedError(f"batch_normalization has no {argument} here.")
 
 
 def _single_axis(axis: Any) -> Any:
@@ -38,7 +38,9 @@ class BatchNormalization(Layer):
     """Layer that normalizes inputs by moments of the batch in training, else by moving averages.
 
     Variables: gamma, beta; moving_mean, moving_variance, which are not trained and which a training
-    moves: in a graph by the operations that the layer adds to UPDATE_OPS, in eager mode at once.
+    moves: in eager mode at once, in a graph when the operations in UPDATE_OPS run, as in
+    `with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS))`. `training`, an
+    argument of a call, is a bool, or a tensor that each run evaluates.
 
     Args:
         axis: The dimension that keeps moments of its own, as a number or a list of one.
@@ -101,7 +103,7 @@ class BatchNormalization(Layer):
         self._of_gamma = (gamma_initializer, gamma_regularizer, True, gamma_constraint)
         self._of_beta = (beta_initializer, beta_regularizer, True, beta_constraint)
         self._moving_initializers = (moving_mean_initializer, moving_variance_initializer)
-        self._parts = (scale, center)
+        self._has_scale_and_center = (scale, center)
         self.gamma: Any = None
         self.beta: Any = None
         self.moving_mean: Any = None
@@ -115,7 +117,7 @@ class BatchNormalization(Layer):
             )
         shape = (self.channels(input_shape, self.axis),)
         kind = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
-        scale, center = self._parts
+        scale, center = self._has_scale_and_center
         if scale:
             self.gamma = self.add_weight("gamma", shape, kind, *self._of_gamma)
         if center:
@@ -134,9 +136,9 @@ class BatchNormalization(Layer):
         if isinstance(training, _graph.SymbolicTensor):
             flows = tuple(x for x in operands if isinstance(x, _graph.SymbolicTensor))
             output = _graph.Output(inputs.dtype, inputs.shape, flows)
-            parts = [*operands, *moving, training]
+            operands = [*operands, *moving, training]
             outputs = _graph.operation(
-                self._normalize, parts, "batchnorm", kind="pure", outputs=output
+                self._normalize, operands, "batchnorm", kind="pure", outputs=output
             )
         else:
             training = bool(training)
@@ -154,7 +156,7 @@ class BatchNormalization(Layer):
 
     def _update_averages(self, inputs: Any, training: object) -> None:
         """Update the moving averages, at once or by operations in UPDATE_OPS."""
-        share = 1 - self.momentum
+        fraction = 1 - self.momentum
 
         def measure(batch: Any) -> Any:
             return batch_moments(batch, self.axis, self._unbiased)
@@ -162,52 +164,22 @@ class BatchNormalization(Layer):
         @no_grad()
         def move(average: Tensor, value: Tensor, active: object) -> None:
             if bool(active):
-                average.sub_((average - value) * share)
+                average.sub_((average - value) * fraction)
 
         moments = call(measure, inputs, name="moments")
         for average, value in zip((self.moving_mean, self.moving_variance), moments, strict=True):
             if _graph.executing_eagerly():
                 move(average, value, training)
             else:
-                parts = [_graph.by_reference(average), value, training]
-                self.add_update(_graph.operation(move, parts, "AssignMovingAvg"))
+                operands = [_graph.by_reference(average), value, training]
+                self.add_update(_graph.operation(move, operands, "AssignMovingAvg"))
 
 
-def batch_normalization(
-    inputs: object,
-    axis: Any = -1,
-    momentum: float = 0.99,
-    epsilon: float = 1e-3,
-    center: bool = True,
-    scale: bool = True,
-    beta_initializer: object = zeros_initializer,
-    gamma_initializer: object = ones_initializer,
-    moving_mean_initializer: object = zeros_initializer,
-    moving_variance_initializer: object = ones_initializer,
-    beta_regularizer: Any = None,
-    gamma_regularizer: Any = None,
-    beta_constraint: Any = None,
-    gamma_constraint: Any = None,
-    training: object = False,
-    trainable: bool = True,
-    name: str | None = None,
-    reuse: object = None,
-    renorm: bool = False,
-    renorm_clipping: object = None,
-    renorm_momentum: float = 0.99,
-    fused: bool | None = None,
-    virtual_batch_size: int | None = None,
-    adjustment: object = None,
-) -> Tensor:
-    """Apply `BatchNormalization`; `training` is a bool, or a tensor that each run evaluates.
-
-    The moving averages follow when the operations in UPDATE_OPS run:
-    `with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS))`.
-    """
-    layer = BatchNormalization(
-        axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer,
-        moving_mean_initializer, moving_variance_initializer, beta_regularizer, gamma_regularizer,
-        beta_constraint, gamma_constraint, renorm, renorm_clipping, renorm_momentum, fused,
-        trainable, virtual_batch_size, adjustment, name, _scope=name, _reuse=reuse,
-    )  # fmt: skip
-    return layer(inputs, training=training)
+batch_normalization = as_function(
+    BatchNormalization,
+    "batch_normalization",
+    "inputs axis momentum epsilon center scale beta_initializer gamma_initializer"
+    " moving_mean_initializer moving_variance_initializer beta_regularizer gamma_regularizer"
+    " beta_constraint gamma_constraint training trainable name reuse renorm renorm_clipping"
+    " renorm_momentum fused virtual_batch_size adjustment",
+)

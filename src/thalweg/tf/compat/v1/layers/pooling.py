@@ -24,7 +24,7 @@ class Pooling(Layer):
 
     SIZES: int
     FUNCTION: Callable[..., Any]
-    TITLE: str
+    OP_NAME: str
 
     def __init__(
         self,
@@ -42,15 +42,17 @@ class Pooling(Layer):
     def call(self, inputs: object) -> Any:
         options = (self.pool_size, self.strides, self.padding, self.data_format)
         function = type(self).FUNCTION
-        return convolution.pool(function, inputs, *options, self.TITLE, self.SIZES)
+        return convolution.pool(function, inputs, *options, self.OP_NAME, self.SIZES)
 
 
 def _pooling_class(
-    title: str, sizes: int, function: Callable[..., object], op: str
+    class_name: str, sizes: int, function: Callable[..., object], op: str
 ) -> type[Pooling]:
     rank = sizes + 2
-    body = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "TITLE": op}
-    return type(title, (Pooling,), {**body, "__doc__": Pooling.__doc__, "__module__": __name__})
+    body = {"SIZES": sizes, "RANK": (rank, rank), "FUNCTION": staticmethod(function), "OP_NAME": op}
+    return type(
+        class_name, (Pooling,), {**body, "__doc__": Pooling.__doc__, "__module__": __name__}
+    )
 
 
 MaxPooling1D = _pooling_class("MaxPooling1D", 1, conv_windows.largest, "MaxPool")

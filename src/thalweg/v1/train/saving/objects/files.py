@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -48,31 +48,31 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
     """
     graph, tensors = _read_file(prefix)
     values: dict[int, Tensor] = {}
-    for place, node in enumerate(graph.nodes):
+    for index, node in enumerate(graph.nodes):
         for attribute in node.attributes:
             if attribute.name == VALUE and attribute.key in tensors:
-                values[place] = tensors[attribute.key].tensor()
+                values[index] = tensors[attribute.key].tensor()
             elif attribute.name == VALUE:
-                raise _damage_error(prefix, f"names {attribute.key!r}, which has no value")
+                raise _make_damage_error(prefix, f"names {attribute.key!r}, which has no value")
     return graph, values
 
 
 def _read_file(prefix: str) -> tuple[ObjectGraph, dict[str, StoredTensor]]:
     """Return (object graph, {key: stored tensor}) of a checkpoint; see `read` for the errors."""
-    place = locate_checkpoint(prefix).of_savers()
-    if place.kind is not PathKind.OURS:
-        read = bundle.read(place.path)
+    resolved = locate_checkpoint(prefix).of_savers()
+    if resolved.kind is not PathKind.OURS:
+        read = bundle.read(resolved.path)
         if read.graph is None:
-            raise _without_objects(prefix, "thalweg.v1.train.Saver reads it, in a session")
+            raise _make_no_objects_error(prefix, "thalweg.v1.train.Saver reads it, in a session")
         return read.graph, read.tensors
-    content = container.read(place.path)
+    content = container.read(resolved.path)
     graph = content.document.get("object_graph")
     if graph is None:
-        raise _without_objects(prefix, reader_of(content.document.get("kind")))
+        raise _make_no_objects_error(prefix, reader_of(content.document.get("kind")))
     return decode_graph(graph, prefix), content.tensors
 
 
-def _without_objects(prefix: str, reader: str) -> UnsupportedCheckpointError:
+def _make_no_objects_error(prefix: str, reader: str) -> UnsupportedCheckpointError:
     return UnsupportedCheckpointError(
         f"{prefix}: it has tensors by name and says nothing of objects: {reader}."
     )
@@ -90,7 +90,7 @@ def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
     ]
 
 
-def decode_graph(nodes: object, source: str) -> ObjectGraph:
+def decode_graph(nodes: Any, source: str) -> ObjectGraph:
     """Return the object graph that `encode_graph` turned into JSON.
 
     Args:
@@ -101,18 +101,17 @@ def decode_graph(nodes: object, source: str) -> ObjectGraph:
         DataLossError: `nodes` has another structure, or a position outside of the list.
     """
     if not isinstance(nodes, list) or not nodes:
-        raise _damage_error(source, "is no list of objects")
-    node_list = cast("list[Any]", nodes)
+        raise _make_damage_error(source, "is no list of objects")
 
     def check_position(position: object) -> int:
-        if type(position) is not int or not 0 <= position < len(node_list):
-            raise _damage_error(source, f"names object {str(position)[:20]} of {len(node_list)}")
+        if type(position) is not int or not 0 <= position < len(nodes):
+            raise _make_damage_error(source, f"names object {str(position)[:20]} of {len(nodes)}")
         return position
 
-    return ObjectGraph(tuple(_decode_node(node, check_position, source) for node in node_list))
+    return ObjectGraph(tuple(_decode_node(node, check_position, source) for node in nodes))
 
 
-def _decode_node(node: object, position: Any, source: str) -> Node:
+def _decode_node(node: Any, position: Any, source: str) -> Node:
     """Return a node of the object graph from its JSON.
 
     Args:
@@ -124,21 +123,18 @@ def _decode_node(node: object, position: Any, source: str) -> Node:
         DataLossError: The structure is another.
     """
     kinds = {"children": dict, "values": list, "slots": list}
-    if (
-        not isinstance(node, dict)
-        or {key: type(entry) for key, entry in cast("dict[str, Any]", node).items()} != kinds
-    ):
-        raise _damage_error(source, "has what is no object")
-    children, values, slots = cast("tuple[Any, Any, Any]", (node[key] for key in kinds))
+    if not isinstance(node, dict) or {key: type(entry) for key, entry in node.items()} != kinds:
+        raise _make_damage_error(source, "has what is no object")
+    children, values, slots = (node[key] for key in kinds)
     rows = [*(("sss", field) for field in values), *(("psp", field) for field in slots)]
     for kind, row in rows:
-        if not isinstance(row, list) or len(cast("list[Any]", row)) != len(kind):
-            raise _damage_error(source, "has a row of another length")
-        for letter, field in zip(kind, cast("list[Any]", row), strict=True):
+        if not isinstance(row, list) or len(row) != len(kind):
+            raise _make_damage_error(source, "has a row of another length")
+        for letter, field in zip(kind, row, strict=True):
             if letter == "p":
                 position(field)
             elif not isinstance(field, str):
-                raise _damage_error(source, f"has {str(field)[:20]} as a name")
+                raise _make_damage_error(source, f"has {str(field)[:20]} as a name")
     return Node(
         {name: position(child) for name, child in children.items()},
         tuple(SavedAttribute(*row) for row in values),
@@ -146,5 +142,5 @@ def _decode_node(node: object, position: Any, source: str) -> Node:
     )
 
 
-def _damage_error(source: str, problem: str) -> DataLossError:
+def _make_damage_error(source: str, problem: str) -> DataLossError:
     return DataLossError(f"{source}: its object graph {problem}.")

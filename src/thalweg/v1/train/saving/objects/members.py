@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 from operator import methodcaller
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +23,11 @@ from thalweg._graph import GraphVariable, handle_of, is_symbolic
 from thalweg.errors import InvalidTypeError
 from thalweg.variable import name_of
 
-VALUE = "VARIABLE_VALUE"  # the attribute of an object that is a variable
+# The attribute of an object that is a variable.
+VALUE = "VARIABLE_VALUE"
 SUFFIX = f"/.ATTRIBUTES/{VALUE}"
-_DIGITS = 9  # of the place in a list
+# Largest number of digits of an index in a list.
+_DIGITS = 9
 _CONTAINERS = (Trackable, torch.nn.Module, list, tuple, dict)
 
 
@@ -87,9 +89,9 @@ def children_of(owner: object) -> dict[str, Any]:
         candidates = {**owner._modules, **owner._parameters, **buffers}
         return {name: child for name, child in candidates.items() if child is not None}
     if isinstance(owner, dict):
-        return {_check_key(name): child for name, child in cast("dict[Any, Any]", owner).items()}
+        return {_check_key(name): child for name, child in owner.items()}
     if isinstance(owner, list | tuple):
-        return {str(place): child for place, child in enumerate(cast("list[Any]", owner))}
+        return {str(index): child for index, child in enumerate(owner)}
     return {}
 
 
@@ -106,11 +108,10 @@ def child_of(owner: object, name: str) -> Any:
     if isinstance(owner, Trackable):
         return owner._lookup_dependency(name)
     if isinstance(owner, list | tuple):
-        children = cast("list[Any]", owner)
-        is_place = name.isdecimal() and len(name) <= _DIGITS and int(name) < len(children)
-        return children[int(name)] if is_place else None
+        is_index = name.isdecimal() and len(name) <= _DIGITS and int(name) < len(owner)
+        return owner[int(name)] if is_index else None
     if isinstance(owner, dict):
-        return cast("dict[str, Any]", owner).get(name)
+        return owner.get(name)
     if isinstance(owner, torch.nn.Module) and name not in owner._non_persistent_buffers_set:
         tables: object = (owner._buffers, owner._parameters, owner._modules)
         return next((table[name] for table in tables if table.get(name) is not None), None)
@@ -149,45 +150,45 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
         InvalidTypeError: An object cannot be part of a checkpoint; the message names it.
     """
     members: list[ObjectMember] = []
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
 
-    def place_of(child: object, path: str) -> int:
+    def index_of(child: object, path: str) -> int:
         check_trackable(child, path)
         member_object = held_by(child, graph)
-        if id(member_object) not in places:
-            places[id(member_object)] = len(members)
+        if id(member_object) not in indices:
+            indices[id(member_object)] = len(members)
             members.append(ObjectMember(path, member_object, is_variable(member_object)))
             pending.append((child, members[-1]))
-        return places[id(member_object)]
+        return indices[id(member_object)]
 
     pending: deque[tuple[Any, ObjectMember]] = deque()
-    place_of(root, "")
+    index_of(root, "")
     while pending:
         owner, member = pending.popleft()
         for name, child in children_of(owner).items():
             path = f"{member.path}/{_escape_name(name)}".removeprefix("/")
-            member.children[name] = place_of(child, path)
-    _add_slots(members, places)
+            member.children[name] = index_of(child, path)
+    _add_slots(members, indices)
     return members
 
 
-def _add_slots(members: list[ObjectMember], places: dict[int, int]) -> None:
+def _add_slots(members: list[ObjectMember], indices: dict[int, int]) -> None:
     """Append the slots of all optimizers among the members, in place.
 
     Args:
         members: The members; slots are appended, and added to `slots` of their optimizer.
-        places: {id of an object: its position in `members`}, extended by the slots.
+        indices: {id of an object: its position in `members`}, extended by the slots.
     """
-    variables = [(place, member) for place, member in enumerate(members) if member.is_variable]
+    variables = [(index, member) for index, member in enumerate(members) if member.is_variable]
     for keeper in [member for member in members if isinstance(member.held, TrackableSlots)]:
         keeper.held._slots.check_whole("in a checkpoint of objects")
-        for place, var in variables:
+        for index, var in variables:
             for name, slot in keeper.held._slots.all_of(var.held).items():
                 path = f"{var.path}/.OPTIMIZER_SLOT/{keeper.path}/{_escape_name(name)}"
-                if id(slot) not in places:
-                    places[id(slot)] = len(members)
+                if id(slot) not in indices:
+                    indices[id(slot)] = len(members)
                     members.append(ObjectMember(path, slot, True))
-                keeper.slots.append((place, name, places[id(slot)]))
+                keeper.slots.append((index, name, indices[id(slot)]))
 
 
 def _escape_name(name: str) -> str:
@@ -206,15 +207,15 @@ def hold_steps(optimizers: Iterable[TrackableSlots]) -> ContextSetting:
 
     An `ExitStack` would not do: an interruption inside of it leaves locks taken.
     """
-    return ContextSetting(partial(_hold, [optimizer._locked() for optimizer in optimizers]))
+    return ContextSetting(partial(_enter_locks, [optimizer._locked() for optimizer in optimizers]))
 
 
-def _hold(locks: list[Guard]) -> Sections:
+def _enter_locks(locks: list[Guard]) -> Sections:
     # Only what is in this list is given back, if the wait for one of the locks is interrupted.
     held: list[Guard] = []
     taken = map(methodcaller("__enter__"), locks)
-    given_back = map(methodcaller("__exit__", None, None, None), held)
-    return [partial(held.extend, compress(locks, taken))], [partial(drain, given_back)]
+    released = map(methodcaller("__exit__", None, None, None), held)
+    return [partial(held.extend, compress(locks, taken))], [partial(drain, released)]
 
 
 def graphs_of(members: Iterable[ObjectMember]) -> list[Any]:
@@ -225,11 +226,11 @@ def graphs_of(members: Iterable[ObjectMember]) -> list[Any]:
 
 def describe_members(members: Iterable[ObjectMember]) -> ObjectGraph:
     """Return the members as a checkpoint describes them."""
-    return ObjectGraph(tuple(map(_describe_member, members)))
-
-
-def _describe_member(member: ObjectMember) -> Node:
-    values = ()
-    if member.is_variable:
-        values = (SavedAttribute(VALUE, name_of(member.held).split(":")[0], member.key),)
-    return Node(member.children, values, tuple(SlotVariable(*slot) for slot in member.slots))
+    nodes: list[Node] = []
+    for member in members:
+        values = ()
+        if member.is_variable:
+            values = (SavedAttribute(VALUE, name_of(member.held).split(":")[0], member.key),)
+        slots = tuple(SlotVariable(*slot) for slot in member.slots)
+        nodes.append(Node(member.children, values, slots))
+    return ObjectGraph(tuple(nodes))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Self
+from typing import Self
 
 from thalweg._graph import GraphVariable
 from thalweg._graph.nodes import session_for
 from thalweg.errors import NotConsumedError, listed
 from thalweg.v1.train.saving.objects.members import ObjectMember
-from thalweg.v1.train.saving.objects.values import ObjectValues
+from thalweg.v1.train.saving.objects.restoration import Restoration
 
 
 class InitializationOnlyStatus:
@@ -28,24 +28,18 @@ class InitializationOnlyStatus:
         return []
 
     def assert_consumed(self) -> Self:
-        """Fails: nothing is restored."""
-        self._fail_not_restored()
+        """Raise NotConsumedError, because nothing is restored."""
+        raise NotConsumedError("No checkpoint was given to restore: nothing has been restored.")
 
-    def assert_existing_objects_matched(self) -> Self:
-        """Fails: nothing is restored."""
-        self._fail_not_restored()
-
-    def assert_nontrivial_match(self) -> Self:
-        """Fails: nothing is restored."""
-        self._fail_not_restored()
+    assert_existing_objects_matched = assert_nontrivial_match = assert_consumed
 
     def expect_partial(self) -> Self:
         """Return the status itself."""
         return self
 
     def run_restore_ops(self, session: object = None) -> None:
-        """Fails: nothing is restored."""
-        self._fail_not_restored()
+        """Raise NotConsumedError, because nothing is restored."""
+        self.assert_consumed()
 
     def initialize_or_restore(self, session: object = None) -> None:
         """Initialize all variables of the graph, in graph mode.
@@ -62,9 +56,6 @@ class InitializationOnlyStatus:
         if initializers:
             session_for(session, "initialize variables").run(initializers)
 
-    def _fail_not_restored(self) -> NoReturn:
-        raise NotConsumedError("No checkpoint was given to restore: nothing has been restored.")
-
 
 class CheckpointLoadStatus(InitializationOnlyStatus):
     """The status of a restore.
@@ -74,7 +65,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         members: Lists what there is now.
     """
 
-    def __init__(self, values: ObjectValues, members: Callable[[], Sequence[ObjectMember]]) -> None:
+    def __init__(self, values: Restoration, members: Callable[[], Sequence[ObjectMember]]) -> None:
         super().__init__(members)
         self._values = values
 

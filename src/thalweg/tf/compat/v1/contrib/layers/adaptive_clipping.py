@@ -59,12 +59,12 @@ def adaptive_clipping_fn(
         norm = global_norm([grad for grad, _ in grads_and_vars])
         if norm is None:
             return list(grads_and_vars)
-        share = decay
+        kept_fraction = decay
         if global_step is not None:
             step = _graph.cast(global_step, torch.float32)
-            share = torch.clamp(step / (step + 1), max=decay)
+            kept_fraction = torch.clamp(step / (step + 1), max=decay)
         with _graph.variable_scope(name, "AdaptiveMaxNorm"):
-            mean, limit = _measure(norm, std_factor, share, epsilon)
+            mean, limit = _measure(norm, std_factor, kept_fraction, epsilon)
         if report_summary:
             summary.scalar("global_norm/adaptive_max_gradient_norm", limit)
         factor = torch.where(norm < limit, torch.ones_like(norm), torch.exp(mean) / norm)

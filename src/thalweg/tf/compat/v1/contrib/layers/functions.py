@@ -7,9 +7,8 @@ Their variables are called weights and biases, are in the collection MODEL_VARIA
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +23,9 @@ from thalweg.tf import arrays, nn
 from thalweg.tf.compat.v1 import layers
 from thalweg.tf.compat.v1.contrib.layers.initializers import xavier_initializer
 from thalweg.tf.compat.v1.initializers import ones_initializer, zeros_initializer
-from thalweg.tf.compat.v1.layers.base import bound
 from thalweg.tf.convert import tensor
+from thalweg.tf.operators import name_function
+from thalweg.tf.signatures import with_common_arguments
 
 _NAMES = {"kernel": "weights", "bias": "biases"}
 _FORMATS = {None: "channels_last", "NHWC": "channels_last", "NCHW": "channels_first"}
@@ -62,15 +62,18 @@ def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: o
     """Add a layer's variables and outputs to collections; return the outputs."""
     for variable in [] if layer is None else layer.variables:
         _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, variable)
-        title = variable.op.name.rpartition("/")[2]
-        keys = variables.get(title, ()) if isinstance(variables, dict) else variables or ()
+        variable_name = variable.op.name.rpartition("/")[2]
+        keys = variables.get(variable_name, ()) if isinstance(variables, dict) else variables or ()
         _graph.get_default_graph().add_to_collections(keys, variable)
     if collections:
         _graph.get_default_graph().add_to_collections(collections, outputs)
     return outputs
 
 
-def _layer_application(
+def _apply_layer(
+    layer: type[Any],
+    default: str,
+    arguments: tuple[object, Sequence[object]],
     activation_fn: Callable[[Any], object] | None = nn.relu,
     normalizer_fn: Callable[..., object] | None = None,
     normalizer_params: dict[str, object] | None = None,
@@ -83,71 +86,45 @@ def _layer_application(
     outputs_collections: object = None,
     trainable: bool = True,
     scope: object = None,
-) -> Callable[..., Any]:
-    """Return a function that makes and calls a layer with these common arguments."""
+) -> Any:
+    """Make and call a layer with weights; return its outputs.
 
-    def apply(layer: type[Any], inputs: object, size: Sequence[object], default: str) -> Any:
-        with _layer_scope(scope, default, reuse) as scope_args:
-            instance = layer(
-                *size,
-                use_bias=normalizer_fn is None and biases_initializer is not None,
-                kernel_initializer=weights_initializer or xavier_initializer(),
-                bias_initializer=biases_initializer,
-                kernel_regularizer=weights_regularizer,
-                bias_regularizer=biases_regularizer,
-                trainable=trainable,
-                **scope_args,
-            )
-            outputs = instance(inputs)
-            if normalizer_fn is not None:
-                outputs = normalizer_fn(outputs, **(normalizer_params or {}))
-            if activation_fn is not None:
-                outputs = activation_fn(outputs)
-            return _collect_outputs(outputs, instance, variables_collections, outputs_collections)
-
-    return apply
-
-
-def _with_weights(
-    layer: type[object], default: str
-) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Any]]:
-    """Return a decorator that turns a function of layer arguments into a layer function.
-
-    The decorated function returns the layer's positional arguments. The result also takes the
-    arguments of `_layer_application`.
+    Args:
+        layer: The class.
+        default: Name of its scope if `scope` is None.
+        arguments: The inputs, and the first arguments of the constructor.
+        activation_fn: Applied to the outputs, as the other arguments common to these functions.
     """
-
-    def decorate(size_of: Callable[..., Sequence[object]]) -> Callable[..., Any]:
-        size_sig, layer_sig = inspect.signature(size_of), inspect.signature(_layer_application)
-        parameters = [*size_sig.parameters.values(), *layer_sig.parameters.values()]
-        signature = inspect.Signature(parameters, return_annotation=Any)
-
-        @functools.wraps(size_of)
-        def apply(*args: object, **kwargs: object) -> Any:
-            arguments = bound(signature, size_of.__name__, args, kwargs)
-            size_args = {
-                name: arguments.pop(name) for name in size_sig.parameters if name in arguments
-            }
-            return _layer_application(**arguments)(
-                layer, size_args["inputs"], size_of(**size_args), default
-            )
-
-        apply.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
-        return apply
-
-    return decorate
+    inputs, sizes = arguments
+    with _layer_scope(scope, default, reuse) as scope_args:
+        instance = layer(
+            *sizes,
+            use_bias=normalizer_fn is None and biases_initializer is not None,
+            kernel_initializer=weights_initializer or xavier_initializer(),
+            bias_initializer=biases_initializer,
+            kernel_regularizer=weights_regularizer,
+            bias_regularizer=biases_regularizer,
+            trainable=trainable,
+            **scope_args,
+        )
+        outputs = instance(inputs)
+        if normalizer_fn is not None:
+            outputs = normalizer_fn(outputs, **(normalizer_params or {}))
+        if activation_fn is not None:
+            outputs = activation_fn(outputs)
+        return _collect_outputs(outputs, instance, variables_collections, outputs_collections)
 
 
-@_with_weights(_Dense, "fully_connected")
-def fully_connected(inputs: object, num_outputs: int) -> Sequence[Any]:
+@with_common_arguments(partial(_apply_layer, _Dense, "fully_connected"))
+def fully_connected(inputs: object, num_outputs: int) -> Any:
     """Apply a layer as `tf.layers.dense` does, with `relu` and `xavier_initializer` by default.
 
     `normalizer_fn`, called with `normalizer_params`, replaces the biases.
     """
-    return (num_outputs,)
+    return inputs, (num_outputs,)
 
 
-@_with_weights(_Conv2D, "Conv")
+@with_common_arguments(partial(_apply_layer, _Conv2D, "Conv"))
 def conv2d(
     inputs: object,
     num_outputs: int,
@@ -156,12 +133,12 @@ def conv2d(
     padding: str = "SAME",
     data_format: str | None = None,
     rate: object = 1,
-) -> Sequence[Any]:
+) -> Any:
     """Apply `tf.layers.conv2d`, padded "SAME", with `relu` and `xavier_initializer` by default."""
-    return num_outputs, kernel_size, stride, padding, _format_of(data_format), rate
+    return inputs, (num_outputs, kernel_size, stride, padding, _format_of(data_format), rate)
 
 
-@_with_weights(_Conv2DTranspose, "Conv2d_transpose")
+@with_common_arguments(partial(_apply_layer, _Conv2DTranspose, "Conv2d_transpose"))
 def conv2d_transpose(
     inputs: object,
     num_outputs: int,
@@ -169,9 +146,9 @@ def conv2d_transpose(
     stride: object = 1,
     padding: str = "SAME",
     data_format: str | None = "NHWC",
-) -> Sequence[Any]:
+) -> Any:
     """Apply `tf.layers.conv2d_transpose`, with the defaults of `conv2d` here."""
-    return num_outputs, kernel_size, stride, padding, _format_of(data_format)
+    return inputs, (num_outputs, kernel_size, stride, padding, _format_of(data_format))
 
 
 def batch_norm(
@@ -226,9 +203,9 @@ def batch_norm(
 
 def _check_unsupported(**arguments: object) -> None:
     """Raise NotImplementedError unless all arguments of `batch_norm` are None or False."""
-    for title, value in arguments.items():
+    for argument, value in arguments.items():
         if value is not None and value is not False:
-            raise NotImplementedError(f"batch_norm has no {title} here.")
+            raise NotImplementedError(f"batch_norm has no {argument} here.")
 
 
 def _normalize(
@@ -251,24 +228,24 @@ class _LayerNorm(layers.Layer):
 
     def __init__(self, center: bool, scale: bool, starts: tuple[int, int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._parts, self._first_axes = (center, scale), starts
+        self._has_center_and_scale, self._first_axes = (center, scale), starts
         self._beta: object = None
         self._gamma: object = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         axes = range(len(input_shape))[self._first_axes[1] :]
         shape = [self.channels(input_shape, axis) for axis in axes]
-        if self._parts[0]:
+        if self._has_center_and_scale[0]:
             self._beta = self.add_weight("beta", shape, None, zeros_initializer)
-        if self._parts[1]:
+        if self._has_center_and_scale[1]:
             self._gamma = self.add_weight("gamma", shape, None, ones_initializer)
 
     def call(self, inputs: Tensor) -> Any:
         axes = list(range(len(inputs.shape))[self._first_axes[0] :])
         mean, variance = nn.moments(inputs, axes, keepdims=True)
         epsilon = 1e-3 if inputs.dtype == torch.float16 else 1e-12
-        parts = (mean, variance, self._beta, self._gamma, epsilon)
-        return nn.batch_normalization(inputs, *parts)
+        moments_and_weights = (mean, variance, self._beta, self._gamma, epsilon)
+        return nn.batch_normalization(inputs, *moments_and_weights)
 
 
 def layer_norm(
@@ -317,34 +294,30 @@ def dropout(
     return _collect_outputs(layers.dropout(inputs, *options), None, None, outputs_collections)
 
 
-def max_pool2d(
-    inputs: object,
-    kernel_size: object,
-    stride: object = 2,
-    padding: str = "VALID",
-    data_format: str = "NHWC",
-    outputs_collections: object = None,
-    scope: str | None = None,
-) -> Tensor:
-    """Take maxima as `tf.layers.max_pooling2d` does."""
-    outputs = layers.max_pooling2d(inputs, kernel_size, stride, padding, _format_of(data_format))
-    return _collect_outputs(outputs, None, None, outputs_collections)
+def _pooling_function(
+    function: Callable[..., Tensor], function_name: str, doc: str
+) -> Callable[..., Tensor]:
+    def apply(
+        inputs: object,
+        kernel_size: object,
+        stride: object = 2,
+        padding: str = "VALID",
+        data_format: str = "NHWC",
+        outputs_collections: object = None,
+        scope: str | None = None,
+    ) -> Tensor:
+        outputs = function(inputs, kernel_size, stride, padding, _format_of(data_format))
+        return _collect_outputs(outputs, None, None, outputs_collections)
+
+    return name_function(apply, function_name, doc)
 
 
-def avg_pool2d(
-    inputs: object,
-    kernel_size: object,
-    stride: object = 2,
-    padding: str = "VALID",
-    data_format: str = "NHWC",
-    outputs_collections: object = None,
-    scope: str | None = None,
-) -> Tensor:
-    """Take means as `tf.layers.average_pooling2d` does."""
-    outputs = layers.average_pooling2d(
-        inputs, kernel_size, stride, padding, _format_of(data_format)
-    )
-    return _collect_outputs(outputs, None, None, outputs_collections)
+max_pool2d = _pooling_function(
+    layers.max_pooling2d, "max_pool2d", "Take maxima as `tf.layers.max_pooling2d` does."
+)
+avg_pool2d = _pooling_function(
+    layers.average_pooling2d, "avg_pool2d", "Take means as `tf.layers.average_pooling2d` does."
+)
 
 
 def relu(inputs: object, num_outputs: int, **options: object) -> Tensor:

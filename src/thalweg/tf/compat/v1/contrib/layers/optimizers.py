@@ -107,10 +107,12 @@ def _check_summaries(summaries: Sequence[str] | None) -> Sequence[str]:
     Raises:
         ValueError: A name is not in `OPTIMIZER_SUMMARIES`.
     """
-    for title in summaries or ():
-        if title not in OPTIMIZER_SUMMARIES:
+    for summary_name in summaries or ():
+        if summary_name not in OPTIMIZER_SUMMARIES:
             expected = ", ".join(OPTIMIZER_SUMMARIES)
-            raise InvalidArgumentError(f"Summaries should be one of [{expected}], not {title}.")
+            raise InvalidArgumentError(
+                f"Summaries should be one of [{expected}], not {summary_name}."
+            )
     return _DEFAULT_SUMMARIES if summaries is None else summaries
 
 
@@ -126,7 +128,11 @@ def _after(collected: list[Any], update_ops: Sequence[Any] | None, loss: Any) ->
 def _make_rate(
     learning_rate: Any, decay: Callable[[Any, Any], Any] | None, step: Any, summaries: Sequence[str]
 ) -> Any:
-    """Return the learning rate as a variable or tensor, decayed and summarized; None for None."""
+    """Return the learning rate as a scalar variable or tensor; None for None.
+
+    A rate that `decay(rate, step)` changes is summarized. Raise InvalidArgumentError for a negative
+    rate, or for a decay without a step.
+    """
     if learning_rate is None:
         return None
     # An unknown shape of a graph's tensor is false, as that of a scalar.
@@ -204,7 +210,11 @@ def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
 def _clip_and_summarize(
     pairs: Pairs, clip: Any, summaries: Sequence[str], loss: Any
 ) -> list[tuple[Any, Any]]:
-    """Return the pairs with clipped gradients, and add the summaries of loss and gradients."""
+    """Return the pairs with clipped gradients; add the summaries of loss and gradients.
+
+    `clip` is the maximum global norm, a function of the pairs that returns pairs, or None. Raise
+    InvalidArgumentError for other objects.
+    """
     has_norms = "global_gradient_norm" in summaries or "gradient_norm" in summaries
     if has_norms:
         summary.scalar("global_norm/gradient_norm", global_norm([grad for grad, _ in pairs]))
@@ -229,9 +239,9 @@ def _clip_and_summarize(
     return pairs
 
 
-def _summarize_gradient(grad: Any, title: str, summaries: Sequence[str]) -> None:
+def _summarize_gradient(grad: Any, summary_name: str, summaries: Sequence[str]) -> None:
     values = grad.values if isinstance(grad, IndexedSlices) else grad
     if "gradients" in summaries:
-        summary.histogram(f"gradients/{title}", values)
+        summary.histogram(f"gradients/{summary_name}", values)
     if "gradient_norm" in summaries:
-        summary.scalar(f"gradient_norm/{title}", global_norm([values]))
+        summary.scalar(f"gradient_norm/{summary_name}", global_norm([values]))

@@ -108,26 +108,28 @@ def read_data_sets(
     kind = dtype_name(as_dtype(dtype))
     if kind not in ("float32", "uint8"):
         raise InvalidArgumentError(f"dtype must be float32 or uint8, not {kind}.")
-    parts = {
+    arrays = {
         name: [_read_idx(Path(train_dir), file) for file in files] for name, files in _FILES.items()
     }
-    for images, labels in parts.values():
+    for images, labels in arrays.values():
         if images.ndim != 3 or len(images) != len(labels):
             raise InvalidArgumentError(f"The files in {train_dir} do not belong together.")
-    count = len(parts["train"][0])
+    count = len(arrays["train"][0])
     if not 0 <= validation_size <= count:
         raise InvalidArgumentError(f"validation_size must be in [0, {count}]: {validation_size}.")
 
-    def of(part: str, places: slice) -> DataSet:
-        images, labels = (array[places] for array in parts[part])
+    def make_split(split: str, indices: slice) -> DataSet:
+        images, labels = (array[indices] for array in arrays[split])
         count, *sizes = images.shape
         images = images.reshape(count, math.prod(sizes)) if reshape else images[..., None]
         images = images if kind == "uint8" else images.astype(np.float32) * np.float32(1 / 255)
         return DataSet(images, np.eye(_CLASSES)[labels] if one_hot else labels, seed)
 
-    validation_part, training_part = slice(0, validation_size), slice(validation_size, None)
+    validation_slice, training_slice = slice(0, validation_size), slice(validation_size, None)
     return Datasets(
-        of("train", training_part), of("train", validation_part), of("test", slice(None))
+        make_split("train", training_slice),
+        make_split("train", validation_slice),
+        make_split("test", slice(None)),
     )
 
 
@@ -136,20 +138,20 @@ def _refuse_fake(fake_data: bool) -> None:
         raise InvalidArgumentError("There is no fake data: leave fake_data out.")
 
 
-def _read_idx(folder: Path, name: str) -> Any:
+def _read_idx(directory: Path, name: str) -> Any:
     """Read an array of bytes in the IDX format: magic number, sizes, elements."""
-    gzip_path, plain_path = folder / f"{name}.gz", folder / name
+    gzip_path, plain_path = directory / f"{name}.gz", directory / name
     if gzip_path.exists():
         content = gzip.decompress(gzip_path.read_bytes())
     elif plain_path.exists():
         content = plain_path.read_bytes()
     else:
         raise FileNotFoundError(
-            f"There is no {name}.gz in '{folder}'. Put the four files of MNIST there: nothing is"
+            f"There is no {name}.gz in '{directory}'. Put the four files of MNIST there: nothing is"
             " downloaded."
         )
     rank = content[3] if content[:3] == b"\0\0\x08" else 0
     sizes = [int.from_bytes(content[4 * k : 4 * k + 4]) for k in range(1, rank + 1)]
     if not rank or len(content) != 4 + 4 * rank + math.prod(sizes):
-        raise InvalidArgumentError(f"'{name}' in '{folder}' is no array of bytes in format IDX.")
+        raise InvalidArgumentError(f"'{name}' in '{directory}' is no array of bytes in format IDX.")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(sizes)

@@ -1,7 +1,9 @@
-"""Layout of `tf.train.Checkpoint`: an object graph, and tensors by its paths."""
+"""Layouts of `tf.train.Saver`, tensors by name, and `tf.train.Checkpoint`, an object graph, too."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,8 +13,56 @@ from thalweg._formats.bundle import Node, ObjectGraph, SavedAttribute, SlotVaria
 from thalweg._formats.stored_tensor import StoredTensor, of_tensor
 from thalweg.checkpoint.tensorflow.detection.checkpoint_contents import GLOBAL_STEP, SAVE_COUNTER
 from thalweg.checkpoint.tensorflow.detection.object_checkpoint import ATTRIBUTE, SUFFIX
+from thalweg.checkpoint.tensorflow.detection.saver_names import AVERAGE
 from thalweg.checkpoint.tensorflow.export.export_contents import ExportContents
 from thalweg.keras.optimizers import Optimizer as KerasOptimizer
+from thalweg.openseq2seq.optimizers.novograd import NovoGrad
+from thalweg.v1.train.rule_optimizer import RuleOptimizer
+
+_AVERAGE = "grads_ema"
+
+
+def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
+    """Return the tensors by their names, and None instead of a graph.
+
+    Raises:
+        CheckpointMismatchError: A slot or scalar has the name of a variable. Nothing was written.
+    """
+    tensors = dict(contents.variables)
+    clashes: list[str] = []
+    for index, (name, by_kind) in enumerate(contents.slots.items()):
+        for kind, suffix in zip(by_kind, _number_suffixes(contents, by_kind), strict=True):
+            full = f"{name}/{suffix}"
+            if isinstance(contents.optimizer, NovoGrad) and kind == _AVERAGE:
+                full = f"nvgrad2_ema{index}"
+            clashes += [f"{full!r} is a variable and a slot of {name!r}"] * (full in tensors)
+            tensors[full] = by_kind[kind]
+    scalars = {**contents.scalars}
+    scalars |= {f"{name}/{AVERAGE}": average for name, average in contents.averages.items()}
+    if contents.global_step is not None:
+        scalars[GLOBAL_STEP] = contents.global_step
+    clashes += [
+        f"{name!r} is a variable and the optimizer's" for name in scalars if name in tensors
+    ]
+    if clashes:
+        raise state.mismatch(clashes, outcome="Nothing was written.")
+    return {**tensors, **scalars}, None
+
+
+def _number_suffixes(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
+    """Return the last parts of the slot names of one variable, such as "Adam", "Adam_1"."""
+    optimizer: Any = contents.optimizer
+    names = {kind: optimizer.get_name() for kind in kinds}
+    if isinstance(optimizer, RuleOptimizer):
+        fills: Any = contents.optimizer._slot_fills()
+        names |= {kind: name for kind, _, name in fills}
+    used: Counter[str] = Counter()
+    suffixes: list[str] = []
+    for name in (names[kind] for kind in kinds):
+        suffixes.append(f"{name}_{used[name]}" if used[name] else name)
+        used[name] += 1
+    return suffixes
+
 
 _OPTIMIZER = "optimizer"
 _SLOT = "/.OPTIMIZER_SLOT/"
@@ -50,14 +100,20 @@ def _add_optimizer(graph: _Graph, contents: ExportContents, nodes: dict[str, int
     """Add the scalars and slots of the optimizer to a graph; `nodes` has the variables' nodes."""
     optimizer: Any = contents.optimizer
     is_keras = isinstance(optimizer, KerasOptimizer)
-    title = contents.optimizer._name if is_keras else optimizer.get_name()
+    optimizer_name = contents.optimizer._name if is_keras else optimizer.get_name()
     node = graph.find_or_add([_OPTIMIZER])
     for name, tensor in contents.scalars.items():
-        graph.add_variable(f"{_OPTIMIZER}/{name}", tensor, f"{title}/{name}" if is_keras else name)
+        graph.add_variable(
+            f"{_OPTIMIZER}/{name}", tensor, f"{optimizer_name}/{name}" if is_keras else name
+        )
     for name, by_kind in contents.slots.items():
         for index, (kind, tensor) in enumerate(by_kind.items()):
             suffix = f"_{index}" if index else ""
-            full = f"{title}/{name}/{kind}" if is_keras else f"{name}/{title}{suffix}"
+            full = (
+                f"{optimizer_name}/{name}/{kind}"
+                if is_keras
+                else f"{name}/{optimizer_name}{suffix}"
+            )
             graph.add_slot(node, nodes[name], name, kind, tensor, full)
 
 
@@ -74,20 +130,20 @@ class _Graph:
         self._attributes: dict[int, SavedAttribute] = {}
         self._slots: dict[int, list[SlotVariable]] = {}
 
-    def find_or_add(self, parts: list[str]) -> int:
+    def find_or_add(self, segments: list[str]) -> int:
         """Return the node at the end of a path from the root; add missing nodes."""
         node = 0
-        for part in parts:
-            if part not in self._children[node]:
-                self._children[node][part] = self._add_node()
-            node = self._children[node][part]
+        for segment in segments:
+            if segment not in self._children[node]:
+                self._children[node][segment] = self._add_node()
+            node = self._children[node][segment]
         return node
 
     def add_variable(self, object_path: str, tensor: StoredTensor, full_name: str) -> int:
         """Add a variable at a path and return its node."""
-        parts = object_path.split("/")
-        node = self.find_or_add(parts)
-        self._add_value(node, f"{_escape_path(parts)}{SUFFIX}", tensor, full_name)
+        segments = object_path.split("/")
+        node = self.find_or_add(segments)
+        self._add_value(node, f"{_escape_path(segments)}{SUFFIX}", tensor, full_name)
         return node
 
     def add_slot(
@@ -130,6 +186,6 @@ class _Graph:
         self.tensors[key] = tensor
 
 
-def _escape_path(parts: list[str]) -> str:
+def _escape_path(segments: list[str]) -> str:
     """Return a path as in keys, with doubled dots."""
-    return "/".join(part.replace(".", "..") for part in parts)
+    return "/".join(segment.replace(".", "..") for segment in segments)
