@@ -24,7 +24,7 @@ class Parameter:
     """A parameter in a torch optimizer's state dict.
 
     Attributes:
-        name: The name, or None if torch was given no names.
+        name: The name; None if the state dict has no names.
         group: The group that has the parameter.
         state: The parameter's state; empty before the first gradient.
     """
@@ -95,9 +95,7 @@ def read(state_or_optimizer: Any) -> TorchState:
 
 
 def _states_and_groups(state_dict: Mapping[object, object]) -> tuple[dict[Any, Any], list[Group]]:
-    """Return the states by parameter and the groups; raise CheckpointMismatchError for other
-    types.
-    """
+    """Return ({parameter key: state}, groups); raise CheckpointMismatchError for invalid types."""
     states, groups = state_dict["state"], state_dict["param_groups"]
     problems: list[str] = []
     if not isinstance(states, dict) or not all(
@@ -133,14 +131,13 @@ def match_parameters(
 ) -> list[tuple[Parameter, Tensor]]:
     """Return (parameter, variable) pairs of a torch optimizer.
 
-    Parameters of the torch optimizer itself are matched by identity; other variables by name if
-    both sides have names, else by order.
+    Parameters of the torch optimizer itself are matched by identity. Other variables are matched by
+    name if both sides have names, else by order.
 
     Args:
         torch_state: The state.
         state_or_optimizer: The torch optimizer that the state was read from, or anything else.
-        variables: Variables, or a dict of variables by torch's names. None stands for the
-            parameters of the optimizer.
+        variables: Variables, or {torch's name: variable}; None for the optimizer's parameters.
 
     Raises:
         InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer.
@@ -168,7 +165,7 @@ def _parameters_of(optimizer: object) -> list[Tensor]:
 
 
 def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tensor]]:
-    """Return the names in a dict of variables, else None; and the variables."""
+    """Return (names, variables); names are the keys of a dict, or None if there is no dict."""
     names: list[str] | None = None
     if isinstance(variables, Mapping):
         mapping = cast("Mapping[Any, Any]", variables)
@@ -179,7 +176,7 @@ def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tens
 
 
 def _names_of(variables: Sequence[Tensor]) -> list[str] | None:
-    """Return the names of named variables; None if some have no name or the same name."""
+    """Return the names of variables; None if a variable has no name, or two share a name."""
     names = [name_of(var, "").split(":")[0] for var in variables]
     has_names = all(name not in ("", "Variable") for name in names)
     return names if has_names and len({*names}) == len(names) else None
@@ -188,7 +185,7 @@ def _names_of(variables: Sequence[Tensor]) -> list[str] | None:
 def _match_by_order(
     torch_state: TorchState, tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return pairs in order; raise CheckpointMismatchError on different counts."""
+    """Return pairs in order; raise CheckpointMismatchError if the counts differ."""
     count = len(torch_state.parameters)
     if len(tensors) != count:
         problem = f"there are {count} parameters, and {len(tensors)} variables"
@@ -212,7 +209,10 @@ def _match_by_name(
 def _match_by_identity(
     torch_state: TorchState, indices: Mapping[int, int], tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return pairs of parameters and variables that are the torch optimizer's parameters."""
+    """Return (parameter, variable) pairs; `indices` is {id(variable): index of the parameter}.
+
+    Raise CheckpointMismatchError if the variables are not exactly the torch optimizer's.
+    """
     ids = {id(var) for var in tensors}
     problems = [
         f"{name_of(var)!r} is none of its parameters" for var in tensors if id(var) not in indices
