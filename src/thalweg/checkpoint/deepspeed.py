@@ -63,8 +63,7 @@ class ZeroFiles:
         return cast("Mapping[str, Any]", base)
 
     def row(self, candidate: object, label: str) -> Tensor:
-        """Return a tensor, flat and detached; raise unless `candidate` is a floating-point tensor.
-        """
+        """Return a tensor, flat and detached; raise unless it is a floating-point tensor."""
         problem = flaw(candidate)
         if problem or not isinstance(candidate, Tensor) or not candidate.is_floating_point():
             raise self.fail(f"{label} is {problem or show_value(candidate)}, not a row of numbers")

@@ -78,8 +78,7 @@ class Writer:
         return {DICT: [[self(key, name), encoded] for key, encoded in json_values.items()]}
 
     def _add_tensor(self, array: Any, name: str) -> str:
-        """Add a tensor to `tensors`; return its key, which is `name`, or with "#1", "#2" if taken.
-        """
+        """Add a tensor to `tensors`; return its unique key, `name` or `name` with "#1", "#2"."""
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
         if problem is not None:

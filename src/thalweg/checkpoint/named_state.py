@@ -169,8 +169,7 @@ def prepare_loading(
 
 
 def _require_variables(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Raise FailedPreconditionError if `state` is not empty, and a `v1` optimizer has no variables.
-    """
+    """Raise FailedPreconditionError if there is state, but a `v1` optimizer has no variables."""
     if state and optimizer._needs_variables and not optimizer._owners():
         raise FailedPreconditionError(
             f"The file has slots such as {next(iter(state))!r} and the optimizer has no variables"
@@ -316,8 +315,7 @@ def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Ge
 
 
 def _modules_with_state(module: Module | None) -> dict[str, Any]:
-    """Return {name of the extra state in `state_dict`: submodule} of submodules with extra state.
-    """
+    """Return {name of extra state in `state_dict`: submodule} of submodules with extra state."""
     if module is None:
         return {}
     submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))

@@ -22,11 +22,11 @@ class HeaderMessage(NamedTuple):
 
 
 def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
-    """Read all messages of an object.
+    """Return all messages of the object header at an address; a header can be read only once.
 
     Args:
         source: The file.
-        address: The address of the object's header.
+        address: The address of the object header.
 
     Raises:
         DataLossError: The header is damaged.
@@ -98,7 +98,7 @@ def _note_message(
     flags: int,
     payload: FilePart,
 ) -> None:
-    """Add a message to `messages`, or a continuation block to `blocks`; raise if not supported."""
+    """Append a message to `messages`, or a continuation to `blocks`; raise if not supported."""
     source = payload.source
     if kind == CONTINUATION:
         begin, size = payload.take_stored_address("a block of messages"), payload.take_number(8)

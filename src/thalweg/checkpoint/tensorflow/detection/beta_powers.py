@@ -23,8 +23,8 @@ def split_powers(
     """Split tensors into beta powers and others.
 
     Returns:
-        {optimizer: {"beta1_power": tensor, ...}}, where an optimizer is the scope and number in the
-        names; and {name: tensor} of the other tensors.
+        {scope and number of an optimizer's names: {"beta1_power": tensor, ...}}, and {name: tensor}
+        of the other tensors.
     """
     sets: Sets = {}
     other_tensors: dict[str, StoredTensor] = {}

@@ -76,7 +76,7 @@ def sort_numbered(
     Args:
         listing: The variables of the optimizer.
         variables: The variables of the checkpoint that belong to no optimizer.
-        class_name: Optional. The class, if the optimizer's name does not tell it.
+        class_name: Optional. The class, if the optimizer has another name.
     """
     scalars = {
         _SCALARS[name]: tensor for name, tensor in listing.children.items() if name in _SCALARS
