@@ -126,7 +126,7 @@ def _read_both_ends(stream: BinaryIO) -> tuple[int, bytes, bytes]:
 
 
 def _identify_bytes(first_bytes: bytes, last_bytes: bytes) -> FormatProbe | None:
-    """Return the format that the first and last bytes of a file indicate, or None."""
+    """Return the format that the first and last bytes of a file indicate; None if unknown."""
     for signature, probe in _SIGNATURES:
         if first_bytes.startswith(signature):
             return probe
@@ -157,7 +157,7 @@ def _identify_bytes(first_bytes: bytes, last_bytes: bytes) -> FormatProbe | None
 
 
 def _identify_zip(name: str) -> FormatProbe:
-    """Return the format of a zip archive by the name of its first member."""
+    """Return the format of a zip archive; `name` is its first member."""
     if name in _OF_KERAS:
         return FormatProbe("a `.keras` file", CONVERT_ADVICE, UnsupportedCheckpointError)
     if name.endswith(".npy"):

@@ -69,7 +69,7 @@ class Description:
 
     Attributes:
         document: The document saved with the tensors.
-        tensors: The description of each tensor.
+        tensors: {name: description} of the tensors.
         bytes: The file's size.
     """
 
@@ -145,7 +145,7 @@ def _replace_checksum(text: bytes, checksum: bytes) -> bytes:
 
 
 def _parse_header(path: str, text: bytes) -> dict[str, Any]:
-    """Return the JSON object of a header; raise DataLossError if damaged."""
+    """Return the JSON object of a header; raise DataLossError if it is damaged."""
     try:
         header = json_text.loads(text)
     except json_text.DuplicateKeyError as error:
@@ -310,7 +310,7 @@ class Draft:
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:
-        """Return the JSON header with this manifest and a checksum of zeros, not padded."""
+        """Return the JSON header with this manifest, unpadded, with zeros as its checksum."""
         begin = {"format": "thalweg", "version": str(VERSION), "checksum": "0" * 8}
         entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0

@@ -18,7 +18,7 @@ _PATTERNS = ("variables/variables.index", "*.index", f"*{ENDING}", "*.keras", "*
 
 
 class PathKind(Enum):
-    """Format of a path; the values are the file's writer, or the kind itself."""
+    """Format of the file at a path, or the reason why there is no checkpoint."""
 
     OURS = "thalweg"
     BUNDLE = "tensorflow"
@@ -73,7 +73,7 @@ class ResolvedPath:
         return self
 
     def path_if_ours(self) -> str:
-        """Return the path of a thalweg file.
+        """Return the path as text if it is a thalweg file.
 
         Raises:
             UnsupportedCheckpointError: The path is a checkpoint of TensorFlow or Keras.
@@ -141,7 +141,7 @@ def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
 
 
 def _by_content(path: str) -> PathKind:
-    """Return the format of a file by its content."""
+    """Return the format of an existing file by its content."""
     if container.is_container(path):
         return PathKind.OURS
     with atomic_write.open_for_reading(path) as stream:

@@ -64,11 +64,11 @@ class StoredTensor:
         return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Return the tensor as a NumPy array.
+        """Return the bytes as an array; it shares memory with `data` if writable and aligned.
 
         Raises:
             DataLossError: A bool is neither 0 nor 1.
-            UnsupportedCheckpointError: NumPy has no such dtype.
+            UnsupportedCheckpointError: NumPy does not have the dtype.
         """
         import numpy as np
 

@@ -174,11 +174,11 @@ def compare_tensors(
     path_b: Path,
     tensors_b: Mapping[str, StoredTensor],
 ) -> list[str]:
-    """Return one line per difference between two sets of tensors; [] if all bits are equal.
+    """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
     Args:
-        path_a, path_b: The paths of the files, which the lines name.
-        tensors_a, tensors_b: The tensors of the files, by name.
+        path_a, path_b: The paths of the files, for the lines.
+        tensors_a, tensors_b: {name: tensor} of the files.
     """
     file_a, file_b = os.fspath(path_a), os.fspath(path_b)
     lines = [f"{name!r} is in {file_a} only" for name in tensors_a if name not in tensors_b]
@@ -344,7 +344,7 @@ def format_arguments(encoded: Any) -> str:
 
 
 def in_words(encoded: Any) -> str:
-    """Return a value of an optimizer description as text, such as "ExponentialDecay(...)"."""
+    """Return an encoded argument of an optimizer as text, such as "ExponentialDecay(...)"."""
     if isinstance(encoded, list):
         return f"[{', '.join(map(in_words, cast(list[Any], encoded)))}]"
     fields = as_object(encoded)

@@ -41,10 +41,10 @@ class Kept:
     """A checkpoint of a directory.
 
     Attributes:
-        step: The number of the checkpoint.
+        step: The step number of the checkpoint.
         path: The file.
-        time: When the checkpoint was taken, in seconds since 1970.
-        metrics: The metrics that the checkpoint was saved with.
+        time: The time of the save, in seconds since 1970.
+        metrics: The metrics that were passed to `CheckpointManager.save`.
     """
 
     step: int
@@ -273,7 +273,7 @@ class CheckpointManager:
         """Restore the latest checkpoint; return None and change nothing if there is none.
 
         Returns:
-            The results of `restore`, or None.
+            The result of `restore`, or None.
 
         Raises:
             ThalwegError: The latest checkpoint cannot be restored; see `restore`.
@@ -353,7 +353,7 @@ class CheckpointManager:
     def _remove_old(self) -> None:
         """Delete the checkpoints that `keep`, `keep_every` and `best` do not retain.
 
-        A file that cannot be deleted causes a CheckpointWarning. Nothing is deleted if `keep` is
+        If a file cannot be deleted, warn with a CheckpointWarning. Delete nothing if `keep` is
         None, or if another process writes the files.
         """
         if self._keep is None or not self._can_remove:
@@ -371,7 +371,7 @@ class CheckpointManager:
 
 @dataclass(frozen=True)
 class _UnreadableFile:
-    """A file named like a checkpoint that cannot be restored, with the error of reading it."""
+    """A file that is named like a checkpoint but cannot be read, with the error."""
 
     step: int
     path: Path

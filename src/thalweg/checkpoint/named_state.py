@@ -110,7 +110,7 @@ def slots_of(optimizer: object) -> SlotStore | None:
 
 
 def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable:
-    """Return the optimizer, wrapped in a `TorchOptimizerAdapter` if it is a torch optimizer.
+    """Return the optimizer; a torch-style optimizer is wrapped in a `TorchOptimizerAdapter`.
 
     Raises:
         InvalidTypeError: The object is not an optimizer of the library or of torch.
@@ -193,7 +193,7 @@ def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, obj
 
 
 def _prefix_hint(named_tensors: Mapping[str, object], saved_values: Mapping[str, object]) -> str:
-    """Return a sentence about why names differ, such as a wrapping module; "" if none is known."""
+    """Return a hint at the reason for different names, such as a wrapping module; "" if unknown."""
     for prefix in _WRAPPER_PREFIXES:
         if {f"{prefix}{name}" for name in saved_values} == {*named_tensors}:
             return f" The module given wraps the one that was saved: give that inside {prefix!r}."

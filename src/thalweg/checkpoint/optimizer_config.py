@@ -196,7 +196,7 @@ class _ConfigWriter(Writer):
         return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
-        """Return an optimizer, rule or factory argument as a marked dict."""
+        """Return a marked dict of an argument that `maker`, an entry of registry `kind`, made."""
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.describe(argument)}
         name = kind.name_of(maker)
@@ -230,7 +230,7 @@ class _ConfigReader(JsonReader):
     """Decoder of the JSON of `_ConfigWriter`.
 
     Args:
-        variables: Variables by name.
+        variables: {name: variable}.
     """
 
     def __init__(self, variables: Mapping[str, Tensor]) -> None:

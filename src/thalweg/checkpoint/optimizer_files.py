@@ -21,7 +21,7 @@ _NESTED = ("optimizer", "optimizer_state_dict", "optim", "optimizer_states")
 
 
 class CodedTensor(Tensor):
-    """Stand-in for the tensors of torchao: attributes of a file, without operations."""
+    """Stand-in for a tensor class of torchao: attributes from a file, without operations."""
 
     codes: Any
     qmap: Any
@@ -33,7 +33,7 @@ class CodedTensor(Tensor):
 
 
 class SavedObject:
-    """Stand-in for an object of DeepSpeed: at most its argument."""
+    """Stand-in for an object of DeepSpeed: only the first constructor argument, as `value`."""
 
     value: Any = None
 

@@ -58,9 +58,9 @@ class Snapshot:
 
     Attributes:
         document: Everything except tensors, as JSON.
-        tensors: The tensors by their names in the file.
-        slots: The slot store of the optimizer, notified of the written path; or None.
-        ranks: The ranks that the training is sharded over, or None. Rank 0 has the snapshot.
+        tensors: {name in the file: tensor}.
+        slots: The slot store of the optimizer, which is told the path after writing; or None.
+        ranks: The ranks that share the training, or None. Rank 0 writes the file.
     """
 
     document: dict[str, Any]
@@ -360,7 +360,7 @@ def _describe_restored(
 
 
 def _warn_of_rest(path: str, states: Mapping[str, object], names: Sequence[str]) -> None:
-    """Warn of extra states and of variables that were not restored, if there are any."""
+    """Warn of unrestored extra states (`states`) and variables (`names`), if there are any."""
     if states:
         warn(
             f"{path} has extra states of modules, such as {next(iter(states))!r}, which were not"

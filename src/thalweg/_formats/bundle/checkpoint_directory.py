@@ -102,7 +102,7 @@ class Folder:
         """Return a file of the checkpoint; the caller closes it.
 
         Args:
-            suffix: The file's name without the prefix.
+            suffix: The end of the file's name, after the prefix.
 
         Raises:
             MissingFileError: The file does not exist.

@@ -31,7 +31,7 @@ class TensorSlice:
     Attributes:
         origin: The first index along each axis.
         shape: The shape.
-        entry: The location in a file.
+        entry: The location in a data file.
     """
 
     origin: tuple[int, ...]
@@ -70,7 +70,7 @@ class Index:
 
     Attributes:
         shards: The number of data files.
-        tensors: Each tensor by its name.
+        tensors: {name: tensor}.
     """
 
     shards: int
@@ -82,10 +82,10 @@ class Index:
 
 
 def read_index(directory: Folder) -> Index:
-    """Read the index of a bundle, and no data.
+    """Return the index of a bundle; data files are not read.
 
     Raises:
-        CorruptFileError: The index is damaged, inconsistent or of an unsupported kind.
+        CorruptFileError: The index is damaged, inconsistent or not supported.
     """
     with closing(directory.open_file(".index")) as file:
         if file.size > LIMIT:
@@ -163,7 +163,7 @@ def _describe_entries(
 def _find_slices(
     name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
-    """Yield the slices of a tensor; remove their entries from `slice_entries`."""
+    """Yield the slices of a tensor; remove the slices' entries from `slice_entries`."""
     if not entry.slices:
         yield TensorSlice((0,) * len(entry.shape), entry.shape, entry)
     for extents in entry.slices:

@@ -91,7 +91,7 @@ class BundleEntry:
 
 
 def parse_header(serialized: bytes) -> BundleHeader:
-    """Return the header of a bundle.
+    """Return the header of a bundle from a serialized BundleHeaderProto.
 
     Raises:
         CorruptFileError: The bytes are not a BundleHeaderProto.
@@ -108,7 +108,7 @@ def parse_header(serialized: bytes) -> BundleHeader:
 
 
 def parse_entry(serialized: bytes) -> BundleEntry:
-    """Return the entry of a tensor.
+    """Return the entry of a tensor from a serialized BundleEntryProto.
 
     Raises:
         CorruptFileError: The bytes are not a BundleEntryProto.

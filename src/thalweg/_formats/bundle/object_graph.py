@@ -57,7 +57,7 @@ class Node:
     """An object.
 
     Attributes:
-        children: Node numbers by attribute name.
+        children: {attribute name: node number}.
         attributes: The values of the object.
         slots: The slots, if the object is an optimizer.
     """
@@ -72,7 +72,7 @@ class ObjectGraph:
     """Objects of a checkpoint; the first is the root.
 
     Attributes:
-        nodes: The objects, which refer to each other by position.
+        nodes: The objects; node numbers are indices in this tuple.
     """
 
     nodes: tuple[Node, ...]

@@ -69,7 +69,7 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> None:
-    """Check that slices together have as many elements as the tensor.
+    """Raise unless the slices together have as many elements as the tensor with this shape.
 
     Raises:
         CorruptFileError: The counts differ, or the shape has more axes than NumPy supports.

@@ -56,10 +56,10 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
 
     Args:
         folder: The directory of the checkpoints.
-        name: The name of the file.
+        name: The name of the state file.
 
     Returns:
-        The state, with paths that begin with `folder`; None if there is no such file.
+        The state, with paths that begin with `folder`; None if the file does not exist.
 
     Raises:
         DataLossError: The file is damaged, or has another format.
@@ -222,7 +222,7 @@ def quote_text(text: str) -> str:
 
 
 def _tokenize(text: str) -> Iterator[Token]:
-    """Yield the tokens of a text, and an "end" token."""
+    """Yield the tokens of a text, and at the end ("end", "")."""
     position = 0
     while position < len(text):
         match = _TOKENS.match(text, position)
@@ -250,7 +250,7 @@ def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, To
 
 
 def _unescape_match(match: re.Match[bytes]) -> bytes:
-    """Return the bytes of an escape sequence."""
+    """Return the bytes for an escape sequence; raise CorruptFileError if it is unknown."""
     octal, hexadecimal, short, long, letter = match.groups()
     if letter is not None:
         if letter not in _LETTERS:

@@ -208,7 +208,7 @@ class _Block:
         return len(self._content) + 4 * len(self._restarts) + 4
 
     def add(self, key: bytes, content: bytes) -> None:
-        """Append a key, greater than all before it."""
+        """Append a key with its content; the key must be greater than all previous keys."""
         shared = 0
         if self._count < self._interval:
             shared = _common_prefix_length(self._last_key, key)

@@ -92,7 +92,7 @@ def _in_order(
 
 
 def _key_of(name: str) -> bytes:
-    """Return the key of a tensor name; raise InvalidArgumentError for invalid names."""
+    """Return the encoded name of a tensor; raise InvalidArgumentError for invalid names."""
     try:
         key = name.encode()
     except UnicodeEncodeError:

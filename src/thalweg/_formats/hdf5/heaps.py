@@ -8,7 +8,7 @@ _MAX_LENGTH = 1024  # bytes of a name; HDF5 has no limit
 
 
 class LocalHeap:
-    """Names of a group.
+    """Heap that contains the names of a group's members.
 
     Args:
         source: The file.

@@ -151,7 +151,7 @@ class _Heap:
         return FilePart(source, view, address + offset - first)
 
     def _read_block(self, address: int, size: int) -> FilePart:
-        """Return a block of the heap; raise DataLossError if its checksum differs."""
+        """Return the heap block at an address; raise DataLossError if its checksum differs."""
         source = self._source
         piece = source.read_structure(address, size, b"FHDB\0", "a block of a heap")
         if self._flags & 2:

@@ -126,7 +126,7 @@ def _read_member(listing: FilePart) -> ArchiveMember:
 
 
 def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int, int]:
-    """Return (stored size, size, offset), from a 64-bit record if they exceed their fields."""
+    """Return (stored size, size, offset); a 64-bit record replaces values of 2**32 - 1."""
     while extra.left >= 4:
         kind, record = extra.take_number(2), extra.take_part(extra.take_number(2))
         if kind != 1:

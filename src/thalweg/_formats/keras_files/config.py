@@ -15,7 +15,7 @@ OptimizerDescription = tuple[str | None, dict[str, Any] | None]
 
 
 def load_json(source: str, text: bytes) -> dict[str, Any]:
-    """Return a JSON object.
+    """Return the JSON object in a text; `source` names the text in errors.
 
     Raises:
         InvalidConfigError: The text is not JSON, or not an object.

@@ -259,7 +259,7 @@ def _omitted_names(
     detected: FoundOptimizer | None,
     has_steps: bool,
 ) -> tuple[str, ...]:
-    """Return the names of entries that are not converted."""
+    """Return the names of tensors, string tensors and stateless optimizers not converted."""
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)
     if detected is None and class_name is not None:

@@ -316,7 +316,7 @@ def _make_optimizer(
 
 
 def _require_optimizer(checkpoint: TensorFlowCheckpoint) -> None:
-    """Raise CheckpointMismatchError for a whole Keras model that has no optimizer state."""
+    """Raise CheckpointMismatchError for a file of a Keras model without optimizer state."""
     source = checkpoint.source
     if isinstance(source, KerasFile) and (source.kind == "keras" or source.class_name is not None):
         reason = "there is no optimizer: the model was not compiled"

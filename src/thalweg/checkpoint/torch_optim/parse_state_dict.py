@@ -39,8 +39,8 @@ class TorchState:
     """The state dict of a torch optimizer.
 
     Attributes:
-        family: The name of the class.
-        groups: The groups.
+        family: The name of the class in `torch.optim`.
+        groups: The param groups.
         parameters: The parameters of all groups, in order.
     """
 
@@ -56,7 +56,7 @@ def read(state_or_optimizer: Any) -> TorchState:
         state_or_optimizer: An optimizer of `torch.optim`, or the result of its `state_dict()`.
 
     Raises:
-        InvalidTypeError: The argument is something else, or its class has no counterpart here.
+        InvalidTypeError: The argument is of another type, or of a class without a counterpart.
         CheckpointMismatchError: The state is damaged.
     """
     if isinstance(state_or_optimizer, torch.optim.Optimizer):
@@ -185,7 +185,7 @@ def _names_of(variables: Sequence[Tensor]) -> list[str] | None:
 def _match_by_order(
     torch_state: TorchState, tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return pairs in order; raise CheckpointMismatchError if the counts differ."""
+    """Return (parameter, variable) pairs in order; raise if the counts differ."""
     count = len(torch_state.parameters)
     if len(tensors) != count:
         problem = f"there are {count} parameters, and {len(tensors)} variables"
@@ -196,7 +196,7 @@ def _match_by_order(
 def _match_by_name(
     torch_state: TorchState, names: Sequence[str], tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return pairs of equal names; raise CheckpointMismatchError if names differ."""
+    """Return (parameter, variable) pairs of equal names; raise if names differ."""
     saved_names = [parameter.name for parameter in torch_state.parameters]
     parameters = dict(zip(saved_names, torch_state.parameters, strict=True))
     problems = [f"'{name}' is none of its parameters" for name in names if name not in parameters]

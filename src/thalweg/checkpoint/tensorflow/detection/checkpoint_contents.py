@@ -192,10 +192,10 @@ class TensorFlowCheckpoint:
 
     @property
     def optimizer(self) -> FoundOptimizer | None:
-        """The only optimizer, or None.
+        """The file's only optimizer; None if the file has none.
 
         Raises:
-            InvalidArgumentError: There are several.
+            InvalidArgumentError: The file has several optimizers.
         """
         if len(self.optimizers) > 1:
             raise InvalidArgumentError(

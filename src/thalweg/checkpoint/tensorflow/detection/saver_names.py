@@ -330,7 +330,7 @@ def _split_by_number(family: Family, slots_by_suffix: Slots) -> Iterator[tuple[l
 
 
 def _describe_optimizer(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
-    """Return the description of an optimizer without scalars; `names` are its slot names."""
+    """Return an optimizer of the family, without scalars; `names` are its slot names."""
     return FoundOptimizer(
         name=family.title,
         face="openseq2seq" if family.cls == "NovoGrad" else "v1",

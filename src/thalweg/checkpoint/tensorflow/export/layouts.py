@@ -121,7 +121,7 @@ class _Graph:
     """Object graph under construction.
 
     Attributes:
-        tensors: The tensors so far, by key.
+        tensors: {key: tensor} of the tensors added so far.
     """
 
     def __init__(self) -> None:

@@ -54,8 +54,8 @@ class Line:
 
     Attributes:
         pattern: The pattern of TensorFlow's names.
-        place: The destination; its target has the same wildcards as the pattern.
-        title: The rule in a message.
+        place: The destination; its target has the wildcards of the pattern.
+        title: The text of the rule, for messages.
     """
 
     pattern: str
@@ -75,7 +75,7 @@ class Line:
         return Place(_fill_wildcards(target, replaced), self.place.axes)
 
     def backward(self, target: str) -> str | None:
-        """Return the TensorFlow name for a parameter; None if the rule does not match."""
+        """Return the TensorFlow name of a parameter; None if the rule does not match."""
         if self.place.target is None:
             return None
         separator = "/" if "/" in self.place.target else "."
@@ -177,7 +177,7 @@ def parse(text: str, source: str = "rules") -> Rules:
         source: The name of the text in errors.
 
     Raises:
-        InvalidConfigError: A line is not a rule; the message has its number and the reason.
+        InvalidConfigError: A line is not a rule; the message has the line number and the reason.
     """
     lines: list[Line] = []
     for line_number, line in enumerate(text.splitlines(), 1):
@@ -193,7 +193,7 @@ def parse(text: str, source: str = "rules") -> Rules:
 
 
 def _read_rules(path: str) -> str:
-    """Return the text of a rules file.
+    """Return the text of the rules file at a path.
 
     Raises:
         MissingFileError: The file does not exist.
