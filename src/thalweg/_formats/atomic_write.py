@@ -263,7 +263,7 @@ class _Commit:
     def _write_content(
         self, descriptor: int, chunks: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> None:
-        """Write all chunks and the head to a descriptor, and wait until they are on the disk."""
+        """Write all chunks and the head to a descriptor, and sync the file."""
         # Some file systems have no locks.
         with contextlib.suppress(OSError):
             syscalls.lock_file(descriptor)

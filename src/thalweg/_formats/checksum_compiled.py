@@ -164,7 +164,7 @@ def _write_function(
         word_size: The number of bytes of a `by_words` step.
         by_words: `by_words(builder, address, checksum)` builds a step over `word_size` bytes, and
             returns the next checksum.
-        by_byte: Likewise for a step over one byte.
+        by_byte: Like `by_words`, for a step over one byte.
     """
     from llvmlite import ir
 

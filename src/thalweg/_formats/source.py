@@ -16,8 +16,8 @@ UNDEFINED = 2**64 - 1  # the address of missing data
 class SourceFile:
     """An untrusted file, on disk or in memory.
 
-    Structures of a valid file do not overlap, so reading all of them reads at most the file's size.
-    If more than twice this size is read, the file is damaged or malicious, and reading raises.
+    Structures of a valid file do not overlap, so reading them all reads at most `size` bytes.
+    Reading more than twice `size` raises, as the file is damaged or malicious.
 
     Args:
         title: The name of the file in errors.

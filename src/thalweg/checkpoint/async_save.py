@@ -95,12 +95,12 @@ def save_async(
 ) -> Saving:
     """Copy a training as `save` does and return; a thread writes the copy to the file.
 
-    Arguments and errors are those of `save`. If slots are sharded over ranks, only rank 0 writes.
-    An incomplete save to the same path is completed first.
+    Arguments and errors are as for `save`. If slots are sharded over ranks, only rank 0 writes. An
+    incomplete save to this path is completed first.
 
     Returns:
         The save in progress: call its `wait()` before you read the file. `wait()` raises an error
-        of writing; without it, the next save to the same path does.
+        of writing. If `wait()` is not called, the next save to this path raises the error.
     """
     for other in [other for other, saving in _active_saves.items() if saving.is_there()]:
         _active_saves.pop(other, None)

@@ -200,7 +200,7 @@ def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
     "zero_stage", "param_names" and "max_grad_norm" are added.
 
     Raises:
-        InvalidArgumentError: The groups are malformed, or their number is not that of `shapes`.
+        InvalidArgumentError: The groups are malformed, or `shapes` has more or fewer groups.
     """
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(

@@ -115,7 +115,7 @@ def list_verified(path: Path, progress: Progress | None = None) -> Listing:
         progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Raises:
-        DataLossError: The file is damaged; the message names the tensor, if it is one.
+        DataLossError: The file is damaged; the message names a damaged tensor.
         ThalwegError: The file does not exist, is unsafe to read, or of an unsupported version.
     """
     location = locate_checkpoint(path).check_readable()
@@ -134,8 +134,8 @@ def differences(
 ) -> list[str]:
     """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
-    If only one is a thalweg file, it is compared with the result of `convert` for the other file.
-    If `convert` fails, the only line has the reason.
+    If only one file is a thalweg file, it is compared with the result of `convert` for the other
+    file. If `convert` fails, the only line has the reason.
 
     Args:
         path_a, path_b: The files, of any format.

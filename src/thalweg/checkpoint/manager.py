@@ -65,7 +65,7 @@ def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path 
 
 
 class CheckpointManager:
-    """Directory of numbered checkpoints: the last ones, some older ones and the best are retained.
+    """Directory of numbered checkpoints; retains the last, some older ones, and the best.
 
     Each save reads the existing files to decide which files to delete, so a restarted training
     continues as if uninterrupted. "Last" means last saved, whatever the step number: a training
@@ -234,8 +234,8 @@ class CheckpointManager:
             step: Optional. The number of the checkpoint. A save in progress is completed first.
             optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
                 describes one. False ignores the file's optimizer.
-            variables, module: The variables and the module that were saved, with the same names.
-                `variables=False` without a module restores no variables.
+            variables, module: The variables and module, named as in the file. `variables=False`
+                without a module restores no variables.
             check_arguments: True to raise if arguments of `optimizer` differ from the saved ones.
             convert: True to convert state of `thalweg.optim` to the storage format of `optimizer`.
             progress: Optional. `progress(bytes_read, total_bytes)` is called during reading.

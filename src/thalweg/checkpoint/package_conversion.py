@@ -52,7 +52,7 @@ def convert_file(
         target_path: The new file, in the format of `save`.
         optimizer: Optional. The name of a class of `thalweg.optim`. By default, the first choice
             for the package.
-        allow_loss: True to leave out state without a counterpart, which otherwise raises.
+        allow_loss: True to leave out state without a counterpart; by default such state raises.
         arguments: Arguments of the class.
 
     Returns:

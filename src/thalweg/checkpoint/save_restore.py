@@ -131,7 +131,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Return the contents that `save` writes, copied while no step runs.
 
-    Arguments and errors are those of `save`, and:
+    Arguments and errors are as for `save`. Additional arguments:
 
     Args:
         metrics: Optional. {name: number} to save.
@@ -202,12 +202,12 @@ def save(
     extra: object = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write a training to a file, from which `restore` continues with equal bits.
+    """Write a training to a file; training continued by `restore` computes equal bits.
 
     The write is atomic: a temporary file in the same directory is written, synced and renamed. The
     file has the safetensors format, with a checksum of every tensor, and contains no code. Tensors
-    on the CPU are written without a copy. With `progress`, which may call `step`, the state is
-    copied first.
+    on the CPU are written without a copy. With `progress`, the state is copied first, as `progress`
+    may call `step`.
 
     If slots are sharded by a `thalweg.distribute.Strategy`, or variables are DTensors, all ranks
     call this function. Rank 0 writes, and all ranks wait until it is done.

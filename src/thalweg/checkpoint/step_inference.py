@@ -74,8 +74,8 @@ def power_after(beta: Any, steps: int) -> Any:
 def steps_of(power: Any, beta: Any) -> int | None:
     """Return the number of steps after which the power of `beta` is `power`; None if unknown.
 
-    It is unknown if no step count or several give this value. Several do at 0, with a beta of 1, or
-    if rounding leaves the power unchanged.
+    The count is unknown if no step count or several step counts give `power`. Several do if `power`
+    is 0, if `beta` is 1, or if rounding leaves a power unchanged.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None

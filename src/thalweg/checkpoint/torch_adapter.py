@@ -294,7 +294,8 @@ class TorchOptimizerAdapter:
         Args:
             arguments: The group, the parameter's saved state, the parameter, and its name.
             may_create_slots: True if slots may be missing.
-            checked_values: The numbers of groups that need no check; newly checked ones are added.
+            checked_values: Numbers of groups that were checked already; newly checked numbers are
+                added.
         """
         if self._checker is None:
             return []

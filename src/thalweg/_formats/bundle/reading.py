@@ -26,9 +26,9 @@ def read(
 ) -> Bundle:
     """Read a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`.
 
-    The first format, which TensorFlow wrote until 1.0, is read, too; it needs several times as much
-    memory temporarily. Otherwise, memory is used for the tensors, and for a tensor in slices
-    temporarily for one slice and one byte per element.
+    The first format of TensorFlow, until 1.0, is read, too. It temporarily needs several times the
+    memory of the tensors. Other files temporarily need, for a tensor in slices, one slice and one
+    byte per element.
 
     Args:
         prefix: The path for TensorFlow, "run7/model.ckpt-5", or the name of the index or a data
@@ -37,8 +37,8 @@ def read(
         progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Returns:
-        The tensors, in new memory. States of data iterators (dtype variant) are skipped; if `names`
-        has them, they raise.
+        The tensors, in new memory. States of data iterators (dtype variant) are skipped; a state in
+        `names` raises.
 
     Raises:
         MissingFileError: A file does not exist.

@@ -88,7 +88,7 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
 
 
 def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that no two slices overlap; with the right element count, they fill `shape`.
+    """Check that no two slices overlap; with the right element count, the slices fill `shape`.
 
     One byte per element is allocated, so the file must be large enough for the elements.
 

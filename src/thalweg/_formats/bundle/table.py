@@ -120,8 +120,8 @@ def _read_block(read: Read, body_size: int, offset: int, length: int) -> bytes:
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield (key, content) of a block.
 
-    All keys together may have at most 16 times the bytes of the block, which holds if every 16th
-    key is complete. So shared prefixes cannot expand a small file to large memory.
+    All keys together may have at most 16 times the bytes of the block, so shared prefixes cannot
+    expand a small file to large memory. A block with every 16th key complete stays below this.
     """
     end, restarts = _restart_points(block)
     position, key, budget = 0, b"", _RESTART_INTERVAL * len(block)
@@ -192,7 +192,8 @@ class _Block:
     """Block under construction.
 
     Args:
-        interval: Every so many keys, one is stored completely; others omit the shared prefix.
+        interval: One key in `interval` keys is stored completely; all other keys omit the prefix
+            shared with the previous key.
     """
 
     def __init__(self, interval: int) -> None:

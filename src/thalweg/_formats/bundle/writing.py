@@ -28,10 +28,10 @@ def write(
 ) -> None:
     """Write a checkpoint: `prefix.data-00000-of-00001`, and then `prefix.index`.
 
-    Both files are byte for byte as from TensorFlow's `SaveV2`. Both are on the disk before they are
-    renamed, so a full disk leaves an old checkpoint unchanged. After a crash between the two
-    renames, reading raises DataLossError. So use a new prefix for each checkpoint, as TensorFlow
-    does.
+    Both files are byte for byte as from TensorFlow's `SaveV2`. Both files are on the disk before
+    they are renamed, so a full disk leaves an old checkpoint unchanged. After a crash between the
+    two renames, reading raises DataLossError. So use a new prefix for each checkpoint, as
+    TensorFlow does.
 
     Args:
         prefix: The path for TensorFlow; the directory must exist.
@@ -40,8 +40,8 @@ def write(
         progress: `progress(bytes_written, total_bytes)` is called during writing.
 
     Raises:
-        InvalidArgumentError: A name is empty, not Unicode, or reserved by TensorFlow; or the number
-            of a tensor's bytes is not that of its shape.
+        InvalidArgumentError: A name is empty, not Unicode, or reserved by TensorFlow; or a tensor
+            has more or fewer bytes than its shape.
         UnsupportedCheckpointError: TensorFlow does not have the dtype of a tensor.
         CheckpointWriteError: A file cannot be written.
     """

@@ -85,8 +85,7 @@ def convert(
         OptionError: A required hyperparameter is not in the file; the message names it.
         CheckpointMismatchError: The optimizer of the file cannot be identified, or the rules do not
             match. Nothing was written.
-        UnsupportedCheckpointError: The file is a mixed-precision training of OpenSeq2Seq, which has
-            more than an optimizer.
+        UnsupportedCheckpointError: The file is a mixed-precision training of OpenSeq2Seq.
         See `restore`, `save` and `thalweg.checkpoint.restore`, too.
     """
     if to not in FORMS:

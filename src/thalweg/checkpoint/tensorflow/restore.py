@@ -279,7 +279,7 @@ def _make_optimizer(
     global_step: object,
     arguments: Mapping[str, object],
 ) -> object:
-    """Return `optimizer`, or a new one of the class `optimizer` or the detected class.
+    """Return `optimizer`, or a new optimizer if it is a class, or None for the detected class.
 
     Return None if `optimizer` is False, or if neither the argument nor the file has an optimizer.
     """

@@ -208,7 +208,7 @@ def constant_hypers(optimizer: Any) -> dict[str, float]:
 
 
 def is_classic(optimizer: object) -> bool:
-    """Return True if an optimizer is one of `thalweg.v1`."""
+    """Return True if an optimizer is of `thalweg.v1`, not of `thalweg.keras`."""
     return getattr(optimizer, "_needs_variables", False)
 
 

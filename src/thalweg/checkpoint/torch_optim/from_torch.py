@@ -54,11 +54,11 @@ def from_torch(
     Args:
         state_dict: An `Adam`, `AdamW`, `SGD`, `RMSprop`, `Adagrad`, `Adadelta`, `NAdam` or `Adamax`
             of `torch.optim`, or its `state_dict()`.
-        into: An optimizer of `thalweg.keras` or `thalweg.v1` that runs the same rule.
+        into: An optimizer of `thalweg.keras` or `thalweg.v1` with the update rule of `state_dict`.
         variables: The variables, or {torch's name: variable}. By default, the parameters of the
             torch optimizer `state_dict`. Parameters of this optimizer are matched by identity.
             Other variables are matched by name if both sides have names, else by order.
-        step: Optional. The step count, for SGD, which counts no steps, or if counts differ between
+        step: Optional. The step count, if torch has none (SGD) or counts that differ between
             parameters.
 
     Raises:

@@ -71,8 +71,8 @@ def with_steps(
 ) -> FoundOptimizer:
     """Return a copy of an optimizer with beta powers, and inferred step count and betas.
 
-    The powers are added to the scalars and to the evidence. If not exactly one step count explains
-    them, `steps` is None, `notes` has the reason, and `unclear` the names of ambiguous betas.
+    The powers are added to the scalars and to the evidence. If no step count or several explain the
+    powers, `steps` is None, `notes` has the reason, and `unclear` the names of ambiguous betas.
 
     Args:
         detected: The optimizer.

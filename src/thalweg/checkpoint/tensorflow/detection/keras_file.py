@@ -88,7 +88,10 @@ def sorted_file(
 
 
 def _without_scale(file: KerasFile) -> KerasFile:
-    """Return the file with only the optimizer inside a loss-scaling wrapper; others unchanged."""
+    """Return the file with the optimizer inside a loss-scaling wrapper as its only optimizer.
+
+    A file without a loss-scaling wrapper is returned unchanged.
+    """
     if file.class_name not in (None, *SCALING):
         return file
     arrays = {name: array for name, array in file.optimizer.items() if _INNER in name}
@@ -166,8 +169,8 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
     """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
 
-    If not exactly one family (class with its slots) fits, the result has no slots, and its `lost`
-    has the reason.
+    If no family (class with its slots) or several fit, the result has no slots, and its `lost` has
+    the reason.
     """
     scalars, arrays = _split_scalars(file)
     rate, values, matches = arrays[:0], arrays, list[tuple[Family, Slots]]()
@@ -270,8 +273,8 @@ def _assign_arrays(
 ) -> Slots | None:
     """Assign an optimizer's numbered slots to the file's variables.
 
-    Keras lists one kind of slot for all trained variables, then the next kind. Kinds in one tuple
-    of `_GROUPS` are listed together: all of one variable, then all of the next.
+    Keras lists one kind of slot for all trained variables, then the next kind. Some kinds, such as
+    "m" and "v", are interleaved: m and v of a variable, then m and v of the next variable.
 
     Args:
         family: The optimizer's class, with its kinds of slots.

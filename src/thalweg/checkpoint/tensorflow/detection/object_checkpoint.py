@@ -347,7 +347,7 @@ def _has_default_name(family: Family, full_names: set[str], is_keras: bool) -> b
 
 
 def _with_hyperparameters(detected: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
-    """Return a `v1` optimizer with betas and step count from its powers; others unchanged."""
+    """Return a `v1` optimizer with betas and step count from its powers, a Keras one unchanged."""
     if detected.face == "keras":
         return detected
     powers = {

@@ -83,7 +83,7 @@ def _add_loss_scale(
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
     """Add the file's loss scale, with notes, to the optimizer, if there is exactly one.
 
-    Without any optimizer, the first family without slots becomes one.
+    If there is a scale but no optimizer, an optimizer of the first family without slots is added.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
@@ -213,9 +213,9 @@ def _find_scoped_owners(
 ) -> dict[str, str]:
     """Return {slot name: variable name} for slots whose names begin with an additional scope.
 
-    An optimizer made in a scope prepends the scope to the names of all its slots. So the slots in a
-    scope are left out if one of them matches no variable of its shape, or if one of
-    `unscoped_variables` is in the scope.
+    An optimizer made in a scope prepends the scope to the names of all its slots. So all slots in a
+    scope are left out if a slot in the scope matches no variable of equal shape, or if a variable
+    in `unscoped_variables` is in the scope.
 
     Args:
         stored_tensors: All tensors.

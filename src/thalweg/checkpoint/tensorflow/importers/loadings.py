@@ -116,7 +116,7 @@ def loading_training(
         scalars: {name: beta power}.
 
     Raises:
-        CheckpointMismatchError: The state in the file is not that of `opt`.
+        CheckpointMismatchError: The state in the file does not fit `opt`.
         FailedPreconditionError: The step has no variables before its first call.
     """
     mixed = mapped.file.mixed or MixedPrecision()
@@ -253,7 +253,7 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
-    """Return reasons why no step count gives these powers from these betas; [] if there is one."""
+    """Return reasons why no step count gives these powers from these betas; [] if one does."""
     problems: list[str] = []
     counts: dict[str, int] = {}
     powers = {name: power for name, power in powers.items() if power.is_floating_point()}

@@ -107,7 +107,7 @@ class Rules:
 
     @classmethod
     def of(cls, rules: object) -> Rules | None:
-        """Return the rules of a path, a dictionary or a function; `Rules` and None as they are.
+        """Return the rules of a path, a dictionary or a function; return `Rules` and None as is.
 
         Raises:
             MissingFileError: The file does not exist.

@@ -162,9 +162,9 @@ Segments = tuple[str, ...]
 def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
     """Return {variable: destination} for variables whose name matches one target only.
 
-    An equal name is preferred. Otherwise, one name must end with the other, compared by their parts
-    between "/" or ".". The last part may be torch's word ("weight" for "gamma"). Variables that
-    share their only match are left out.
+    An equal name is preferred. Otherwise, the variable's name must end with the target's name or
+    vice versa, compared by parts between "/" or ".". The last part may be torch's word ("weight"
+    for "gamma"). Variables that share their only match are left out.
 
     Args:
         names: {variable: its names}.
