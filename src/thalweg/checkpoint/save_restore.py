@@ -131,7 +131,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Return the contents that `save` writes, copied while no step runs.
 
-    Arguments and errors are as for `save`. Additional arguments:
+    All other arguments, and errors, are as for `save`.
 
     Args:
         metrics: Optional. {name: number} to save.

@@ -198,7 +198,7 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) ->
 
 
 def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, object]:
-    """Return {slot name: value} of a variable; slots that torch has not saved are omitted."""
+    """Return {slot name: value} of a variable; slots that torch lacks are omitted or zeros."""
     values: dict[str, Any] = {}
     rate = number_option(parameter.group, "lr") or 0.0
     for name, entry in counterpart.slots.items():

@@ -98,7 +98,7 @@ def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
 
 
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
-    """Return {slot name: tensor} for each variable, also of slots loaded before the variables."""
+    """Return {slot name: tensor} per variable; slots loaded before the variables match by name."""
     saved = optimizer.state_dict()["slots"]
     all_variables = distinct([*optimizer._owners(), *variables])
     names = state.distinct([name_of(var) for var in all_variables])
