@@ -1,4 +1,4 @@
-"""Conversion of a rule's passes to update rules whose slots hold all values of passes."""
+"""Conversion of a rule's passes to update rules whose slots include the values of all passes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class JointPassFormula(Composed):
     Args:
         formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
         earlier_count: Number of values that earlier passes make.
-        made_count: Number of values that this pass makes; 0 for the update, which returns
-            `(var, *slots)`. A pass leaves everything else unchanged.
+        made_count: Number of values that this pass makes. It is 0 for the update, which returns
+            `(var, *slots)`.
         rule: The rule. Options may have added slots that the formula does not take.
     """
 
@@ -30,7 +30,7 @@ class JointPassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the values of all passes and all slots; the rest passes through."""
+        """Return the graph over values of all passes and all slots; other inputs become results."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         value_count = len(self.rule.made)
         inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
@@ -60,7 +60,7 @@ class VisiblePassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the values of all passes."""
+        """Return the graph; values of later passes are unused inputs."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         inputs = stream_nodes(len(graph.positional) + self.value_count - self.earlier_count)
         results = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :]])
@@ -76,10 +76,10 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 @cache
 def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """Return the measures of each sweep over memory, by the sweep's first measure.
+    """Group measures that are computed in one pass over memory: {first measure: all measures}.
 
-    Consecutive measures share a sweep, unless one reads the result of another. The formulas of the
-    returned measures take the values of all passes, also of later ones.
+    Consecutive measures are in one group, unless a measure reads the result of an earlier measure
+    of the group. Formulas of the returned measures take the values of all passes, later ones, too.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -101,9 +101,9 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return for each sweep over memory the names of the values that it computes, in order.
+    """Return a tuple of names of computed values for each pass over memory, in order.
 
-    The last entry, (), is the update.
+    The last tuple, (), is for the update.
     """
     sweeps, names_by_sweep = group_measures(rule), list[tuple[str, ...]]()
     for rule_pass in rule.passes:
@@ -131,7 +131,7 @@ def count_read_streams(rule: Rule) -> int:
 def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
     """Return a rule without passes for each `Pass` of a rule, in order, and for its update.
 
-    The slots of these rules are the values of all passes, then the rule's slots of elements.
+    The slots of the returned rules are the values of all passes, then the rule's element slots.
     """
     names, updates = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)
