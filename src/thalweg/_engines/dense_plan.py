@@ -56,7 +56,8 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
 def _group_by_signature(request: StepRequest) -> list[list[int]]:
     """Group the indices of variables that one kernel can update; skip variables without elements.
 
-    A group has one device, one value of `short`, and equal dtypes of corresponding tensors.
+    A group has one device, one value of `short`, and equal dtypes of corresponding tensors. If
+    `short` is True, matrices also have equal shapes.
     """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
@@ -64,7 +65,8 @@ def _group_by_signature(request: StepRequest) -> list[list[int]]:
         if var.numel():
             key = (request.gradients[index].dtype, None if copy is None else copy.dtype, var.dtype)
             key += (var.get_device(), *(slot.dtype for slot in request.slots[index]))
-            key += tuple(request.short[index : index + 1])
+            if request.short and request.short[index]:
+                key += tuple(var.shape[-2:])
             signatures.setdefault(key, []).append(index)
     return list(signatures.values())
 

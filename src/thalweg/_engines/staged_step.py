@@ -482,15 +482,11 @@ class StagedStep:
     def has_native_lines(self) -> bool:
         """Return True if a replay may run passes over rows and columns natively.
 
-        The rule must have row or column passes. Matrices must be unsharded and not small. No stage
-        may draw random numbers. `_core/replay_lines.py` raises TypeError for unsupported passes.
+        The rule must have row or column passes. Matrices must be unsharded. No stage may draw
+        random numbers. `_core/replay_lines.py` raises TypeError for unsupported passes.
         """
         is_unsharded = type(self._matrices) is WholeMatrices
-        return (
-            is_unsharded
-            and self._rule.is_of_lines
-            and not (self._short_groups or self._variable_numbers)
-        )
+        return is_unsharded and self._rule.is_of_lines and not self._variable_numbers
 
     def replay_passes(
         self,
