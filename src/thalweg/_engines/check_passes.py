@@ -118,8 +118,8 @@ def _try_stage(stage: Stage, available: _Available) -> None:
     Random numbers are from a private generator. `available` is not changed.
 
     Raises:
-        RuleError: The stage raises an exception; its result is not a dict of inputs' names and new
-            tensors of equal shapes; or it writes to an argument, except to a measure that it
+        RuleError: The stage raises an exception, returns an invalid dict (see
+            `check_stage_outputs`), or writes to an argument. It may write to a measure that it
             returns.
     """
     rule, pass_names, measure_dims, _ = available

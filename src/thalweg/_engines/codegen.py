@@ -1,4 +1,4 @@
-"""Kernel text of all engines: formulas, their scalars, and the streams that they write.
+"""Kernel text of all engines: formulas, their scalars, and the streams (tensors) that they write.
 
 A stream is a kernel's tensor with a number for each element: the variable, its gradient, a slot or
 the copy. Streams are numbered in this order.

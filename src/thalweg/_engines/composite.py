@@ -1,4 +1,4 @@
-"""Plan of a step that is composed of parts: dense and sparse, of several engines or rounds."""
+"""Plan of a step that is composed of parts (plans for some of the variables of the step)."""
 
 from __future__ import annotations
 
@@ -129,8 +129,7 @@ class JoinedReductions:
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """Return the results of all plans, joined; see `Reductions`.
 
-        Sums and peaks are a tensor if all plans are on one device. Otherwise, results are on the
-        host.
+        Sums and peaks are a tensor if all plans are on one device, else an array on the host.
         """
         results = list(_reduce_parts(self._parts, reduction, columns))
         if self.device is None or reduction.kind in ("leaves", "measures"):

@@ -1,4 +1,4 @@
-"""Reference of the measurements of diagnostics: sums, largest magnitudes and counts.
+"""Reference of diagnostics: sums, largest magnitudes and counts, in spans (ranges of elements).
 
 Measurements are bitwise reproducible. `MEASURED` lists them for each variable. They use the numbers
 that the update reads and writes, in its compute dtype. The move of an element is its new value

@@ -116,8 +116,7 @@ class Dispatcher:
         Nothing is written. Gradients that overlap with memory written by the step are cloned.
 
         Raises:
-            InvalidTypeError, InvalidArgumentError, LayoutError: A slot or copy does not fit its
-                variable.
+            InvalidTypeError, InvalidArgumentError, LayoutError: A slot or copy is invalid.
         """
         if request.rule.passes:
             return self._plan_passes(request)
@@ -207,8 +206,8 @@ class Dispatcher:
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
         """Return True if kernels can update the variable at `index` by memory addresses.
 
-        The variable must be aligned and dense. Slots and copy must have its strides. It must be
-        contiguous if slots are encoded or formulas read vectors. Otherwise, warn about strides,
+        The variable must be aligned and dense, and contiguous if slots are encoded or formulas read
+        vectors. Slots and copy must have the variable's strides. Otherwise, warn about strides,
         once per variable, and return False. Return False without a warning for a sparse gradient
         with too many indices, or of a variable that is not contiguous.
         """
@@ -268,7 +267,7 @@ class Dispatcher:
 
         Args:
             engine: An engine with kernels.
-            round_index: How often the step lists the variable before; part of the cache key.
+            round_index: How often the variable occurs earlier in the step; part of the cache key.
         """
         key = (engine, id(request.variables[0]), round_index)
         plan = self._sparse.get(key)

@@ -134,6 +134,7 @@ class FormulaRewriter(ast.NodeTransformer):
         )
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Raise RuleError; the message has advice if the attribute is of a module."""
         owner = node.value
         if isinstance(owner, ast.Name) and isinstance(self.outer.get(owner.id), types.ModuleType):
             text = ast.unparse(node)
@@ -164,6 +165,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return ast.copy_location(ast.UnaryOp(node.op, self.as_number(node.operand)), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Rewrite arithmetic, or `&` and `|` of conditions; raise RuleError otherwise."""
         if not isinstance(node.op, _OPERATORS):
             return self.generic_visit(node)
         operand = self.as_condition if isinstance(node.op, _LOGICAL) else self.as_number
@@ -252,7 +254,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return call
 
     def place_of_move(self, definition: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
-        """Return the index in `values` of the only call of `moved`, or None if there is no call."""
+        """Return the index in `values` of the only call of `moved`, or None; raise if misplaced."""
         indices = [
             index for index, value in enumerate(values) if any(value is move for move in self.moves)
         ]

@@ -120,7 +120,7 @@ def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
 
 
 def _read_cached_code(path: str) -> types.CodeType | None:
-    """Return the cached bytecode of a file; None if the cache is missing or older than the file.
+    """Return the cached bytecode of a file; None unless the cache is of the file's present text.
 
     An import uses this bytecode. Another release of Python with an equal format number may have
     written it, with other instructions for the text.

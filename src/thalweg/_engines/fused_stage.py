@@ -1,4 +1,4 @@
-"""Formulas of fused stages, over numbers of rows, columns and whole matrices."""
+"""Formulas of fused stages, over a value per row, per column or per matrix."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
 
     Raises:
         RuleError: The formula is not straight arithmetic, or takes or returns anything but scalars
-            and numbers of rows or of columns.
+            and vectors over rows or columns.
     """
     graph, kinds = build_graph(stage.function, is_stage=True), dict[Node, str]()
     try:
@@ -95,7 +95,7 @@ def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
 
 
 def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
-    """Raise RuleError unless all parameters are scalars, or numbers of rows or columns."""
+    """Raise RuleError unless all parameters are scalars, or vectors over rows or columns."""
     if formula_graph.positional:
         raise RuleError(f"takes {formula_graph.positional[0]} by position: write it after *")
     for name in formula_graph.scalars:
@@ -161,7 +161,7 @@ def _show(node: Node, is_argument: bool = False, depth: int = _MAX_DEPTH) -> str
 def _check_results(
     rule: Rule, stage: FusedStage, formula_graph: FormulaGraph, node_kinds: Mapping[Node, str]
 ) -> None:
-    """Raise RuleError unless the results are the values that the stage declares, of equal kinds."""
+    """Raise RuleError unless the results match the names and the axes of `stage.makes`."""
     if len(formula_graph.results) != len(stage.makes):
         count, names = count_of(len(formula_graph.results), "value"), ", ".join(stage.makes)
         raise RuleError(f"returns {count}, and makes {names}")

@@ -189,7 +189,7 @@ def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
 
 
 def without_records(slots: Sequence[Tensor], codecs: Sequence[str | None]) -> Sequence[Tensor]:
-    """Return the slots of a variable without slots that are stored as bytes of a codec.
+    """Return the slots of a variable that are not stored as bytes of a codec.
 
     Args:
         slots: All slots of the variable.
@@ -298,10 +298,7 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return True if two tensors share a byte, or are too large to find out.
-
-    The address ranges of the tensors must overlap.
-    """
+    """Return True if tensors with overlapping spans share a byte, or are too large to find out."""
     if tensor1.device != tensor2.device:
         return False
     # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.
@@ -351,8 +348,7 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
 def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
     """Raise if a gradient, dense or sparse, does not have the shape of its variable.
 
-    For `IndexedSlices`, only the shape of a row is compared. `dense_shape` is ignored, as in
-    TensorFlow.
+    For `IndexedSlices`, only the shape of a row is compared, and not `dense_shape`.
 
     Raises:
         InvalidArgumentError: The shapes differ.

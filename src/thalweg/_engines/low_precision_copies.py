@@ -21,7 +21,7 @@ def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def resumed(var: Tensor, copy: Tensor) -> Tensor:
-    """Return a new tensor: `copy` in elements that other code has written, else `var`.
+    """Return a new tensor: elements of `copy` that other code has written, elsewhere `var`.
 
     A step leaves `copy` equal to `var`, rounded to the 16-bit dtype of `copy`. An element of `copy`
     with different bits was written by other code. -0 differs from 0. A bfloat16 may be either

@@ -564,7 +564,7 @@ def check_stage_outputs(
 ) -> None:
     """Raise RuleError unless `outputs` is {name of an input: real tensor of the input's shape}.
 
-    Each name must be that of a pass value or a shaped slot.
+    Each name must be the name of a pass value or of a shaped slot.
     """
     if not isinstance(outputs, Mapping):
         raise RuleError(f"{label} must return a dict, not a {type(outputs).__name__}.")

@@ -1,4 +1,4 @@
-"""Division of a batch of variables into the matrices of a layout, and back.
+"""Division of a batch of variables into the matrices (blocks) of a layout, and back.
 
 Matrices are in the order (variable, index in the batch of the layout, block). Matrices of one shape
 are one tensor, so that a stage runs once for each shape.
@@ -35,8 +35,7 @@ class SlotParts(NamedTuple):
 def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
     """Return the parts of a slot of a variable, one for each matrix of its layout.
 
-    Parts that differ only in their first dimension are stacked along it. Otherwise, parts are
-    flattened.
+    Parts with equal trailing dimensions are concatenated. Other parts are flattened.
     """
     layout = slot.layout or ONE_MATRIX
     batch = layout.matrix_sizes(shape)[0]

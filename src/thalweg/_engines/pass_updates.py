@@ -32,7 +32,7 @@ class JointPassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over values of all passes and all slots; other inputs become results."""
+        """Return the graph over pass values and slots; values not computed pass through."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         value_count = len(self.rule.made)
         inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
@@ -81,7 +81,7 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
     """Group measures that are computed in one pass over memory: {first measure: all measures}.
 
     Consecutive measures are in one group, unless a measure reads the result of an earlier measure
-    of the group. Formulas of the returned measures take the values of all passes, later ones, too.
+    of the group. Formulas of the returned measures take the values of all passes, even later ones.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -103,12 +103,12 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 
 class PassGroup(NamedTuple):
-    """Measures of one reading of memory, with the stages after them.
+    """Measures that are computed in one pass over memory, and the stages after them.
 
     Attributes:
-        measures: The measures, () for stages before the first measure or after another stage.
-        fused_stages: The fused stages after them.
-        stages: The stages after these, which read no vectors of rows and columns.
+        measures: The measures; () for stages before the first measure or after a plain stage.
+        fused_stages: The fused stages after the measures.
+        stages: The stages after the fused stages; they read no vectors over rows or columns.
     """
 
     measures: tuple[Measure, ...]
@@ -118,8 +118,10 @@ class PassGroup(NamedTuple):
 
 @cache
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
-    """Return the passes of a rule in order, the first group without measures; None if one is a
-    `Pass`, or another stage than those of `PassGroup`.
+    """Group the passes of a rule, in order; the first group has no measures.
+
+    Return None if the rule has a `Pass`, or a stage that is not fused and is of matrices or reads
+    vectors over rows or columns.
     """
     groups, measures = [PassGroup(())], group_measures(rule)
     for entry in rule.passes:

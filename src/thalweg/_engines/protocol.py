@@ -147,7 +147,7 @@ class WriteRound(NamedTuple):
 
 
 def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return lists of indices: all first occurrences of variables, all second ones, and so on."""
+    """Return lists of indices: first occurrences of all variables, second occurrences, ..."""
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):

@@ -1,4 +1,4 @@
-"""Summation order of measures, which all engines follow to produce equal bits.
+"""Sums over leaves (blocks of 65,536 elements), in an order that gives equal bits on all engines.
 
 A measure is an element formula `(var, grad, *slots) -> number`, evaluated in float64 on the stored
 numbers, and its sum. The elements of a tensor, in row-major order of their indices for any memory

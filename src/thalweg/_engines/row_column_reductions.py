@@ -101,7 +101,7 @@ class TileMeasures:
                 self.targets[members, number] = block.data_ptr() + steps
 
     def combine(self, flush: bool) -> list[list[Tensor]]:
-        """Return a list for each variable of one tensor per measure; overwrite the partial results.
+        """Return [tensor per measure] for each variable; overwrite the partial results.
 
         Args:
             flush: True to treat denormals as zero.
@@ -125,7 +125,7 @@ class TileMeasures:
 def _allocate_partials(
     measure: Measure, view: View, count: int, device: torch.device
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return memory for partial results of a measure of `count` variables, and its `pairs_of`."""
+    """Return (memory for partial results of a measure of `count` variables, `pairs_of(memory)`)."""
     shapes = {
         "row": (count, view.matrices, view.rows, view.across),
         "column": (count, view.matrices, view.down, view.columns),
@@ -143,8 +143,7 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
         over, reduce: The attributes of a `Measure`.
 
     Returns:
-        float64 (matrices, rows, 1) over "row", (matrices, 1, columns) over "column", else (1, 1,
-        1).
+        float64 (matrices, rows, 1), (matrices, 1, columns) or (1, 1, 1), depending on `over`.
     """
     view = View(*values.shape)
     missing = 0.0 if reduce == "sum" else -torch.inf

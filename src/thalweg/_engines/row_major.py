@@ -87,8 +87,7 @@ class RowMajorGroups:
         Return a contiguous tensor, or a tensor that no measure reads, without a copy.
 
         Args:
-            stream: The index of the tensor among variable, gradient and slots; `_COPY` for the
-                copy.
+            stream: The tensor's index among variable, gradient and slots; `_COPY` for the copy.
         """
         # A step may begin at the copy of a variable, so the copy is read if the variable is.
         is_read = (_VAR if stream == _COPY else stream) in self._read

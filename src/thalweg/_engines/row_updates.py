@@ -26,7 +26,7 @@ def update_rows(
 ) -> Updates:
     """Yield the new rows of variable and slots; write nothing.
 
-    A first item is for rows with entries. A second item, for all other rows, exists only if the
+    The first item is for rows with entries. A second item, for all other rows, exists only if the
     rule has `update_untouched`. An item is (formula, rows, blocks). `blocks` has new values
     (len(rows), ...) of the variable and of each slot.
 
@@ -81,7 +81,7 @@ def make_row_calls(
 def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
     """Return the indices of the tensors that a formula of a rule changes.
 
-    The caller leaves out other tensors, because the compute dtype may not hold all their bits.
+    Other tensors must not be written, because the compute dtype may not hold all their bits.
 
     Args:
         count: The number of tensors, the variable and its slots.
@@ -97,7 +97,7 @@ def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
 
 
 def group_occurrences(row_indices: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield positions of the first occurrence of each row index, of the second one, and so on."""
+    """Yield tensors of positions: first occurrences of all row indices, second occurrences, ..."""
     order = torch.argsort(row_indices, stable=True)
     ones = torch.ones_like(row_indices)
     counts = row_indices.new_zeros(count).index_add_(0, row_indices, ones)

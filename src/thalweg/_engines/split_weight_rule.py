@@ -30,8 +30,7 @@ class Split(Composed):
     def compose(self) -> FormulaGraph:
         """Return the graph over the full weight, which is the last input.
 
-        The first and the last result of an update are the full weight; engines split it to store
-        it.
+        The first and the last result of an update are the full weight. Engines split the weight.
         """
         graph = trace_formula(self.formula)
         (correction,) = stream_nodes(1, self.input_count)
@@ -44,7 +43,7 @@ class Split(Composed):
 
 @cache
 def split_rule(rule: Rule) -> Rule:
-    """Return the rule for bfloat16 variables that has the lower bits of weights as a last slot.
+    """Return a rule for bfloat16 variables; an added last slot has the lower bits of weights.
 
     Raises:
         RuleError: The rule measures rows or columns, or changes variables before its update.

@@ -51,7 +51,7 @@ class StorageGuard:
         self._metadata_guard = MetadataGuard()
 
     def confirm_places(self) -> bool:
-        """Return True if all slots have the memory and layout of the constructor's call.
+        """Return True if all slots have the memory and layout that the constructor recorded.
 
         Raises:
             RuntimeError: A slot has no memory.

@@ -34,8 +34,7 @@ class Tensors:
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks on the host; see `Reductions`.
 
-        The formula `variable_squares` reads the variable. All other formulas read only the
-        gradient.
+        The formula `variable_squares` reads the variable. Other formulas read the gradient.
 
         Raises:
             NotImplementedError: The kind of the reduction is "leaves" or "measures".

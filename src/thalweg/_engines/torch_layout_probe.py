@@ -240,17 +240,17 @@ def _is_address(word: int) -> bool:
 
 
 def _find_version(storage_offset: int) -> tuple[int, int]:
-    """Return two byte offsets: of the version counter's pointer, and of the write count in it.
+    """Return (offset of the version counter's pointer, offset of the write count in the counter).
 
     The pointer, in a TensorImpl, is equal in a tensor and its `detach()`, and different in other
-    tensors. The write count, in the counter, equals `_version`.
+    tensors. The write count equals `_version`.
 
     Args:
-        storage_offset: The offset of the pointer to the storage, which is shared by `detach()`,
+        storage_offset: The offset of the pointer to the storage; `detach()` shares the storage,
             too.
 
     Raises:
-        UnknownLayoutError: No word, or more than one, satisfies this.
+        UnknownLayoutError: There is no word, or more than one, with this property.
     """
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
     shared: list[set[int]] = []
@@ -278,7 +278,7 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
 
 
 def _find_autograd() -> tuple[int, int]:
-    """Return two offsets: of the pointer to the AutogradMeta, and of the gradient behind it.
+    """Return (offset of the AutogradMeta's pointer, offset of the gradient in the AutogradMeta).
 
     torch creates the AutogradMeta when a tensor begins to require a gradient.
     """

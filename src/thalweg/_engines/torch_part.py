@@ -1,7 +1,8 @@
-"""Part of a step with dense gradients computed by torch functions, on devices without kernels.
+"""Parts of steps with dense gradients, computed by torch functions over batches of variables.
 
-The formulas are those of all engines. Small variables are joined into batches, so that an operation
-of a formula is one function of torch for all variables of a batch.
+Devices without kernels need them. The formulas are those of all engines. Small variables are joined
+into batches, so that an operation of a formula is one function of torch for all variables of a
+batch.
 """
 
 # torch.from_numpy and parts of torch have no types.

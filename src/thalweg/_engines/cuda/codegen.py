@@ -1,4 +1,4 @@
-"""Generator of Triton kernels that apply a rule's formula to chunks of dense tensors."""
+"""Generator of Triton kernels that update streams (tensors) by a rule's formula, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Writer(FormulaWriter):
     ) -> tuple[list[str], list[str]]:
         """Return the lines that compute a formula, and the expressions of its results.
 
-        In float32 with denormals, `x / sqrt(y)` becomes one operation.
+        In float32, if denormals are kept, `x / (sqrt(y) + s)` becomes one operation.
         """
         if self.compute == "float32" and not (self.flush or self.fast):
             formula_graph = fuse_roots(formula_graph)
@@ -357,8 +357,7 @@ class Element:
         """Return a call of `element` for the elements `start + elements` of a chunk.
 
         Args:
-            start, elements: Expressions: an offset in the chunk, and indices relative to the
-                offset.
+            start, elements: Expressions: an offset, and indices relative to the offset.
             masked: True to leave out elements from `length` on.
         """
         call_args = [*self.arguments, f"{start} + {elements}", "length", str(masked)]
@@ -409,7 +408,7 @@ class Element:
         return []
 
     def read_value(self, stream: int) -> list[str]:
-        """Return lines that load a stream in the compute dtype; `from_copy` replaces a variable."""
+        """Return lines that load a stream in the compute dtype; a copy by `resume_at_copy`."""
         name, storage = self.update.name_of(stream), self.update.storage
         lines = [f"{name} = {self.writer.read_value(self.load_value(stream), storage[stream])}"]
         if self.update.from_copy and stream == 0:

@@ -1,6 +1,6 @@
-"""Generator of Triton kernels that reduce tensors: sums of formulas, or largest magnitudes.
+"""Generator of Triton kernels that reduce leaves (65,536 elements): sums, or largest magnitudes.
 
-A program computes one leaf (65,536 elements), in the order of `thalweg._engines.reduction_order`.
+A program computes one leaf, in the order of `thalweg._engines.reduction_order`.
 """
 
 from __future__ import annotations

@@ -161,8 +161,7 @@ class MeasureBuilder:
 
         Args:
             template: The text of the kernel function.
-            fields: Fields of the template, in addition to `width`, `sides`, `scalars` and
-                `threads`.
+            fields: Fields of the template, in addition to the fields of all templates.
         """
         sweep = self._sweep
         lines = fill(

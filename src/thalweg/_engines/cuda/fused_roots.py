@@ -26,6 +26,7 @@ def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
     rewritten: dict[Node, Node] = {}
 
     def replace(node: Node) -> Node:
+        """Return a node after fusion; cached in `rewritten`."""
         if node not in rewritten:
             quotient = by_root.get(node, node)
             if quotient in matches:

@@ -235,7 +235,7 @@ def _are_elements(names: Sequence[str]) -> list[bool]:
 
 
 class _Leaves:
-    """Leaves (blocks of 65,536 elements) of a group's variables, in the order of `sum_kernel`."""
+    """Leaves (see `reduction_order`) of a group's variables, in the order of `sum_kernel`."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
