@@ -222,7 +222,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Formulas that a kernel reduces, and the memory that they read: the key of the kernel.
+    """Formulas that a kernel reduces, and the memory that formulas read: the key of the kernel.
 
     Attributes:
         formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the

@@ -77,7 +77,7 @@ def stream_nodes(count: int, first: int = 0) -> list[Node]:
 
 
 def in_order(roots: Iterable[Node]) -> list[Node]:
-    """Return roots and all nodes that they depend on, arguments before their operations."""
+    """Return all nodes of the graphs that end in `roots`, arguments before their operations."""
     ordered: dict[Node, None] = {}
     stack = [*roots][::-1]
     while stack:

@@ -537,6 +537,7 @@ def check_stage_input(
     """Raise if an input of a stage does not exist.
 
     Args:
+        label: The stage, as the message names it.
         pass_values: The names of values that earlier passes compute.
         scalars: The names of the scalars of the step.
 

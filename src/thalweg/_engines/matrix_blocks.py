@@ -62,7 +62,7 @@ def block_groups(layout: MatrixLayout, shape: Sequence[int]) -> tuple[tuple[int,
 
 
 class Division:
-    """Division of tensors of a batch of variables into matrices."""
+    """Division of each variable's tensors into matrices."""
 
     def __init__(self, layout: MatrixLayout, shape: Sequence[int]) -> None:
         self._layout, self._shape = layout, tuple(shape)

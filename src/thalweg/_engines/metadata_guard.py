@@ -14,7 +14,7 @@ except ImportError:
 
 
 class MetadataGuard:
-    """Types, dtypes, devices, layouts, shapes and strides of tensors when they were checked.
+    """Recorded types, dtypes, devices, layouts, shapes and strides of tensors.
 
     One call into torch compares all of them, as `torch.compile` does, in a fifth of the time of
     Python's access to each property. If torch lacks the function, `holds` always returns False, so

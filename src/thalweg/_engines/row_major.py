@@ -60,7 +60,7 @@ class RowMajorGroups:
         return self._groups
 
     def _with_copies(self, request: StepRequest) -> StepRequest:
-        """Return the request with tensors that are not row-major replaced by current copies."""
+        """Return a request with row-major copies of all read tensors that are not row-major."""
         slots = [
             [self._copy_if_read(index, stream, slot) for stream, slot in enumerate(var_slots, 2)]
             for index, var_slots in enumerate(request.slots)

@@ -14,7 +14,7 @@ MAX_IN_FLIGHT = 16  # pending copies, and so the steps that the host may be ahea
 
 
 class Mirror:
-    """Array on the host and its copy on a device, sent without waiting when it has changed.
+    """Array on the host and its copy on a device; changes are sent without waiting.
 
     Args:
         host: The array; code that changes the array must call `mark_changed`.

@@ -185,7 +185,7 @@ class Group:
         return np.split(leaves.cpu().numpy(), np.cumsum(self._leaves.counts)[:-1])
 
     def _reduce_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
-        """Return float64 sums of formulas for each leaf, of shape (leaves, formulas)."""
+        """Return the float64 sums of formulas over leaves, (leaves, formulas)."""
         flush = self._flush and bool(stages)
         measurement = replace(self._memory, formulas=tuple(formulas), stages=stages)
         kernel = launch.sum_kernel(measurement, flush)

@@ -147,6 +147,9 @@ def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architectur
     """Compile a kernel for a GPU architecture; a GPU is not needed.
 
     Triton caches the binary on disk.
+
+    Raises:
+        RuleError: The kernel uses `dynamic8`, and the architecture is AMD's.
     """
     # Triton has no types, and may not be installed.
     triton: Any = import_module("triton")
