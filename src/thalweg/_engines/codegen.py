@@ -99,7 +99,7 @@ def name_scalars(*formulas: FormulaGraph, vectors: Mapping[str, str] = NONE) -> 
     """Return {name of a scalar in formulas: name in the kernel}.
 
     Args:
-        vectors: Scalars that are values of a "row" or a "column"; they are left out.
+        vectors: {name of a scalar: "row" or "column"} of scalars to leave out.
     """
     names = dict.fromkeys(name for graph in formulas for name in graph.scalars)
     return {name: f"s{index}" for index, name in enumerate(x for x in names if x not in vectors)}

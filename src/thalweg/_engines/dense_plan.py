@@ -227,7 +227,7 @@ class DensePlan:
         )
 
     def _has_copies_of(self, request: StepRequest) -> bool:
-        """Return True if the request and the plan have the same copies, or both have none."""
+        """Return True if the request and the plan have identical copies, or no copies."""
         copies = request.copies
         if copies is None:
             return not self._copy_tensors
@@ -286,7 +286,7 @@ class DensePlan:
         return True
 
     def _points_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
-        """Return True if gradients, addresses and bounds are those of the last `_bind`.
+        """Return True if gradients, addresses and bounds are unchanged since the last `_bind`.
 
         A resized storage has another address.
         """

@@ -230,7 +230,7 @@ def _iterate_spans(flat: Tensor) -> Iterator[slice]:
 
 
 def _convert_to_array(flat: Tensor) -> Array:
-    """Return a CPU tensor as a NumPy array, which can flush denormals; return others unchanged."""
+    """Return a CPU tensor as an array, which can flush denormals; return GPU tensors unchanged."""
     if flat.device.type != "cpu":
         return flat
     source = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()

@@ -67,7 +67,7 @@ def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
     """Return the cached, checked source of a formula.
 
     Args:
-        is_stage: True if the formula is that of a `FusedStage`.
+        is_stage: True for the formula of a `FusedStage`.
 
     Raises:
         RuleError: The formula is not straight arithmetic. The message names formula and line.
@@ -148,7 +148,7 @@ def bind_formula(
     Args:
         namespace: {name: function} of the engine.
         literal: `literal(value)` returns a float as a number of the engine's type.
-        is_stage: True if the formula is that of a `FusedStage`.
+        is_stage: True for the formula of a `FusedStage`.
     """
     if isinstance(formula, ComposedFormula | Composed):
         with importing:

@@ -435,7 +435,7 @@ def _gather_inputs(call: StageCall, rows: Sequence[int]) -> dict[str, Any]:
 
 
 def _make_random(call: StageCall, rows: Sequence[int]) -> StageRandom:
-    """Return the random numbers of a stage for variables that have the same step number."""
+    """Return the random numbers of a stage for variables with one step number."""
     batch, members = call.batch, [call.batch.members[row] for row in rows]
     variable_indices = call.columns.by_variable[NUMBER][members].tolist()
     step = int(counts_of(call.columns, members)[0])

@@ -81,7 +81,7 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
     """Group measures that are computed in one pass over memory: {first measure: all measures}.
 
     Consecutive measures are in one group, unless a measure reads the result of an earlier measure
-    of the group. Formulas of the returned measures take the values of all passes, even later ones.
+    of the group. Formulas of the returned measures take the values of all passes.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None

@@ -52,8 +52,8 @@ class StepRequest(NamedTuple):
         matrices: `matrices(request)` returns the `Matrices` of a rule with passes, if variables are
             shards.
         vectors: For each variable {name: vector that formulas read}. Row vectors have the
-            variable's shape with a last dimension of 1; column vectors have 1 as last dimension but
-            one. Vectors are contiguous, have the compute dtype, and overlap with no tensor of the
+            variable's shape with a last dimension of 1, column vectors with a second-to-last
+            dimension of 1. Vectors are contiguous, have the compute dtype, and overlap with no tensor of the
             step.
         places: For stochastic rounding, and for shards with encoded slots: for each variable its
             random stream or None, and the positions of its elements in the unsharded variable.
@@ -169,7 +169,7 @@ def select_row_formula(rule: Rule, var: Tensor) -> Formula:
 class Reduction:
     """Reductions over the elements of each variable, computed in one pass over memory.
 
-    A sum has the order of `reduction_order`; measures have that of `row_column_reductions`.
+    A sum has the order of `reduction_order`; measures have the order of `row_column_reductions`.
 
     Attributes:
         kind: The results, for n variables:
@@ -267,7 +267,7 @@ class StepPlan(Reductions, Protocol):
     def try_rebind(self, request: StepRequest) -> bool:
         """Bind the plan to the gradients of a request; return False if anything else differs.
 
-        Slots and titles are not compared: the caller passes those of the last request.
+        Slots and titles are not compared: the caller passes slots and titles of the last request.
         """
         ...
 

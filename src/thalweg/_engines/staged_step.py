@@ -525,7 +525,7 @@ class StagedStep:
             self._matrices.give(measure.makes, values)
 
     def _with_numbers(self, columns: Columns) -> Columns:
-        """Return `columns` plus the (cached) measures over variables; `columns` for other rules."""
+        """Return `columns` plus cached measures over variables, if the rule has any."""
         if not self._rule.is_of_lines:
             return columns
         if self._numbers is None:

@@ -130,7 +130,7 @@ class TorchPart:
         return torch_evaluate(formula, tensors, scalars)
 
     def _transform(self, stages: Stages, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return values after stages, in their own dtype."""
+        """Return `values` after the formulas `stages`, in the dtype of `values`."""
         return torch_transform(stages, values, scalars)
 
     def _measure(self, formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
@@ -464,7 +464,7 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
     """Return the tensor of a measure for each of `count` variables.
 
     Args:
-        values: The values of all elements, one variable after the other.
+        values: The values of all elements, variable after variable.
         view: The shape of each variable.
     """
     if measure.over == "variable":
