@@ -53,8 +53,8 @@ class StepRequest(NamedTuple):
             shards.
         vectors: For each variable {name: vector that formulas read}. Row vectors have the
             variable's shape with a last dimension of 1, column vectors with a second-to-last
-            dimension of 1. Vectors are contiguous, have the compute dtype, and overlap with no tensor of the
-            step.
+            dimension of 1. Vectors are contiguous, have the compute dtype, and overlap with no
+            tensor of the step.
         places: For stochastic rounding, and for shards with encoded slots: for each variable its
             random stream or None, and the positions of its elements in the unsharded variable.
         short: For each variable True if an engine runs the passes inside its kernels, over small
