@@ -77,13 +77,13 @@ def roofline(
     gradients: Sequence[Tensor],
     copies: Sequence[Tensor] = (),
 ) -> Callable[[], None]:
-    """Return a step that adds over the streams of a rule with `slots` slots.
+    """Return a step with one addition that reads and writes as much memory as a rule's step.
 
     Args:
-        slots: The number of slots of the rule, each of its variable's shape and dtype.
-        variables: Contiguous CPU tensors; the step adds to them.
-        gradients: One per variable.
-        copies: Empty, or one tensor of a 16-bit type per variable, which is set to the variable.
+        slots: The number of the rule's state tensors per variable, which are allocated here.
+        variables: Contiguous CPU tensors, which the step changes.
+        gradients: One tensor per variable.
+        copies: Empty, or one 16-bit tensor per variable, to which the step copies the variable.
     """
     slot_tensors = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
     names = [""] * len(variables)
