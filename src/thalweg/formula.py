@@ -67,7 +67,7 @@ def _check_named(spec: Slot | Hyper, field_name: str) -> None:
 
 
 def _checked_tuple(rule: str, field_name: str, entries: Any, kind: type) -> tuple[Any, ...]:
-    """Return the entries of a rule's field as a tuple; raise `RuleError` unless all are `kind`."""
+    """Return the iterable `entries` as a tuple; raise RuleError unless each entry is a `kind`."""
     requirement = f"{field_name} of rule {rule!r} must be a tuple of thalweg.{kind.__name__}"
     if isinstance(entries, kind):
         raise RuleError(f"{requirement}, not one alone: a comma is missing in ({entries!r},).")
@@ -85,36 +85,35 @@ def _checked_tuple(rule: str, field_name: str, entries: Any, kind: type) -> tupl
 
 @dataclass(frozen=True)
 class Slot:
-    """Tensor of state per variable, filled with `initial`.
+    """State tensor per variable, filled with `initial`.
 
     Attributes:
         name: The slot's name.
         initial: The initial value of all elements.
-        dtype: The slot's dtype; the variable's if None, and for a `scalar` that of the arithmetic.
-        scalar: Whether it is one number per variable, of shape (), and not one per element. It is
-            read and written by `per_variable` of the rule; under `thalweg.optim`, whose steps have
-            numbers of their own for each parameter, by `prepare`, too.
-        shape: Its shape beside a matrix of so many rows and columns, if it is neither; it is read
-            and written by stages of the rule.
-        per: What it is one number for, if not for each element. "row" or "column": of a variable's
-            last two dimensions; it has the variable's shape with a 1 in place of what it does not
-            tell apart, is read and written by stages, and read by formulas as a scalar is.
-            "optimizer": for all variables together, a `scalar`, of float64 unless `dtype` says
-            otherwise. It is read by `prepare`, and read and written by `per_optimizer` of the rule.
-            Each variable has a copy of it in its state: that of the first one counts, and a step
-            writes all of them, with a gradient or without.
-        squeezed: True if a slot per row or column lacks the dimension of size 1, so that it has one
-            dimension less than the variable.
-        positive: Whether it is never negative, as a mean of squares.
-        exact: Whether 8 bits are too few for it in any case, as for weights, or sums that grow and
-            grow: the steps would be lost.
-        storage: The codec of 8 bits in which `thalweg.optim` keeps it, such as "softsign8", for
-            parameters of 4,096 elements and more; see `thalweg._engines.codecs`. None keeps numbers
-            of the dtype.
-        layout: The matrices of a variable, for each of which a slot with a `shape` has a part. The
-            rule sets it, to the layout of its stages. None is one matrix.
-        momentum: 1 if it is a mean or sum of gradients, -1 if it is that of their negatives, else
-            0: `diagnostics` of `thalweg.optim` tell how a gradient agrees with the first such slot.
+        dtype: The slot's dtype. None is the variable's dtype or, with `scalar`, the compute dtype.
+        scalar: True for one number per variable, of shape (). The rule's `per_variable` reads and
+            returns this number; under `thalweg.optim`, which has step numbers per parameter,
+            `prepare` may do so, too.
+        shape: Optional function (rows, columns) -> shape, called for each matrix of the variable.
+            Only stages read and write a slot with a `shape`.
+        per: None for a number per element. "row" or "column": a number per row or column of the
+            variable's last two dimensions. The slot then has the variable's shape, with size 1 in
+            the reduced dimension. Stages read and write the slot; formulas read a scalar from it.
+            "optimizer": one float64 scalar for all variables. `prepare` reads it; `per_optimizer`
+            reads and returns it. Every variable's state has a copy: a step reads the first
+            variable's copy and writes all copies, also of variables without a gradient.
+        squeezed: True if a slot per row or column lacks the dimension of size 1.
+        positive: True if the slot is never negative, such as a mean of squares.
+        exact: True if 8 bits are never enough, as for weights or growing sums, which would lose
+            small increments.
+        storage: The 8-bit codec in which `thalweg.optim` stores the slot, such as "softsign8", for
+            parameters of 4,096 elements and more; see `thalweg._engines.codecs`. None stores
+            numbers of the dtype.
+        layout: The matrices of a variable, for a slot with a `shape`. The rule sets it to the
+            layout of its stages. None is one matrix.
+        momentum: 1 for a mean or sum of gradients, -1 for a mean or sum of negative gradients, else
+            0. `diagnostics` of `thalweg.optim` compare the gradient with the first slot that is not
+            0.
     """
 
     name: str
@@ -246,11 +245,6 @@ class Rule:
         whole: Whether a sparse gradient is made dense first; repeated rows are added.
         duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
             in order of appearance and updates once; "successive" updates once for each.
-        passes: What comes before `update`: each `Pass` makes values of each element, which `update`
-            is given after the gradient, each `Measure` a number of each row, column or variable,
-            which formulas ask for by name, and a `Stage` changes them with torch's functions over
-            whole matrices. `measures` are then taken after them, and see these values, too. Sparse
-            gradients are for such a rule if it is `whole`.
         linear: Whether `update` is linear in variable, gradient and slots. Optimizers of Keras then
             update complex variables, as pairs of real numbers.
         source: The paper, or the API and kernel that the formula transcribes.
@@ -431,7 +425,7 @@ class Rule:
     def reduces_variables(self) -> bool:
         """Return True if an update depends on a reduction over its variable's elements.
 
-        Sums that `per_optimizer` alone reads are over all variables.
+        Return False for reductions that only `per_optimizer` reads: they cover all variables.
         """
         if self._line_slots or any(
             not hasattr(rule_pass, "of_elements") for rule_pass in self.passes
@@ -476,7 +470,11 @@ class Rule:
 
     @lazy
     def numbers(self) -> tuple[Slot, ...]:
-        """Return the scalar slots that `prepare` reads and returns, with per-variable scalars."""
+        """Return the scalar slots that `prepare` reads and returns.
+
+        Slots that are also parameters of a `per_variable` function are left out, and so are slots
+        per optimizer. Without any `per_variable`, return all scalar slots of variables.
+        """
         slots = [slot for slot in self.scalar_slots if slot.per is None]
         if not slots or not self.all_levels:
             return tuple(slots)

@@ -59,7 +59,7 @@ class Decision(NamedTuple):
 
 
 class StepJudge(Protocol):
-    """Decisions about steps by the common norm of their gradients; see `SpikeJudge`."""
+    """Interface of decisions about steps by the gradients' global norm; see `SpikeJudge`."""
 
     def norm_limit(self) -> float: ...
     def decide(self, stats: Any) -> Decision: ...
@@ -134,9 +134,7 @@ class GradientTransforms:
 
     @lazy
     def measured(self) -> tuple[Formula, ...]:
-        """Formulas of squares whose sums over each variable are needed in each step; () if none
-        are.
-        """
+        """Formulas of squares that each step sums over each variable; () if none are needed."""
         if self.trust is not None:
             return gradient_squares, variable_squares
         is_open = self.global_clipnorm is not None and self.clip_factor is None
@@ -181,10 +179,9 @@ def before_norms(transforms: GradientTransforms) -> Stages:
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with each sparse gradient, in the dtype of its variable, made dense.
+    """Return the pairs with each sparse gradient made dense, in its variable's dtype.
 
-    Rows with equal indices are added; rows that no index names are 0. Dense gradients are
-    unchanged.
+    Rows with equal indices are added, and rows without an index are 0. Dense gradients are kept.
     """
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)

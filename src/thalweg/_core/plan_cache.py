@@ -19,13 +19,13 @@ _SPARE_PLANS = 16
 
 
 class CachedPlan(NamedTuple):
-    """A request to the engines, and their plan for it.
+    """Request to the engines, and the plan that they made for it.
 
     Attributes:
         request: The request.
         ready: The plan of the engines.
         scalar_slots: For each variable its slots of shape ().
-        narrow: Whether 16-bit gradients of float32 variables were allowed.
+        narrow: True if 16-bit gradients of float32 variables were allowed.
         shaped_slots: For each variable its slots whose shape differs from the variable's.
     """
 
@@ -57,9 +57,9 @@ class PlanCache:
         self._by_variable: dict[int, PlanCache] = {}
 
     def count_repeated(self) -> bool:
-        """Count a step that rebound its plan; return True if the next step should prepare a replay.
+        """Count a step that reused its plan; return True if the next step should prepare a replay.
 
-        This is so after 1 step, then after 2, 4, ... more, at most `longest_wait`.
+        Return True after 1 step, then after 2, 4, ... more steps, at most `longest_wait`.
         """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:
@@ -75,8 +75,9 @@ class PlanCache:
         return self._by_variable.setdefault(id(var), PlanCache())
 
     def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Drop the caches of single variables that are not in `variables`, if there are too many
-        caches.
+        """Drop the caches of single variables that are not in `variables`.
+
+        Do nothing until there are more than 2 * len(variables) + 16 caches.
         """
         if len(self._by_variable) > 2 * len(variables) + _SPARE_PLANS:
             var_ids = {id(var) for var in variables}
@@ -95,9 +96,7 @@ class PlanCaches:
         self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 
     def now(self) -> PlanCache:
-        """Return the cache of the session that runs in this thread, or that of eager mode if none
-        runs.
-        """
+        """Return the plan cache of the session that runs in this thread, or else of eager mode."""
         if not thread.frames:
             return self._eager
         return self._sessions.setdefault(current_session(), PlanCache())
