@@ -61,12 +61,12 @@ _recording = _Recording()
 
 
 class GradientTape:
-    """Compute gradients of what runs inside the `with` block.
+    """Compute gradients of the operations inside the `with` block.
 
     Args:
-        persistent: Whether `gradient` may be called more than once.
-        watch_accessed_variables: Whether all trainable variables are sources, or only tensors
-            given to `watch`.
+        persistent: True if `gradient` may be called more than once.
+        watch_accessed_variables: True if all trainable variables are sources, False if only tensors
+            passed to `watch`.
 
     Example:
         >>> x = torch.tensor(3.0, requires_grad=True)

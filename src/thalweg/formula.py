@@ -150,7 +150,7 @@ class Slot:
             )
 
     def _check_shape(self) -> None:
-        """Raise RuleError if `per` or `shape` is invalid; set the fields that `per` implies."""
+        """Raise RuleError if `per` or `shape` is invalid; set the fields that `per` determines."""
         if self.per not in (None, "row", "column", "optimizer"):
             raise RuleError(
                 f"per of Slot {self.name!r} must be 'row', 'column' or 'optimizer', not"
@@ -183,7 +183,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyperparameter of a step, with its default and a one-line description."""
+    """Hyperparameter of a rule, with its default and a one-line description."""
 
     name: str
     default: float
@@ -208,51 +208,50 @@ class Rule:
         hypers: Hyperparameters with defaults, in the order of a constructor.
         slots: State per variable, in the order in which `update` takes and returns it.
         prepare: Optional function, called once a step on the host. Its keyword parameters are
-            hyperparameters and powers, passed as scalars of the compute dtype; it returns a dict of
+            hyperparameters and powers, as scalars of the compute dtype. It returns a dict of
             further scalars for `update`. A parameter with a default may name a scalar that the
             optimizer lacks.
         powers: Scalars that are a hyper raised to the step's number: `{"beta1_power": "beta1"}`.
-        update_sparse: The formula for rows that a sparse gradient names; `update` when None.
-        update_single: The formula for such rows of one element, where TensorFlow orders operations
+        update_sparse: The formula for rows with an index in a sparse gradient; `update` when None.
+        update_single: The formula for rows of one element, where TensorFlow orders operations
             differently; `update_sparse` when None.
-        update_untouched: The formula for the other rows, `(var, *slots, *, scalars...)`, without a
-            gradient. When None, those rows keep their values.
+        update_untouched: The formula for rows without an index in the sparse gradient: `(var,
+            *slots, *, scalars...)`. When None, these rows keep their values.
         before: Optional formula `(var, *, scalars...)`. The other formulas read its result instead
             of the variable, rounded to the variable's dtype. It is computed once per element; with
-            a sparse gradient, for elements of rows that the gradient names. Measures read the
-            variable itself.
-        measures: Optional. Sums over the elements of each variable, computed before any write: a
-            dict from names to formulas `(var, grad, *slots)`, in float64 or as `like_update` says.
-            `gradient_squares` and `variable_squares` of this module share the sweep of a gradient
-            norm, if the step has one. With any other measure, sparse gradients are made dense.
+            a sparse gradient, for rows with an index. Measures read the variable itself.
+        measures: Optional. Sums over the elements of each variable, computed before any write:
+            {name: formula `(var, grad, *slots)`}, in float64 or as `like_update` says.
+            `gradient_squares` and `variable_squares` share the pass over memory of a gradient norm.
+            Any other measure makes sparse gradients dense.
         per_variable: Optional function, called once a step. Its keyword parameters are measures, as
             float64 arrays over the variables; scalar slots, as arrays of the compute dtype; and
             scalars. It returns a dict of arrays: further scalars of each variable for `update`, and
             the next values of the scalar slots.
-        levels: Further sweeps of measures after `per_variable`, one for each `Level`. Formulas of a
-            level may read the scalars from `per_variable` and from earlier levels; the level's own
-            `per_variable` returns further scalars and scalar slots.
+        levels: Further passes over memory after `per_variable`, one for each `Level` of measures.
+            Formulas of a level may read the scalars from `per_variable` and from earlier levels.
+            The level's `per_variable` returns further scalars and scalar slots.
         per_optimizer: Optional function, called once a step before `per_variable`. Its keyword
             parameters are measures, summed over all variables of the step, and the slots per
-            optimizer, all in float64; and scalars, as arrays over the variables where these differ.
-            It returns a dict of numbers: further scalars for all variables, and the next values of
-            those slots.
+            optimizer, all in float64; and scalars, as arrays over the variables if these differ. It
+            returns a dict of numbers: further scalars for all variables, and the next values of the
+            slots per optimizer.
         passes: Steps before `update`, in order. A `Pass` computes values of each element, which
-            `update` takes after the gradient; a `Measure` computes a number of each row, column or
-            variable, which formulas read by name; a `Stage` changes such values with torch's
+            `update` takes after the gradient. A `Measure` computes a number of each row, column or
+            variable, which formulas read by name. A `Stage` changes these values with torch's
             functions on whole matrices. `measures` are computed after the passes, and may read
-            their values. Such a rule takes sparse gradients only if it is `whole`.
-        whole: Whether a sparse gradient is made dense first; repeated rows are added.
-        duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
-            in order of appearance and updates once; "successive" updates once for each.
-        linear: Whether `update` is linear in variable, gradient and slots. Optimizers of Keras then
+            their values. A rule with passes takes sparse gradients only if it is `whole`.
+        whole: True makes a sparse gradient dense first; repeated rows are added.
+        duplicates: The update of a row that a sparse gradient has twice: "sum" adds the values in
+            order of appearance and updates once; "successive" updates once for each.
+        linear: True if `update` is linear in variable, gradient and slots. Optimizers of Keras then
             update complex variables, as pairs of real numbers.
         source: The paper, or the API and kernel that the formula transcribes.
         differs: What a user of `torch.optim` should know.
 
     Raises:
         RuleError: A field is of the wrong type, names are not unique, or a power is of no
-            hyperparameter. What the formulas say is checked by `check_rule`.
+            hyperparameter. The bodies of the formulas are checked by `check_rule`, not here.
     """
 
     name: str
@@ -327,7 +326,10 @@ class Rule:
                 )
 
     def _check_measures(self) -> None:
-        """Raise RuleError if `measures` is invalid or a scalar slot has no function."""
+        """Raise RuleError if `measures` is invalid, or a function for measures or slots is missing.
+
+        A `per_variable` without measures and scalar slots raises, too.
+        """
         if not isinstance(self.measures, Mapping) or not all(map(callable, self.measures.values())):
             raise RuleError(
                 f"measures of rule {self.name!r} must be a dict of functions, not"

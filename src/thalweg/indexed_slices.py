@@ -22,18 +22,18 @@ def assert_in_range(indices: torch.Tensor, rows: int) -> None:
 class IndexedSlices:
     """Rows of a dense tensor: row `indices[i]` has the value `values[i]`.
 
-    A row with repeated indices has the sum of its values; a row without an index is zero. Tensors
-    are not copied, and `values` and `indices` are never written to.
+    The values of repeated indices are added. A row without an index is zero. Tensors are not
+    copied, and `values` and `indices` are never written to.
 
     Args:
         values: A tensor of shape `(n, *row shape)`; other types are converted by `to_tensor`.
-        indices: int32 or int64, of shape (n,), on the same device. `check_range` and conversions
-            to dense tensors check their range; the constructor does not.
+        indices: int32 or int64, of shape (n,), on the device of `values`. The constructor does not
+            check their range; `check_range` and conversions to dense tensors do.
         dense_shape: Optional. Shape of the dense tensor: `(number of rows, *row shape)`.
 
     Raises:
         InvalidTypeError: The indices are not int32 or int64.
-        InvalidArgumentError: Shapes or devices do not fit together.
+        InvalidArgumentError: Shapes or devices do not match.
 
     Example:
         >>> slices = IndexedSlices([[1.0], [2.0], [4.0]], [3, 0, 3], dense_shape=(4, 1))

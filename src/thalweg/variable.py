@@ -272,25 +272,26 @@ def numpy_value(tensor: torch.Tensor) -> Any:
 class Variable(torch.nn.Parameter):
     """Tensor that training updates in place.
 
-    It is a leaf of torch's autograd and a parameter for `torch.nn.Module`. What is computed from
-    it is a plain `torch.Tensor`. Names are not made unique, as in TensorFlow's eager mode.
+    A variable is a leaf of torch's autograd and a parameter for `torch.nn.Module`. Results of
+    operations are plain `torch.Tensor`s. Names are not made unique, as in TensorFlow's eager mode.
 
     Args:
         initial_value: A number, nested list, NumPy array, tensor, variable, or a callable without
-            arguments that returns one. Always copied. Python floats become float32, Python ints
-            int32; arrays and tensors keep their dtype.
+            arguments that returns such a value. Always copied. Python floats become float32, Python
+            ints int32; arrays and tensors keep their dtype.
         name: Optional. "w" makes the name "w:0"; the default is "Variable:0".
-        trainable: Whether `minimize` without a list of variables includes it. Also decides
-            `requires_grad`, which integer and bool variables never have. With False, `minimize`
-            trains it where it is listed, as in TensorFlow; `requires_grad_(False)` freezes it.
+        trainable: True if `minimize` without a list of variables includes the variable. It also
+            sets `requires_grad`, except for integer and bool variables. If False, `minimize` still
+            trains the variable if listed, as in TensorFlow; `requires_grad_(False)` freezes it.
         constraint: Optional. A function that an optimizer applies to the variable after each
-            update; it returns a tensor of the same shape and dtype.
+            update; it returns a tensor of equal shape and dtype.
         dtype: Optional. Converts the initial value, see `as_asked`.
 
     Raises:
-        InvalidTypeError: The initial value is not numeric or sparse, or the name is not a string.
+        InvalidTypeError: The initial value is sparse or not numeric, or the name is not a string.
         LayoutError: The initial value is a tensor whose storage was cut.
-        InvalidArgumentError: A Python int does not fit the dtype, or the constraint is no function.
+        InvalidArgumentError: A Python int is out of the dtype's range, or the constraint is not
+            callable.
 
     Example:
         >>> w = Variable([1.0, 2.0], name="w")
@@ -298,10 +299,9 @@ class Variable(torch.nn.Parameter):
         <tf.Variable 'w:0' shape=(2,) dtype=float32, numpy=array([0.5, 1.5], dtype=float32)>
 
     Differs from:
-        torch.nn.Parameter: `numpy()`, `value()` and `read_value()` are snapshots that later
-        updates do not change, and operators take arrays and lists on either side, as in
-        TensorFlow. Operators of a tensor that was computed from a variable take arrays as
-        TensorFlow does where `thalweg.tf` is imported.
+        torch.nn.Parameter: `numpy()`, `value()` and `read_value()` return snapshots, which later
+        updates do not change. Operators accept arrays and lists on either side, as in TensorFlow.
+        Operators of tensors computed from a variable do so, too, after an import of `thalweg.tf`.
     """
 
     if TYPE_CHECKING:  # given by `tensorflow_names`, which needs variables

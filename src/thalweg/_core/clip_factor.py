@@ -36,7 +36,7 @@ _MAX_EXPONENT = 1000  # factors of float64 below 2**-_MAX_EXPONENT have this uni
 
 
 class Norm(NamedTuple):
-    """Norm root * 2**exponent: float64 numbers of shape ()."""
+    """Norm as root * 2**exponent: float64 numbers of shape ()."""
 
     root: Any
     exponent: Any = 0
@@ -51,7 +51,7 @@ class Norm(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """Factor scale * unit: two normal numbers of shape (), whose product may be denormal."""
+    """Factor as scale * unit: two normal numbers of shape (), whose product may be denormal."""
 
     scale: Any
     unit: Any = 1.0
@@ -159,9 +159,9 @@ def _clamp_to_one(values: Any) -> object:
 
 
 def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> Factor:
-    """Return min(1, limit / (norm + epsilon)).
+    """Return the factor min(1, limit / (norm + epsilon)).
 
-    If norm and epsilon are 0, the factor is 0 for a limit of 0, else 1.
+    If norm and epsilon are 0, return 0 for a limit of 0, else 1.
     """
     functions, device = vectors.functions_of(norm.root), vectors.place_of(norm.root)
     # Only a root of 0 is smaller than this bound.

@@ -39,7 +39,7 @@ class StepResult(NamedTuple):
 
 
 class PostUpdateCall(NamedTuple):
-    """User callback that follows the writes of a step.
+    """User callback that runs after the writes of a step.
 
     Attributes:
         call: The function.

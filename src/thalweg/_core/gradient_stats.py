@@ -62,7 +62,8 @@ class PlainRange(NamedTuple):
 class GradientStats:
     """Statistics of a step's gradients, before and after their transforms.
 
-    Each is computed at first use; sums that are requested together need one pass over memory.
+    A statistic is computed at first use. Sums that are requested together need one pass over
+    memory.
 
     Args:
         transforms: The transforms of the gradients.
@@ -70,7 +71,7 @@ class GradientStats:
         variables: The variables, whose dtypes determine the compute dtypes.
         columns: The scalars of the rule, if there is one.
         formulas: Further sums, computed in the same pass if possible.
-        on_host: Whether all statistics must be on the host.
+        on_host: True if all statistics must be on the host.
     """
 
     def __init__(
@@ -130,9 +131,7 @@ class GradientStats:
         return isinstance(self._root_norms, Tensor) or not np.isfinite(self._root_norms).all()
 
     def _overflow_mask(self, vector: object) -> object:
-        """Return which sums of squares overflow as in float32: True or False for all, or a mask of
-        shape (n,).
-        """
+        """Return a bool mask of shape (n,) of sums that overflow beyond float32; a bool for all."""
         if not self._transforms.overflow or self._transforms.casts or self._narrow.all():
             return self._transforms.overflow
         return vectors.place_like(self._narrow, vector) if self._narrow.any() else False

@@ -13,7 +13,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class MemoryGuard:
-    """Addresses and storage sizes of the tensors of a step, as of the construction of the guard.
+    """Guard that remembers the addresses and storage sizes of a step's tensors.
 
     Args:
         request: The step, whose variables, slots, gradients and copies are guarded.

@@ -40,9 +40,10 @@ class PlanCache:
     """Plans of an optimizer, kept between steps.
 
     Attributes:
-        last: The plan that the next step may rebind, or None.
-        replay: Runs the next step in one call, or prepares to; None if not possible.
-        has_constant_attributes: Whether the optimizer's attributes stayed the same objects.
+        last: The plan that the next step may reuse with new gradients, or None.
+        replay: Object that runs the next step in one native call, or prepares it; None if not
+            possible.
+        has_constant_attributes: False once an attribute of the optimizer was another object.
     """
 
     # The most rebinds before a replay is prepared again.
@@ -87,7 +88,10 @@ class PlanCache:
 
 
 class PlanCaches:
-    """Plan caches of an optimizer, by session. A copy is empty, because plans hold addresses."""
+    """Plan caches of an optimizer, for eager mode and for each session.
+
+    A copy is empty, because plans hold addresses.
+    """
 
     def __init__(self) -> None:
         # The step of the present thread, unless it is replayed; see `reentrance`.

@@ -64,8 +64,8 @@ class _Tape:
     Args:
         dtype: The compute dtype.
         inputs: The dtypes of the inputs by name; the inputs have the first registers.
-        samples: Optional. A sample value of each input. A formula may then branch on symbols: the
-            trace follows the samples, and a run that would branch differently fails.
+        samples: Optional sample values of the inputs, which allow a formula to branch on symbols.
+            The trace follows the samples; a run that would branch differently fails.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class _Tape:
 
 
 class Symbol(NDArrayOperatorsMixin):
-    """Traced scalar or condition, with the register and a sample of its value."""
+    """Traced scalar or condition: a register of the program, and a sample value."""
 
     tape: _Tape
     dtype: Any
@@ -285,17 +285,17 @@ class Symbol(NDArrayOperatorsMixin):
 
 
 class Program:
-    """Traced arithmetic that computes scalars from inputs, as a program of native code.
+    """Program of native code that computes scalars from inputs, traced from a function.
 
     Args:
         dtype: The compute dtype.
-        single_inputs: The dtypes of the inputs that `set` changes one by one, by name.
+        single_inputs: {name: dtype} of the inputs that `set` changes one by one.
         names: The names of the other inputs, which are of the compute dtype.
-        make: Returns the computed scalars by name. Its arguments are the input symbols by name and
-            the class of symbols of the compute dtype.
-        storage_dtype: Optional. The dtype in which scalars are stored, `dtype` by default.
-        samples: Optional. Sample values of all inputs, if `make` may branch on them and they are
-            Python numbers; a run that would branch differently fails.
+        make: `make({name: input symbol}, symbol class of the compute dtype)` returns {name:
+            scalar}.
+        storage_dtype: Optional. The dtype of stored scalars, `dtype` by default.
+        samples: Optional. Sample values of all inputs, as Python numbers. `make` may then branch on
+            inputs; a run that would branch differently fails.
         state_names: Inputs whose next values `make` returns, after the first of `single_inputs`.
 
     Attributes:

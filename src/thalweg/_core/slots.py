@@ -57,12 +57,12 @@ class SlotStore:
     """All slots of one optimizer.
 
     In graph mode the slots of a variable are variables of its graph. While a session runs, lookups
-    return that session's tensors, both for the variable and for the session's tensor of it.
+    return that session's tensors.
 
     Slots that are created together share one block of memory per dtype. Small variables then need
     no page each, and a step checks one block instead of every slot. The slots of a block share a
-    version counter: after a write to one of them, autograd rejects a `backward` through any slot
-    of the block that it had saved.
+    version counter: after a write to a slot, autograd rejects a `backward` through any slot of the
+    block that it had saved.
 
     Attributes:
         parts: The shards of slots that `make` creates, except slots of shape (); None if this
@@ -112,9 +112,7 @@ class SlotStore:
         return {name: resolve(slot) for name, slot in slots.items()}
 
     def handed_out(self, slots: Iterable[object]) -> None:
-        """Note that a caller holds these slots and may write to them; replays compare them from
-        then on.
-        """
+        """Note that a caller holds these slots and may write to them; replays then compare them."""
         for slot in slots:
             if isinstance(slot, StateVariable):
                 slot.moves.handed.add(id(slot))

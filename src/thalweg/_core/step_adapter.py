@@ -81,9 +81,7 @@ class StepAdapter:
         return list(given)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise unless all variables can be updated by their gradients, which may be 16-bit with
-        `narrow`.
-        """
+        """Raise unless all variables can be updated; with `narrow`, gradients may be 16-bit."""
         raise NotImplementedError
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
@@ -122,7 +120,7 @@ class StepAdapter:
 
     @lazy
     def in_common(self) -> dict[str, float]:
-        """{name: value} of the rule's optimizer-wide slots before the step; {} without such slots."""
+        """{name: value} of the rule's optimizer-wide slots before the step; {} without any."""
         rule = self.step_rule()
         if rule is None or not rule.common_slots:
             return {}

@@ -34,10 +34,11 @@ def check_pairs(
     narrow: bool = False,
     devices: Sequence[torch.device] | None = None,
 ) -> None:
-    """Raise unless the variables can be updated by their gradients; change nothing.
+    """Raise an error unless the variables can be updated by their gradients.
 
     Args:
         pairs: Converted gradients with their variables.
+        labels: The variables' names, for messages.
         scatter, narrow, devices: See `check_gradients` of the engines, which raises other errors.
 
     Raises:
@@ -60,8 +61,8 @@ def check_readable(gradients: Sequence[Gradient | None], labels: Sequence[str]) 
     """Raise LayoutError for the first gradient whose memory does not hold its elements.
 
     Args:
-        gradients: The gradients; None for a missing one.
-        labels: The names of their variables, for the message.
+        gradients: The gradients; None for a missing gradient.
+        labels: The variables' names, for the message.
     """
     for grad, label in zip(gradients, labels, strict=True):
         if grad is not None:
