@@ -116,7 +116,7 @@ class GradientTape:
     def watch(self, tensor: object) -> None:
         """Make operations on `tensor` differentiable until the `with` block ends.
 
-        If needed, `requires_grad` becomes True until then. Integer tensors are ignored.
+        Until then, `requires_grad` of the tensor is True. Integer tensors are ignored.
 
         Args:
             tensor: A tensor, or nested lists, tuples or dicts of tensors.
@@ -162,8 +162,8 @@ class GradientTape:
         Args:
             target: A tensor, or nested lists, tuples or dicts of tensors, whose sums are added.
             sources: A tensor, nested tensors, or an iterator over tensors.
-            output_gradients: Optional. For each target, a tensor of the target's shape by which its
-                elements are weighted, or None for ones; nested like `target`.
+            output_gradients: Optional. Weights of the targets' elements: for each target a tensor
+                of its shape, or None for weights of 1; nested like `target`.
             unconnected_gradients: "none" or "zero".
 
         Returns:
@@ -377,7 +377,7 @@ def _by_backward(
     inputs: Sequence[torch.Tensor],
     retain_graph: bool,
 ) -> Iterator[torch.Tensor | None]:
-    """Return an iterator over gradients by leaves, from `backward`, which runs gradient hooks.
+    """Return an iterator over gradients by `inputs`; `backward` computes them and runs hooks.
 
     `starts` are pairs (output, output gradient). Each `grad` of a leaf is restored afterwards.
     """
@@ -410,7 +410,7 @@ def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
 def _weights(
     targets: Sequence[torch.Tensor], structure: object, weights: object
 ) -> list[torch.Tensor]:
-    """Return the output gradient of each target: its entry in `weights`, or ones for None.
+    """Return the output gradient of each target: its entry in `weights`; a tensor of ones for None.
 
     `structure` are the nested targets. For a single tensor `weights` is its output gradient.
     """

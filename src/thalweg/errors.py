@@ -113,7 +113,7 @@ class PerformanceWarning(UserWarning):
 
 
 class NumericsWarning(UserWarning):
-    """Warning that results may differ from TensorFlow's, or from those of a rule."""
+    """Warning that results may differ from TensorFlow's results, or from a rule's formula."""
 
 
 def warn(message: str, category: type[Warning]) -> None:

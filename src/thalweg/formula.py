@@ -427,7 +427,7 @@ class Rule:
     def reduces_variables(self) -> bool:
         """Return True if an update depends on a reduction over its variable's elements.
 
-        Return False for reductions that only `per_optimizer` reads: they cover all variables.
+        Reductions that only `per_optimizer` reads do not count: they cover all variables.
         """
         if self._line_slots or any(
             not hasattr(rule_pass, "of_elements") for rule_pass in self.passes

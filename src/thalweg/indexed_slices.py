@@ -419,8 +419,8 @@ def exported(value: object) -> Any:
     """Return a NumPy copy of a tensor or IndexedSlices, as sessions return it.
 
     A tensor of shape () becomes a NumPy scalar, and IndexedSlices an `IndexedSlicesValue`. A sparse
-    tensor is cloned; an object of another type is returned itself. A dtype that NumPy lacks becomes
-    that of ml_dtypes, or else float32 or complex64.
+    tensor is cloned; an object of another type is returned itself. Instead of a dtype that NumPy
+    lacks, the array has a dtype of ml_dtypes, or else float32 or complex64.
     """
     if isinstance(value, IndexedSlices):
         shape = None if value.dense_shape is None else np.array(value.dense_shape, np.int64)

@@ -29,7 +29,7 @@ _UNTYPED = (int, float, list, tuple, range)
 
 
 class VariableSynchronization(enum.Enum):
-    """When the replicas' copies of a variable are synchronized."""
+    """Time of synchronization of a variable's copies on several replicas."""
 
     AUTO = 0
     NONE = 1
@@ -38,7 +38,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the replicas' copies of a variable are reduced to one value."""
+    """Reduction of a variable's copies on several replicas to one value."""
 
     NONE = 0
     SUM = 1
@@ -146,7 +146,7 @@ def as_asked(value: object, dtype: object) -> torch.Tensor:
 
 
 def as_operand(value: object, dtype: object) -> torch.Tensor:
-    """Convert an operand of an operator to `dtype`, the dtype of the tensor on the other side.
+    """Convert an operand of an operator to `dtype`, the dtype of the second operand.
 
     As in TensorFlow, an array of floats is truncated for an integer dtype.
 
@@ -248,7 +248,7 @@ def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def numpy_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return a NumPy copy of a tensor; a dtype that NumPy lacks becomes that of ml_dtypes.
+    """Return a NumPy copy of a tensor, with a dtype of ml_dtypes if NumPy lacks the dtype.
 
     Raises:
         TypeError: NumPy lacks the dtype, and ml_dtypes lacks it or is not installed.
@@ -570,7 +570,8 @@ class Moves:
 
     Attributes:
         count: The number of assignments to `data` of a variable that shares this counter.
-        handed: The `id` of each variable that a caller has received and may move in other ways.
+        handed: The `id` of each variable that a caller has received, and whose memory the caller
+            may replace uncounted.
     """
 
     __slots__ = ("count", "handed")

@@ -44,8 +44,8 @@ def _entered(block: ContextSetting) -> object:
 class ContextSetting(IOBase):
     """Context manager and decorator that opens and closes uninterruptibly, in C.
 
-    `__exit__` is that of `IOBase`, which calls `close` from C. A Python method could be interrupted
-    before it restores the setting.
+    `__exit__` of `IOBase` calls `close` from C. A Python method could be interrupted before it
+    restores the setting.
 
     Args:
         prepare: Called at the start of a block. Returns the opening and closing calls: functions in

@@ -42,13 +42,13 @@ class SymbolicVariable(Symbolic):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> Any:
-        """Return a new variable of the same graph that is not trained.
+        """Return a new untrained variable in the graph of this variable.
 
         Args:
             initial: Called when a session initializes the variable; returns its value. May use
                 `resolve`.
             name: The full name, outside of all name scopes; made unique.
-            dtype, shape: Those of the new variable; None takes those of this variable.
+            dtype, shape: The new variable's; None for this variable's.
         """
         raise NotImplementedError
 

@@ -23,8 +23,8 @@ class FusedStage(Stage):
     """Stage over rows and columns, written as a formula without torch functions.
 
     On the CPU, kernels compute the stage and the measures before it for small matrices, such as
-    those of convolutions, in one pass over memory. NumPy computes it for large matrices, and torch
-    on a GPU, with equal bits.
+    convolution kernels, in one pass over memory. NumPy computes it for large matrices, and torch on
+    a GPU, with equal bits.
 
     Args:
         function: A formula `(*, names...) -> values`, in float64 or `like_update`. It receives

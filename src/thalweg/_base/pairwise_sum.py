@@ -27,7 +27,7 @@ def pairs_of(partial: Any, dim: int) -> list[tuple[Any, Any]]:
 
 
 def join_pairs(pairs: Sequence[tuple[Any, Any]], reduce: str, flush: bool = False) -> None:
-    """Reduce all elements along a dimension into the first one; the rest is overwritten.
+    """Reduce all elements along a dimension into the first element; overwrite the rest.
 
     Args:
         pairs: The result of `pairs_of`.

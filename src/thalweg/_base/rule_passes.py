@@ -96,8 +96,8 @@ class Level:
     """Measures of variables that depend on the scalars of earlier measures.
 
     Args:
-        measures: {name: function}, like those of a rule.
-        per_variable: Optional. A function like that of a rule.
+        measures: {name: formula}, as `measures` of a rule.
+        per_variable: Optional. A function, as `per_variable` of a rule.
 
     Raises:
         RuleError: A measure or `per_variable` is not a function.
@@ -137,9 +137,10 @@ class Stage:
             `Measure`, too, and no measures. Such a rule may wrap another rule.
         layout: The matrices that each variable holds, an `optim.MatrixLayout` or its text. A slot
             has the shape of each matrix. The slots of a variable's matrices are one tensor, stacked
-            as rows if only their row counts differ, else flat. None is one matrix of the first
-            dimension and all others; it rejects variables of three dimensions, which may be stacks
-            of matrices. After `__post_init__`, the layout of `heads` is here, too.
+            as rows if the matrices differ only in row counts, else flat. None is one matrix of the
+            first dimension and all further dimensions. It rejects variables of three dimensions,
+            which may be stacks of matrices. After `__post_init__`, the layout of `heads` is here,
+            too.
         seed: The seed of the input `random`, an integer from 0 to 2**48 - 1. The methods
             `random.normal(*shape)` and `random.uniform(*shape)` return tensors `(batch, *shape)`.
 

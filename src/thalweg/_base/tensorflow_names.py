@@ -23,7 +23,7 @@ from thalweg.variable import Variable, as_dtype, check_held, dtype_name, name_of
 
 
 def _find_numpy_type(dtype: torch.dtype) -> type[Any]:
-    """Return NumPy's scalar type for a dtype, or that of ml_dtypes if NumPy has none.
+    """Return the scalar type for a dtype from NumPy, or else from ml_dtypes.
 
     Raises:
         InvalidTypeError: Neither has the dtype, or ml_dtypes is not installed.

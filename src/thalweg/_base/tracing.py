@@ -45,7 +45,7 @@ def untraced(function: _F, reason: str = _REASON) -> _F:
 
 
 def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
-    """Return a torch function without its decorator `torch.compiler.disable`, if it has one.
+    """Return the function inside torch's decorator `torch.compiler.disable`.
 
     The decorator imports Dynamo at the first call, which takes more than a second. Return `method`
     itself if it lacks the decorator, or if Dynamo is imported already.

@@ -70,7 +70,7 @@ def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Nor
             gradient, float64 of shape (n,). It is called with `gradient_squares`; unless
             `is_float32`, also with `SCALED_SQUARES` if the sum is on a device or outside [LOWEST,
             HIGHEST].
-        is_float32: True if all gradients are computed in float32; their squares fit into float64.
+        is_float32: True if all gradients are computed in float32, so that squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))
     functions = vectors.functions_of(squares)

@@ -272,7 +272,7 @@ def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generat
     """Restore the values of tensors if the `with` block raises an exception.
 
     Args:
-        tensors: The tensors; their values are copied when the block begins.
+        tensors: The tensors, copied when the block begins.
         notes: Nothing is restored if this list has an entry: the step was written.
     """
     with no_grad():
@@ -312,7 +312,7 @@ def constrained(var: Tensor, name: str) -> list[BaseException]:
 
 
 def _constrain(var: Tensor, name: str) -> Tensor:
-    """Call a variable's constraint and return the result; the variable's value without one.
+    """Return the result of a variable's constraint, or the variable's value without a constraint.
 
     Raises:
         InvalidArgumentError: The result has another shape or dtype than the variable.
@@ -335,9 +335,9 @@ def _constrain(var: Tensor, name: str) -> Tensor:
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise one of the errors, with notes about the others; return if `errors` is empty.
+    """Raise an error of `errors`, with notes about all further errors; return if there is none.
 
-    KeyboardInterrupt and other errors that are not an `Exception` come first.
+    Raise the first that is not an `Exception`, such as KeyboardInterrupt, or else the first.
     """
     if not errors:
         return
@@ -349,7 +349,7 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 
 
 def raise_within(errors: Sequence[BaseException]) -> None:
-    """Remove all notes of the errors, then raise one as `raise_first`; return if there are none.
+    """Remove all notes of the errors, then call `raise_first`; return if there are none.
 
     Call this for a single variable's update in a step that can still be rolled back: the notes of
     `write_step` say that the step was taken.

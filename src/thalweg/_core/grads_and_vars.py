@@ -150,7 +150,7 @@ def check_variables(variables: Sequence[object]) -> None:
     """Raise an error unless each element is a variable or a leaf that requires a gradient.
 
     Raises:
-        InvalidTypeError: An element is not a tensor; the message has the first one.
+        InvalidTypeError: An element is not a tensor; the message names the first.
         NotImplementedError: A tensor is not a variable.
         LayoutError: A variable is a nested tensor.
     """

@@ -53,7 +53,7 @@ def is_on(value: object) -> bool:
 def as_number(name: str, value: object) -> Any:
     """Return the number in `value`: a number, or the element of a tensor or array of shape ().
 
-    A float64 tensor or array gives a NumPy scalar. Any other gives a Python number.
+    The result is a NumPy scalar for float64 tensors and arrays, else a Python number.
 
     Raises:
         InvalidTypeError: The value is not a real number. The message contains `name`.
@@ -204,7 +204,7 @@ def _check_variable(name: str, value: int) -> None:
 def hint(value: object) -> str:
     """Return a sentence of advice for an error about `value`, or "".
 
-    Tensors of a graph get one, and the arguments of `torch.optim`: modules and lists of parameters.
+    There is advice for tensors of a graph, modules, and lists of parameters.
     """
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
@@ -310,7 +310,8 @@ class Hyperparameters(Mapping[str, Any]):
         Raises:
             InvalidTypeError: The value is not allowed. A variable accepts no callable and no tensor
                 of a graph, and an integer variable accepts no fraction.
-            InvalidArgumentError: The value is not a scalar, or NaN.
+            InvalidArgumentError: The value is not a scalar, is NaN, or is an int beyond the range
+                of int32.
         """
         value = check_value(name, value)
         old: Any = self._values.get(name)

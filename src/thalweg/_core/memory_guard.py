@@ -34,7 +34,7 @@ class MemoryGuard:
         return [(t.data_ptr(), t.untyped_storage().nbytes()) for t, _ in self._tensors]
 
     def check_in_place(self) -> None:
-        """Compare addresses and storage sizes of all tensors with those at construction.
+        """Raise an error if an address or storage size has changed since construction.
 
         Raises:
             LayoutError: An address or a size differs; the message names the first such tensor.

@@ -19,7 +19,7 @@ _SPARE_PLANS = 16
 
 
 class CachedPlan(NamedTuple):
-    """Request to the engines, and the plan that they made for it.
+    """Request to the engines, and the engines' plan.
 
     Attributes:
         request: The request.

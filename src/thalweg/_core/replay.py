@@ -67,7 +67,7 @@ class Launch:
 
     Attributes:
         members: Indices in the step of the variables that the kernel updates.
-        places: The distinct keys of their places.
+        places: The distinct keys of the places of `members`.
         measures: The rule's reductions over these variables, and the scalars computed from them.
     """
 
@@ -241,7 +241,7 @@ class Launches:
     """Kernels of a replay.
 
     Args:
-        plans: The plan of each rule; the plans' variables, in order, are those of the step.
+        plans: The plan of each rule; together they have the step's variables, in order.
         places: For each variable the key of its scalars.
 
     Raises:
@@ -298,7 +298,7 @@ class Launches:
         return [launch.record() for launch in self.all]
 
     def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
-        """Return the launches of the rules' reductions, and the records that compute their scalars.
+        """Return the launches of the rules' reductions, and the records that compute scalars.
 
         Returns:
             For each reduction (kernel address, argument address, 0, 1), as in `GuardedStep`; and an

@@ -136,9 +136,9 @@ class ReplayedApply(ABC):
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        Compute one step; or twice as many as last time, at most `MOST_COMING`, if all of those were
-        taken. Return False if none was stored: a formula failed, scalars are not computed natively,
-        or the hyperparameters were read again meanwhile.
+        If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`;
+        else one. Return False if none was stored: a formula failed, scalars are not computed
+        natively, or the hyperparameters were read again meanwhile.
 
         Args:
             optimizer: The optimizer.
@@ -180,8 +180,8 @@ class ReplayedApply(ABC):
 
         Args:
             mismatch: The constant of the guard that failed. If it is `OTHER_DICT`, but the
-                attributes of `optimizer` are equal to the old ones, note in `cache` that they are
-                not constant.
+                optimizer's attributes have their old values, set `cache.has_constant_attributes` to
+                False.
         """
         # Tracing may end before the next step, which then can be replayed.
         if mismatch == replay_kernel.TRACING:

@@ -22,7 +22,7 @@ class ReplayedGlobalNorm:
     """Memory block through which native code computes the clip factor of the global norm.
 
     Args:
-        launches: The kernels; those with the scalar `clip_scale` receive the factor.
+        launches: The kernels. A kernel with the scalar `clip_scale` receives the factor.
         sweeps: For each kernel the reduction that sums the squares of its gradients.
         count: The number of gradients.
 

@@ -245,8 +245,8 @@ def _slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, .
     """Return the storage types of the slots of rows and columns, equal for all variables.
 
     Raises:
-        TypeError: A slot is not contiguous, is wider than `dtype`, or has another type than that of
-            the other variables.
+        TypeError: A slot is not contiguous, is wider than `dtype`, or differs in type between
+            variables.
     """
     types = {tuple(slot.dtype for slot in var_slots) for var_slots in slots}
     size = np.dtype(dtype).itemsize

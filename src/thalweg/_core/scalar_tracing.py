@@ -137,7 +137,7 @@ class _Tape:
     def decide(self, symbol: Any) -> bool:
         """Return the truth value of a symbol's sample, and record a guard on it.
 
-        A run in which the truth value differs fails: the guard divides by 0.
+        A run with another truth value fails: the guard divides by 0.
 
         Raises:
             TypeError: The tape has no samples, or is recording a value that a run may discard.
@@ -204,7 +204,7 @@ class Symbol(NDArrayOperatorsMixin):
         """Return `value` as a symbol of this symbol's dtype: rounded, widened, or itself.
 
         Raises:
-            TypeError: `value` is not a symbol of this dtype, and is a constant or a condition.
+            TypeError: `value` is a constant, or only one of the two symbols is a condition.
         """
         if type(value) is type(self):
             return value

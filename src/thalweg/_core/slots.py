@@ -254,7 +254,7 @@ class SlotStore:
     def remake(
         self, variables: Sequence[Tensor], rule_slots: Sequence[Slot], parts: SlotShards, cut: Call
     ) -> dict[int, Variable]:
-        """Replace slots by slots of other shards, with the same values.
+        """Replace slots by slots of new shards, with equal values.
 
         Return {`id` of an old slot: new slot}.
 

@@ -61,7 +61,7 @@ def check_inside(tensor: Tensor, description: str) -> None:
         description: The beginning of the message, such as "The gradient of 'w'".
 
     Raises:
-        InvalidArgumentError: An index is outside of the shape; the message has the first one.
+        InvalidArgumentError: An index is outside of the shape; the message names the first.
     """
     sparse_shape = tensor.shape[: tensor.sparse_dim()]
     sizes = torch.tensor(sparse_shape, dtype=torch.int64, device=tensor.device)[:, None]
@@ -93,7 +93,7 @@ def summed(grad: Tensor, dtype: torch.dtype, label: str) -> Tensor:
     Args:
         grad: The gradient.
         dtype: The dtype of the variable. For float32, sums of 16-bit rows stay float32; otherwise
-            they are rounded once.
+            each sum is rounded once.
         label: The variable's name, for the message.
 
     Raises:

@@ -32,7 +32,7 @@ def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> d
     Args:
         rule: The rule.
         values: {name: scalar of `dtype`} of the hyperparameters. Powers and "t" are added in place,
-            unless they are there already.
+            unless present.
         dtype: The compute dtype.
         step: The number of this step, from 1.
 

@@ -75,7 +75,7 @@ def commit_rounds(
     callbacks: list[PostUpdateCall],
     counters: list[Call],
 ) -> list[BaseException]:
-    """Write a step in which variables repeat: all first occurrences, then all second ones, etc.
+    """Write a step with repeated variables: first occurrences, then second occurrences, etc.
 
     Each round of writes is followed by its variables' constraints, the last round by callbacks and
     counters. If anything raises before the callbacks, variables, slots and copies are restored.
@@ -120,7 +120,7 @@ def _list_constraint_owners(request: StepRequest) -> Sequence[Tensor]:
 
 
 def constrained_indices(request: StepRequest) -> list[int]:
-    """Return the indices of variables with a constraint, or whose copy has one; [] without any.
+    """Return the indices of variables with a constraint on the variable or its copy; [] if none.
 
     Raises:
         RuntimeError: A variable with a constraint has a sparse gradient.

@@ -39,7 +39,7 @@ def check_pairs(
     Args:
         pairs: Converted gradients with their variables.
         labels: The variables' names, for messages.
-        scatter, narrow, devices: See `check_gradients` of the engines, which raises other errors.
+        scatter, narrow, devices: See `check_gradients` of the engines, which raises further errors.
 
     Raises:
         RuntimeError: The gradient of a constrained variable is sparse.
@@ -86,7 +86,7 @@ def check_numerics(max_abs: Float64, labels: Sequence[str]) -> None:
     """Raise InvalidArgumentError for the first gradient with an infinity or NaN.
 
     Args:
-        max_abs: The largest magnitude of each gradient; NaN if it contains one.
+        max_abs: The largest magnitude of each gradient; NaN for a gradient with a NaN.
     """
     for peak, label in zip(max_abs.tolist(), labels, strict=True):
         if not isfinite(peak):

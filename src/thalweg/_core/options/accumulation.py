@@ -159,8 +159,8 @@ def _check_all(
 ) -> None:
     """Raise an error if a gradient cannot be added to its sum; `get_names` is for the message.
 
-    Dense pairs are checked all at once. Sparse pairs, and all pairs if that check fails, are
-    checked one by one.
+    Dense pairs are checked all at once; if that fails, all pairs are checked one by one. Sparse
+    pairs are always checked one by one.
     """
     pairs = list(zip(grads, sums, strict=True))
     if _are_addable(pairs):

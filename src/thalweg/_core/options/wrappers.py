@@ -103,8 +103,8 @@ class Cautious(Wrapper):
     """Steps that skip elements that would move uphill.
 
     Attributes:
-        cautious: True skips elements whose step has not the sign of their gradient. The steps of
-            the other elements are divided by their fraction of all elements, at least 0.001.
+        cautious: True skips elements whose step and gradient differ in sign. The remaining steps
+            are divided by the fraction of remaining elements, at least 0.001.
             https://arxiv.org/abs/2411.16085
     """
 

@@ -51,7 +51,7 @@ class Entry:
     Attributes:
         name: Name in a state.
         own: The optimizer's tensor, which is read and written.
-        dtypes: Accepted dtypes of new values besides that of the tensor.
+        dtypes: Accepted dtypes of new values besides the tensor's dtype.
         lowest: Minimum of new values of an integer scalar, or None.
     """
 
@@ -207,7 +207,7 @@ def room_for(source: Any) -> Tensor:
 
 
 def flaw(candidate: object) -> str | None:
-    """Return why an object is not a dense tensor with memory, as a phrase; None if it is one."""
+    """Return why an object is not a dense tensor with memory, as a phrase; else None."""
     if not isinstance(candidate, Tensor):
         return f"no tensor but {shown(candidate)}"
     with DisableTorchFunctionSubclass():

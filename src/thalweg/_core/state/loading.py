@@ -106,7 +106,8 @@ class Loading:
         pairs: Entries and their new values.
         then: Functions in C that run after the writes of the entries.
         what: Description of the state for `mismatch`.
-        is_ours: True if nothing writes to the values, plain tensors; they are not copied.
+        is_ours: True if the values are plain tensors that nothing writes to. They are then not
+            copied.
     """
 
     pairs: Sequence[tuple[Item, Any]] = ()

@@ -55,7 +55,7 @@ def _stage_twin(holder: _T, twins: dict[int, object]) -> _T:
 def published(holder: object, twin: object) -> list[Call]:
     """Return C functions that copy all attributes of a twin to `holder`.
 
-    `Staged` attributes of `holder` stay, and get the attributes of their twins.
+    A `Staged` attribute of `holder` stays, and receives the attributes of its twin.
     """
     return _publish_twin(holder, twin, set())
 
