@@ -168,7 +168,7 @@ class MatrixLayout:
 
 
 def as_layout(option: Any, name: str = "layout") -> MatrixLayout | None:
-    """Return the `MatrixLayout` of an option: a layout, a text for `parse`, or None, which stays.
+    """Return a `MatrixLayout` itself, or the layout that a text describes; None for None.
 
     Raises:
         InvalidArgumentError: The option is something else.
@@ -194,7 +194,10 @@ def layout_text(option: Any) -> str | None:
 
 
 def _check_blocks(axis: str, blocks: Any) -> Blocks:
-    """Return a positive int itself, and at least two positive sizes as a tuple; raise otherwise."""
+    """Return an int itself, or a list or tuple of ints as a tuple.
+
+    Raise InvalidArgumentError for numbers below 1, fewer than two sizes, and other types.
+    """
     is_sequence = isinstance(blocks, list | tuple)
     sizes = tuple(cast("Sequence[Any]", blocks)) if is_sequence else (blocks,)
     if len(sizes) == is_sequence or not all(type(size) is int and size > 0 for size in sizes):

@@ -54,7 +54,7 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Note on an exception that leaves the `with` block whether the step was taken.
+    """Add a note, whether the step was taken, to an exception that leaves the `with` block.
 
     Args:
         notes: The list that `write_step` appends a sentence to with the writes. The note is this
@@ -68,7 +68,7 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Note on an exception whether the step was taken, unless it has this note already.
+    """Add a note, whether the step was taken, to an exception that lacks the note.
 
     Args:
         error: The exception; changed.
@@ -114,10 +114,10 @@ def _list_notes(error: BaseException) -> list[str]:
 
 
 def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.") -> None:
-    """Note on an exception that the step was taken, unless it says so or that a step was skipped.
+    """Add a note to an exception that the step was taken.
 
     Args:
-        error: The exception; changed.
+        error: The exception. Nothing is added if it has a note about a taken or skipped step.
         missing: What the step lacks: "without the constraint of 'w'"; "" if nothing.
         message: The note if nothing is missing.
     """

@@ -61,7 +61,7 @@ class Names:
     def find(self, name: str) -> Any:
         """Return the class or function with a name, or None.
 
-        Import front ends until the name is registered; first the one in the prefix of the name.
+        Front ends are imported until the name is registered; first the front end in its prefix.
         """
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
             if name in self._things:

@@ -77,8 +77,8 @@ def device_derived_scalars(
 ) -> dict[str, Any]:
     """Return {name: scalar} of a rule as `derived` does, for a step count on a device.
 
-    If an argument of the rule's `prepare` is a tensor, all its arguments and results are tensors. A
-    hyperparameter that `prepare` returns unchanged stays a scalar of the host.
+    If an argument of the rule's `prepare` is a tensor, all arguments and results of `prepare` are.
+    A hyperparameter that `prepare` returns unchanged stays a scalar of the host.
 
     Args:
         values: The hyperparameters by name: scalars of the host, or tensors of shape ().

@@ -49,7 +49,7 @@ class AddedParams:
 
         DeepSpeed ZeRO, Megatron and apex replace parameters by unmarked tensors of one dimension.
         So all of `params` must be plain tensors of one dimension that were not added. The added
-        parameters must include a matrix or be more in number. Otherwise return None.
+        parameters must include a matrix or outnumber `params`. Otherwise return None.
 
         Args:
             params: The parameters that the optimizer's groups have now.

@@ -402,8 +402,8 @@ class Hyperparameters(Mapping[str, Any]):
     def now(self, name: str) -> Any:
         """Return the current value of a hyperparameter; a callable gives its result.
 
-        A step calls a callable once and caches the result. Outside of a step it is called each
-        time. A `LearningRateSchedule` is returned itself. A value computed by a running graph has
+        A step calls a callable once and caches the result. Outside of a step each read calls it. A
+        `LearningRateSchedule` is returned itself. A value computed by a running graph has
         precedence.
         """
         value = resolve(self._current_value(name))

@@ -26,8 +26,8 @@ def codec_of(slot: Slot, param: Tensor) -> Codec | None:
     """Return the codec of a parameter's slot; None if the slot is not encoded.
 
     Slots of parameters with fewer than `LEAST` elements are not encoded. A DTensor's slots are
-    encoded only if the parameter's rows are whole blocks of the codec. That depends on the shape
-    alone, so all meshes agree.
+    encoded only if the parameter's rows are whole blocks of the codec. This choice depends on the
+    shape alone, so all meshes agree.
     """
     codec = None if slot.storage is None else CODECS[slot.storage]
     if codec is None or codec.is_beside:

@@ -41,8 +41,8 @@ def one_step_at_a_time(owner: Any, label: str, caches: Iterable[Any] = ()) -> Co
     Args:
         owner: The object whose attribute `stepping` refers to the `Stepping` in the block.
         label: The name of the optimizer.
-        caches: Plan caches, whose `replay` is None in the block. It is restored at the end unless
-            the step has set it.
+        caches: Plan caches, whose `replay` is None in the block. At the end `replay` is restored,
+            unless the step has set a new replay.
 
     Raises:
         FailedPreconditionError: The block is entered inside another block of this thread and owner.

@@ -56,7 +56,7 @@ class ReplayTrigger:
 
 
 def say_what_became(error: Exception, cache: PlanCache, count_before: int) -> None:
-    """Note on an error whether the step was taken before the error, or nothing has changed.
+    """Add a note to an error: the step was taken before the error, or nothing has changed.
 
     Args:
         error: The exception; changed.

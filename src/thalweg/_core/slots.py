@@ -86,7 +86,7 @@ class SlotStore:
         """Return {`id` of a variable: {slot name: slot}}.
 
         The first call after a `deepcopy` also stores the copied slots. A slot then belongs to the
-        copy of its variable, or to the variable itself if that was not copied.
+        copy of its variable, or to the variable itself if it was not copied, too.
         """
         if self._pending_copies is not None:
             (slots, memo), self._pending_copies = self._pending_copies, None
@@ -332,8 +332,8 @@ def _is_here(slot: object) -> bool:
 def dtype_of(rule_slot: Slot | None, var: Tensor) -> torch.dtype:
     """Return the dtype of a variable's slot.
 
-    Without a dtype in `rule_slot`, it is the variable's. A slot of shape () is then float64 for
-    float64 and complex128 variables, else float32.
+    It is the dtype of `rule_slot`, or else of the variable. A slot of shape () without a dtype is
+    float64 for float64 and complex128 variables, else float32.
     """
     if rule_slot is not None and rule_slot.dtype is not None:
         is_float64 = rule_slot.dtype == torch.float64

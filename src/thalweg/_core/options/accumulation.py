@@ -279,7 +279,7 @@ def _begin_sum(
 def _is_sole_holder(param: Tensor) -> bool:
     """Return True if nothing but `param.grad` refers to the dense gradient and its memory.
 
-    DDP buckets, lists and NumPy arrays may refer to it. The gradient may otherwise become a sum.
+    Return False if a DDP bucket, list or NumPy array shares the gradient.
     """
     grad = cast("Tensor", param.grad)
     # A gradient whose elements share memory cannot become a sum: sums are written in place.

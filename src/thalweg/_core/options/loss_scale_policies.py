@@ -85,7 +85,7 @@ def dynamic(
     """Return the new scale and count of `tf.train.experimental.DynamicLossScale`, by name.
 
     Overflow divides the scale, to 1 at least. `increment_period` steps without overflow multiply
-    it, unless it would become infinite.
+    the scale, unless the product is infinite.
     """
     scale, steps = state["current_loss_scale"], state["good_steps"]
     xp = vectors.functions_of(scale)

@@ -66,9 +66,9 @@ class StateStorage(NamedTuple):
         return param.device if self.device is None or name == SUM else self.device
 
     def brought_home(self, param_state: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
-        """Return {name: copy} of state entries that are on another device than `home_of` says.
+        """Copy the state entries of a parameter that are not on the device that `home_of` returns.
 
-        The copies are on that device. Return {} if the parameter's state is not offloaded.
+        Return {name: copy on that device}; {} if the parameter's state is not offloaded.
         """
         if not self.is_away(param):
             return {}

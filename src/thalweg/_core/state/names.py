@@ -13,7 +13,7 @@ Names = Callable[[Sequence[Any]], list[str]]
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return unique names: the second "w" becomes "w#1", unless that is taken: then "w#2", etc."""
+    """Return unique names: the second "w" becomes "w#1", or "w#2" if "w#1" exists, etc."""
     counts: Counter[str] = Counter()
     used_names: set[str] = set()
     unique_names: list[str] = []
@@ -60,7 +60,7 @@ def as_now(
     """Rename the keys of a state that was saved by an old version.
 
     Return a new dict in which key `old_names[k]` has become `new_names[k]`. Return `state` itself
-    if it has no removed name, or has an added name: a name that only one of the two lists contains.
+    if it has no name that only `old_names` contains, or has a name that only `new_names` contains.
 
     Args:
         state: Values by name; not changed.
