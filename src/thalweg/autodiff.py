@@ -326,10 +326,10 @@ def _differentiate(
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> list[Gradient]:
-    """Return the gradient of the sum of `outputs` for each of `tensors`.
+    """Return a gradient for each of `tensors`; None for a skipped or unconnected tensor.
 
-    `inputs` has each tensor itself, its graph edge, or None to skip it; a skipped or unconnected
-    tensor gets None. `weights` are the gradients of the outputs. An output of None is left out.
+    `inputs` has each tensor itself, its graph edge, or None to skip it. An output of None is left
+    out. `weights` are the gradients of the outputs.
     """
     starts = [
         (output, weight)
@@ -377,10 +377,7 @@ def _by_backward(
     inputs: Sequence[torch.Tensor],
     retain_graph: bool,
 ) -> Iterator[torch.Tensor | None]:
-    """Return an iterator over gradients by `inputs`; `backward` computes them and runs hooks.
-
-    `starts` are pairs (output, output gradient). Each `grad` of a leaf is restored afterwards.
-    """
+    """Return the gradients of `inputs` from a `backward` that runs hooks; restore each `grad`."""
     outputs = [output for output, _ in starts]
     leaves = {id(leaf): leaf for leaf in [*_leaves_below(outputs), *inputs]}.values()
     previous_grads = [leaf.grad for leaf in leaves]
@@ -410,10 +407,7 @@ def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
 def _weights(
     targets: Sequence[torch.Tensor], structure: object, weights: object
 ) -> list[torch.Tensor]:
-    """Return the output gradient of each target: its entry in `weights`; a tensor of ones for None.
-
-    `structure` are the nested targets. For a single tensor `weights` is its output gradient.
-    """
+    """Return the gradient of each target: its entry in `weights`, or a tensor of ones for None."""
     if weights is None or isinstance(structure, torch.Tensor):
         weights_by_target = [weights] * len(targets)
     else:

@@ -62,10 +62,7 @@ def check_constraint(constraint: object) -> None:
 
 
 def as_dtype(dtype: object) -> torch.dtype:
-    """Return the torch dtype of a torch dtype, NumPy dtype or string such as "float32".
-
-    Raise InvalidTypeError if torch has no dtype of this name.
-    """
+    """Return the dtype of a torch or NumPy dtype, or of a name; raise InvalidTypeError if none."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if not name and not isinstance(dtype, torch.Tensor | list | tuple | dict):  # may be cut
         name = str(dtype)

@@ -61,8 +61,6 @@ def as_scalar(value: Number, dtype: ScalarType) -> Any:
 def as_operand(value: Number, dtype: ScalarType) -> Any:
     """Convert a number to `dtype` with one rounding, as TensorFlow converts an operand.
 
-    Raise TypeError for an object that is not a number.
-
     Example:
         >>> as_operand(0.1, np.float64)
         np.float64(0.1)

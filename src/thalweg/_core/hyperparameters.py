@@ -202,10 +202,7 @@ def _check_variable(name: str, value: int) -> None:
 
 
 def hint(value: object) -> str:
-    """Return a sentence of advice for an error about `value`, or "".
-
-    There is advice for tensors of a graph, modules, and lists of parameters.
-    """
+    """Return advice for a graph's tensor, a module or parameters as `value`; "" for all else."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(
