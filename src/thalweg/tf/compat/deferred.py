@@ -12,10 +12,10 @@ FINDERS: dict[str, Callable[[], Any]] = {}
 
 
 def find(name: str) -> Any:
-    """Return `tf.compat.name`.
+    """Return the attribute `name` of `tf.compat`.
 
     Raises:
-        AttributeError: The name is not provided.
+        AttributeError: There is no such attribute.
     """
     if name == "v1":
         return offered("thalweg.tf.compat", {}, name)
