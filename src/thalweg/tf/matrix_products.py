@@ -24,8 +24,9 @@ def matmul(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """Return the matrix product, in batches if there are more dimensions; an adjoint is the
-    conjugate of the transposed matrix. `a_is_sparse` and `b_is_sparse` are ignored.
+    """Return the product of matrices, or of batches of matrices.
+
+    An adjoint is the conjugate of the transposed matrix. `a_is_sparse`, `b_is_sparse` are ignored.
 
     Raises:
         InvalidArgumentError: An operand is not a matrix, or both transposed and adjoint.

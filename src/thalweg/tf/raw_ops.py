@@ -48,7 +48,7 @@ def ResourceGather(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Return the rows of a variable at `indices`; `dtype` must be the variable's.
+    """Return the rows of a variable at `indices`; `dtype` is ignored.
 
     Raises:
         ValueError: `batch_dims` is not 0.
