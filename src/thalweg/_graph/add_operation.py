@@ -40,7 +40,6 @@ def add(
     """Add an operation to a graph and return the operation.
 
     Args:
-        graph: The graph to extend.
         name: Made unique, below the current name scope unless `absolute`.
         function: `function(*values)` computes the operation in a run; None computes nothing.
         arguments: Nested lists, tuples and dicts of symbolic tensors, references, plain objects.

@@ -68,8 +68,7 @@ IN_EAGER_MODE = (
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
     """Return the distinct symbolic tensors among the arguments, except those of a `Reference`.
 
-    Raises:
-        InvalidArgumentError: A symbolic tensor, also of a `Reference`, is not of `graph`.
+    Raise InvalidArgumentError if a symbolic tensor, also of a `Reference`, is not of `graph`.
     """
     inputs: dict[SymbolicTensor, None] = {}
     for leaf in leaves_of(arguments):

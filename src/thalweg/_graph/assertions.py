@@ -30,7 +30,6 @@ def must_hold(
         message: Text of the error.
         data: Tensors and other objects that the error prints; by default `tensors`.
         summarize: Printed elements per tensor: 3 by default, all if negative.
-        name: The name of the operation.
 
     Returns:
         The checking operation if an argument is symbolic, otherwise None.

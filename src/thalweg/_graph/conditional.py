@@ -45,7 +45,6 @@ def cond(
         true_fn: Returns a tensor, an operation, or nested lists, tuples and dicts of these.
         false_fn: Returns the structure and dtypes of `true_fn()`.
         strict: False replaces a list of one tensor by the tensor in graph mode.
-        name: Optional. The name scope of the new operations.
         fn1, fn2: The old names of `true_fn` and `false_fn`.
 
     Returns:
@@ -98,7 +97,6 @@ def case(
         default: Optional. A function without arguments.
         exclusive: True to raise an error if several conditions are true.
         strict: As in `cond`.
-        name: The name scope.
 
     Raises:
         InvalidArgumentError: There are no pairs. In graph mode a run raises it if no condition is

@@ -34,10 +34,8 @@ def group(*inputs: object, name: str | None = None) -> Any:
     """Return an operation that completes after all of `inputs`.
 
     `inputs` may contain nested lists; None is skipped. Return None for eager tensors, and while a
-    session runs an operation's function.
-
-    Raises:
-        InvalidTypeError: An input is neither an operation nor symbolic.
+    session runs an operation's function. Raise InvalidTypeError if an input is neither an operation
+    nor symbolic.
     """
     items = [item for item in leaves_of(inputs) if item is not None]
     is_eager = executing_eagerly() and all(isinstance(item, torch.Tensor) for item in items)
@@ -55,7 +53,6 @@ def tuple_(
 
     Args:
         tensors: Symbolic tensors, slices, or None.
-        name: The name scope of the copies.
         control_inputs: Further operations that run before the copies.
     """
     name = name or "tuple"

@@ -26,9 +26,7 @@ def made_of_gradients(
         function: `function(gradients, variables, *others)` returns one new gradient per gradient.
             It receives values, without the gradients that are None and without their variables.
         gradients: Symbolic or eager gradients. None stays None.
-        variables: The variable of each gradient.
         *others: Further arguments, symbolic or not.
-        name: Name of the operation.
         dtypes: The dtype of each new gradient.
         dense: True if the new gradients of slices are dense tensors.
     """

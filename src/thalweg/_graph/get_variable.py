@@ -59,9 +59,7 @@ def get_variable(
             scope's initializer, else Glorot's uniform distribution for floats, else zeros.
         regularizer: Optional. `regularizer(variable)` returns a loss, which is added to
             REGULARIZATION_LOSSES.
-        trainable: As for `Variable`.
-        collections: As for `Variable`.
-        validate_shape: As for `Variable`.
+        trainable, collections, validate_shape: As for `Variable`.
         constraint: As for `Variable`; by default the scope's constraint.
         use_resource: As for `Variable`; by default the scope's value.
         caching_device: Ignored.
@@ -137,8 +135,7 @@ def create_partitioned_variables(
         slicing: Number of parts along each axis; more than 1 along one axis at most.
         initializer: A value of shape `shape`, or an initializer, called for each part.
         dtype: Dtype of the parts; ignored if the initializer is a value.
-        trainable: As for `get_variable`.
-        collections: As for `get_variable`.
+        trainable, collections: As for `get_variable`.
         name: Name of the whole variable, by default "PartitionedVariable", made unique.
         reuse: As for `variable_scope`.
 

@@ -112,8 +112,7 @@ def random_uniform(
 ) -> Any:
     """Return a tensor of random numbers in [minval, maxval); `maxval` is 1.0 by default.
 
-    Raises:
-        InvalidArgumentError: `maxval` is missing for an integer dtype.
+    Raise InvalidArgumentError if `maxval` is missing for an integer dtype.
     """
     name = name or "random_uniform"
     if as_dtype(dtype).is_floating_point:

@@ -53,7 +53,6 @@ def while_loop(
             differ between iterations.
         back_prop: False stops gradients through the loop in graph mode.
         parallel_iterations, swap_memory: Ignored.
-        name: Optional. The name scope.
         maximum_iterations: Optional. Maximum number of iterations.
         return_same_structure: True returns a single loop variable in a list, False without a list.
             By default True in eager mode, as in TensorFlow 2, and False in graph mode.
@@ -166,7 +165,6 @@ def map_fn(
         fn: `fn(row)` returns a tensor, or nested lists, tuples and dicts of tensors. `row` has the
             structure of `elems`.
         elems: A tensor, or nested tensors with equal numbers of rows.
-        name: Optional. The name scope.
         dtype: Ignored, as are `parallel_iterations`, `back_prop`, `swap_memory`, `infer_shape` and
             `fn_output_signature`: dtypes are inferred from `fn`.
 
@@ -219,7 +217,6 @@ def foldl(
         fn: `fn(value, row)` returns the next value; `row` has the structure of `elems`.
         elems: A tensor, or nested tensors with equal numbers of rows.
         initializer: The first value, a tensor or nested tensors; by default the first row.
-        name: Optional. The name scope.
         parallel_iterations, back_prop, swap_memory: Ignored.
 
     Raises:

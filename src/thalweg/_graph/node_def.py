@@ -11,7 +11,6 @@ class NodeDef:
     """Description of an operation; changes to it have no effect on the operation.
 
     Attributes:
-        name: Name of the operation.
         op: Type of the operation.
         input: Names of the inputs, "name:1" for a second output, then "^name" of control inputs.
         device: Device where the operation is expected to run.

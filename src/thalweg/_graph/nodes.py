@@ -87,8 +87,7 @@ class Operation:
     def run(self, feed_dict: object = None, session: object = None) -> None:
         """Run the operation and its inputs in `session` or the default one.
 
-        Raises:
-            InvalidArgumentError: There is no session.
+        Raise InvalidArgumentError if there is no session.
         """
         session_for(session, f"run operation '{self.name}'").run(self, feed_dict)
 
@@ -187,8 +186,7 @@ class SymbolicTensor(Operators):
     def set_shape(self, shape: Sequence[int | None] | UnknownShape | None) -> None:
         """Add known sizes to the static shape, in place. None or an unknown shape changes nothing.
 
-        Raises:
-            InvalidArgumentError: `shape` contradicts the static shape.
+        Raise InvalidArgumentError if `shape` contradicts the static shape.
         """
         if shape is None or isinstance(shape, UnknownShape):
             return
@@ -215,8 +213,7 @@ class SymbolicTensor(Operators):
     def eval(self, feed_dict: object = None, session: object = None) -> Any:
         """Return the value in `session` or the default one, as `Session.run` returns it.
 
-        Raises:
-            InvalidArgumentError: There is no session.
+        Raise InvalidArgumentError if there is no session.
         """
         return session_for(session, f"evaluate tensor '{self.name}'").run(self, feed_dict)
 

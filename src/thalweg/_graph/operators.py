@@ -116,8 +116,7 @@ class Operators(Symbolic):
     def __getattr__(self, name: str) -> Any:
         """Return a function that records a method of `torch.Tensor`, or the node of an attribute.
 
-        Raises:
-            AttributeError: `torch.Tensor` has no such attribute, or it cannot be recorded.
+        Raise AttributeError if `torch.Tensor` has no such attribute, or it cannot be recorded.
         """
         if name.startswith("_") or name == "op":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

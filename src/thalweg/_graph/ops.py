@@ -32,7 +32,6 @@ def placeholder(
     Args:
         dtype: Fed values are converted to this dtype.
         shape: Optional. None marks a size that differs between runs.
-        name: Optional.
 
     Raises:
         FailedPreconditionError: Called in eager mode.
@@ -86,7 +85,6 @@ def constant(
         dtype: Optional; converts the value, see `thalweg.variable.as_asked`.
         shape: Optional. One number fills the shape; several are reshaped. In a graph the last
             number is repeated if there are too few.
-        name: Optional.
         verify_shape: True to require a value of shape `shape`.
 
     Raises:
@@ -138,7 +136,6 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
         value: A symbolic tensor, slices, a torch parameter, an object with a symbol, an argument
             of `to_tensor`, or a list of symbolic tensors and values of one shape.
         dtype: Optional; an eager tensor of another dtype is converted.
-        name: Optional.
 
     Raises:
         InvalidTypeError: The value is not numeric, or a symbolic tensor of another dtype.
@@ -189,7 +186,6 @@ def embedding_lookup(params: object, ids: object, name: str | None = None) -> An
     Args:
         params: A tensor of shape (rows, *row shape), or a list of one tensor.
         ids: int32 or int64, of any shape.
-        name: Optional.
 
     Raises:
         InvalidTypeError: The ids are not int32 or int64, or `params` lists several tensors.

@@ -195,8 +195,7 @@ def _make_shard(
 def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
     """Return the initial value of the whole variable `name` as a tensor.
 
-    Raises:
-        InvalidArgumentError: The value does not have the shape `shape`.
+    Raise InvalidArgumentError if the value does not have the shape `shape`.
     """
     tensor = convert_to_tensor(value, None if dtype is None else as_dtype(dtype))
     if not Shape(shape).accepts(tensor.shape):
@@ -233,8 +232,7 @@ def _check_reuse(
 def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> list[int]:
     """Return `partitioner(shape=shape, dtype=dtype)`, the number of parts along each axis.
 
-    Raises:
-        InvalidArgumentError: The shape is unknown, or the numbers do not fit the shape.
+    Raise InvalidArgumentError if the shape is unknown, or the numbers do not fit the shape.
     """
     sizes = Shape(shape)
     if not sizes.is_fully_defined():

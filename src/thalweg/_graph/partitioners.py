@@ -14,8 +14,7 @@ Partitioner = Callable[..., list[int]]
 def _single_parts(shape: Sequence[int], axis: int) -> list[int]:
     """Return 1 for each axis.
 
-    Raises:
-        InvalidArgumentError: `axis` is not an axis of `shape`.
+    Raise InvalidArgumentError if `axis` is not an axis of `shape`.
     """
     if not -len(shape) <= axis < len(shape):
         raise InvalidArgumentError(

@@ -80,7 +80,6 @@ class RunPlan:
         segments: (lock mode, steps) pairs in order; the steps of a pair run under one lock.
         fed_fetches: (index, tensor) pairs of the fetches that are fed.
         watched_feeds: Fed tensors with respect to which a step differentiates.
-        count: The number of fetches.
         overwrites: True if a run writes to a variable before a gradient needs the former value.
     """
 
@@ -108,7 +107,6 @@ class RunPlan:
 
         Args:
             failed: The step that failed; None if the run has not begun.
-            error: The error of the step.
         """
         is_unreached = failed is None
         for step in (member for _, segment in self.segments for member in segment):
@@ -142,10 +140,8 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
 
     Reads come before updates, unless data or control dependencies require another order. Step
     counters are assigned first (see `early_counters`). Fetches of reference variables come last.
-    Otherwise operations run in order of creation.
-
-    Raises:
-        InvalidArgumentError: A placeholder that is needed is not fed.
+    Otherwise operations run in order of creation. Raise InvalidArgumentError if a placeholder that
+    is needed is not fed.
     """
     backward = [
         op for op in _all_operations(fetches, fed) if isinstance(op.function, GradientsOfRun)

@@ -46,7 +46,6 @@ class Session:
     `run` at once: pure operations run at the same time, and updates run alone.
 
     Attributes:
-        graph: The graph.
         values: The values of the graph's variables.
         plans_made: Number of execution plans made; equal fetches share a plan.
     """
@@ -96,8 +95,7 @@ class Session:
             fetches: An operation, tensor, variable, slices, a name, or nested lists, tuples,
                 named tuples and mappings of these.
             feed_dict: Optional. {tensor: value that replaces the tensor's value in this run}.
-            options: Ignored.
-            run_metadata: Ignored.
+            options, run_metadata: Ignored.
 
         Returns:
             The structure of `fetches` with copies: a NumPy array or scalar for a tensor,
@@ -216,8 +214,7 @@ class Session:
     def leaf(self, variable: GraphVariable) -> SessionVariable:
         """Return the session's tensor of a variable; write to it only in place.
 
-        Raises:
-            FailedPreconditionError: The variable is not initialized.
+        Raise FailedPreconditionError if the variable is not initialized.
         """
         try:
             return self.values.get(variable)

@@ -34,10 +34,8 @@ def trace_block(
     """Call `function` with a new tensor per element of `parameters`; return the added operations.
 
     The function may return nested numbers, tensors, slices and operations. An operation becomes a
-    tensor that is True when the operation is done.
-
-    Raises:
-        InvalidTypeError: The function returns None, or an object that is not convertible.
+    tensor that is True when the operation is done. Raise InvalidTypeError if the function returns
+    None, or an object that is not convertible.
     """
     block = Block(graph.block)
     with graph.build_inside(block):
@@ -87,7 +85,6 @@ def run_by(
         subgraphs: Results of `trace_block`.
         arguments: Nested lists, tuples and dicts of symbolic tensors and plain objects.
         outputs: Static description of each output.
-        name: The name of the operation.
     """
     graph = subgraphs[0].results[0].graph
     operations = [op for subgraph in subgraphs for op in operations_of(subgraph)]
@@ -141,8 +138,7 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
     """Return the `Output` with the dtype and the common sizes of several tensors.
 
-    Raises:
-        InvalidTypeError: The dtypes differ.
+    Raise InvalidTypeError if the dtypes differ.
     """
     kinds = dict.fromkeys(x.dtype for x in tensors if x.dtype is not None)
     if len(kinds) > 1:

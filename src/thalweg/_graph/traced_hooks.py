@@ -44,7 +44,6 @@ def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> 
 
     Args:
         owner: The optimizer of the hook.
-        var: The variable.
         hook: `hook()` returns an operation. If it returns None, all updates that it added are
             grouped into one operation.
     """

@@ -37,8 +37,7 @@ class UniqueNames:
 def check_name(name: str, scope: str = "") -> str:
     """Return `name` if it is valid for a node inside `scope`.
 
-    Raises:
-        InvalidArgumentError: `name` is not valid.
+    Raise InvalidArgumentError if `name` is not valid.
     """
     pattern = _LATER if scope else _FIRST
     if not isinstance(name, str) or not pattern.fullmatch(name):

@@ -112,7 +112,6 @@ class _ScopeState:
     """Variable scope of one thread in one graph.
 
     Attributes:
-        scope: The innermost scope.
         opened: {full name: number of scopes opened} since the enclosing scope was opened.
     """
 

@@ -102,7 +102,6 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         Args:
             value: A symbolic tensor of equal shape and dtype, or an argument of `to_tensor`.
             use_locking: Ignored; all updates lock.
-            name: Optional.
             read_value: Ignored; the value is read on demand.
 
         Raises:
@@ -271,8 +270,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     def count_up_to(self, limit: int) -> SymbolicTensor:
         """Return a tensor that adds 1 in a run, and is the previous value.
 
-        Raises:
-            OutOfRangeError: In a run, the variable has reached `limit`.
+        Raise OutOfRangeError in a run if the variable has reached `limit`.
         """
         output = Output(self.dtype, self.shape, ())
         count = functools.partial(_count_up_to, self.name, limit)
@@ -468,8 +466,7 @@ def _collect_variable(
 def declared_shape(shape: object, value_shape: Any) -> Shape | UnknownShape:
     """Return `shape` as a static shape.
 
-    Raises:
-        InvalidArgumentError: `value_shape`, the shape of the initial value, does not fit.
+    Raise InvalidArgumentError if `value_shape`, the shape of the initial value, does not fit.
     """
     declared = Shape(shape)
     if not declared.accepts(value_shape):

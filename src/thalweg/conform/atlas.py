@@ -123,8 +123,7 @@ class Atlas:
 def read_list(path: Path | None = None) -> Atlas:
     """Return the atlas of packages and classes in a JSON file, by default `LIST`; no verdicts yet.
 
-    Raises:
-        ConformError: The file is not such a list.
+    Raise ConformError if the file is not such a list.
     """
     path = path or LIST
     try:
@@ -142,7 +141,6 @@ def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: No
     """Compare all classes of an atlas, one after another; fill and return `atlas`.
 
     Args:
-        atlas: The atlas.
         steps: The number of steps per class.
         progress: `progress(fraction, text)` is called before each class; `text()` names the class.
     """

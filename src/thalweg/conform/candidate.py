@@ -36,8 +36,7 @@ class Candidate:
     def with_arguments(self, **arguments: object) -> Candidate:
         """Return a copy with further arguments.
 
-        Raises:
-            ConformError: The optimizer has no argument of a given name.
+        Raise ConformError if the optimizer has no argument of a given name.
         """
         parameters = self._parameters()
         kinds = {parameter.kind for parameter in parameters.values()}

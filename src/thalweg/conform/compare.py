@@ -85,7 +85,6 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
     Args:
         theirs: An external optimizer class, or a `Candidate`: a class with arguments.
         ours: A class or `Candidate` of this library. Unset arguments take the values of `theirs`.
-        steps: The number of steps.
         search: True to try argument changes if the optimizers differ.
 
     Raises:

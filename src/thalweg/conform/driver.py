@@ -86,7 +86,6 @@ def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) ->
     Args:
         side: The constructor of the optimizer and its arguments.
         protocol: The protocol of construction and steps.
-        steps: The number of steps.
         seed: The seed of torch's CPU generator; the generator's state is restored afterwards.
 
     Raises:

@@ -18,10 +18,8 @@ def load_class(name: str) -> tuple[Candidate, str]:
     """Return (candidate, note on the import) for `PACKAGE:CLASS` or `file.py:CLASS`.
 
     If the parent package needs a module that is not installed, import the class's module alone.
-    This changes `sys.modules`. The note is empty otherwise.
-
-    Raises:
-        ConformError: The import fails, or the module has no optimizer class of that name.
+    This changes `sys.modules`. The note is empty otherwise. Raise ConformError if the import fails,
+    or the module has no optimizer class of that name.
     """
     if ".py:" in name:
         from thalweg._cli.race.entry import load as load_file
@@ -47,8 +45,7 @@ def load_class(name: str) -> tuple[Candidate, str]:
 def _import_module(package: str) -> tuple[ModuleType, str]:
     """Return (module, note); the note tells of an import without the parent, and is "" otherwise.
 
-    Raises:
-        ConformError: The import fails.
+    Raise ConformError if the import fails.
     """
     try:
         return importlib.import_module(package), ""

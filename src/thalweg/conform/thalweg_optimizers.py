@@ -53,8 +53,7 @@ def find_rule(name: str) -> Candidate:
 def find_like(name: str) -> Candidate:
     """Return the candidate for a class name of `thalweg.optim`, or else of another API of thalweg.
 
-    Raises:
-        ConformError: The name is unknown.
+    Raise ConformError if the name is unknown.
     """
     try:
         return find_rule(f"optim:{name}")
@@ -103,7 +102,6 @@ class PairsOptimizer:
 
     Args:
         optimizer: An optimizer of Keras' or of TensorFlow 1's kind.
-        params: The parameters.
     """
 
     def __init__(self, optimizer: object, params: list[Tensor]) -> None:

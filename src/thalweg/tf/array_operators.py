@@ -69,10 +69,7 @@ def _call_numpy(
 ) -> Any:
     """Call a NumPy function on the memory of tensors; return resulting arrays as tensors.
 
-    With `out`, return NumPy's result unchanged.
-
-    Raises:
-        InvalidTypeError: `out` is a tensor.
+    With `out`, return NumPy's result unchanged. Raise InvalidTypeError if `out` is a tensor.
     """
     targets = options.get("out", ())
     if any(isinstance(target, Tensor) for target in targets):

@@ -37,8 +37,7 @@ def constant(
 ) -> Tensor:
     """Return a new tensor from a number, array or nested lists, optionally reshaped to `shape`.
 
-    Raises:
-        InvalidTypeError: The value is not numeric, or does not fit the shape.
+    Raise InvalidTypeError if the value is not numeric, or does not fit the shape.
     """
     if shape is not None and not _graph.executing_eagerly():
         capacity, count = math.prod(sizes(shape)), as_asked(value, dtype).numel()
@@ -55,8 +54,7 @@ def convert_to_tensor(
 ) -> Tensor:
     """Return a value as a tensor; return a tensor itself, and the value of a variable.
 
-    Raises:
-        InvalidTypeError: A tensor has another dtype than `dtype`.
+    Raise InvalidTypeError if a tensor has another dtype than `dtype`.
     """
     if dtype is not None and isinstance(value, np.ndarray | np.generic):
         return _graph.constant(value, dtype, name=name)
@@ -134,10 +132,8 @@ def range(
 ) -> Tensor:
     """Return the numbers from `start` to below `limit`. `range(n)` begins at 0.
 
-    The dtype is by default that of the arguments: int32 or float32 for numbers of Python.
-
-    Raises:
-        InvalidArgumentError: `delta` is 0, or does not lead to the limit.
+    The dtype is by default that of the arguments: int32 or float32 for numbers of Python. Raise
+    InvalidArgumentError if `delta` is 0, or does not lead to the limit.
     """
     name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
@@ -303,10 +299,8 @@ def squeeze(
 ) -> Tensor:
     """Return the tensor without the dimensions in `axis`, by default all of size 1.
 
-    `squeeze_dims` is the old name of `axis`.
-
-    Raises:
-        InvalidArgumentError: A dimension in `axis` has a size other than 1.
+    `squeeze_dims` is the old name of `axis`. Raise InvalidArgumentError if a dimension in `axis`
+    has a size other than 1.
     """
     axis = squeeze_dims if axis is None else axis
     axes = () if axis is None else sizes(axis)
@@ -379,7 +373,6 @@ def gather(
     For axis 0 of a variable the gradient is `IndexedSlices`.
 
     Args:
-        params: A tensor.
         indices: int32 or int64. The shape of `indices` replaces the axis in the result.
         validate_indices: Ignored: indices are always validated.
         axis: By default `batch_dims`.

@@ -152,12 +152,10 @@ def assert_rank(x: object, rank: int) -> Any:
     returned operation.
 
     Args:
-        x: The tensor.
         rank: The number of dimensions.
         data: Optional values that the run's error shows; or, as in TensorFlow 2, the message.
         summarize: Ignored.
         message: Optional text at the beginning of the error's message.
-        name: Optional name of the operation.
 
     Returns:
         In graph mode an operation, otherwise None.

@@ -24,11 +24,8 @@ _SLICES = (IndexedSlices, _graph.SymbolicSlices)
 def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | None = None) -> Any:
     """Return a tensor, or slices, scaled to a norm of at most `clip_norm`.
 
-    The norm is computed along `axes`, or over all elements. A NaN makes all elements under the
-    same norm NaN.
-
-    Raises:
-        InvalidArgumentError: `clip_norm` does not broadcast to the tensor's shape.
+    The norm is computed along `axes`, or over all elements. A NaN makes all elements under the same
+    norm NaN. Raise InvalidArgumentError if `clip_norm` does not broadcast to the tensor's shape.
     """
     if isinstance(t, _SLICES):
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
@@ -67,7 +64,6 @@ def clip_by_global_norm(
         t_list: A list of tensors and slices; None stays None.
         clip_norm: Maximum norm.
         use_norm: Optional. The present norm, to save the computation.
-        name: Name of the nodes.
 
     Returns:
         (scaled list, norm before scaling). All elements are NaN if the norm is not finite.

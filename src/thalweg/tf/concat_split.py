@@ -75,10 +75,8 @@ def split(
     """Return a list of parts of a tensor along an axis.
 
     Args:
-        value: The tensor.
         num_or_size_splits: Number of equal parts, or a list of sizes. One size may be -1 for the
             rest.
-        axis: The axis.
         num: Number of parts, if a tensor of sizes has an unknown shape.
 
     Raises:

@@ -81,8 +81,7 @@ class Windows:
 def is_first(data_format: str | None) -> bool:
     """Return True if a data format has channels before the spatial dimensions.
 
-    Raises:
-        InvalidArgumentError: The text is not a data format.
+    Raise InvalidArgumentError if the text is not a data format.
     """
     text = data_format or "channels_last"
     if not isinstance(text, str) or not (text.startswith(("N", "channels_"))):
@@ -95,10 +94,8 @@ def is_first(data_format: str | None) -> bool:
 def spatial(value: Any, count: int, channels_first: bool, argument: str) -> tuple[int, ...]:
     """Return one number for each of `count` spatial dimensions.
 
-    `value` is one number, or one per spatial dimension, or one per dimension of the tensor.
-
-    Raises:
-        InvalidArgumentError: `value` has another length, or is not 1 along batch and channels.
+    `value` is one number, or one per spatial dimension, or one per dimension of the tensor. Raise
+    InvalidArgumentError if `value` has another length, or is not 1 along batch and channels.
     """
     entries = list(value) if isinstance(value, Sequence | torch.Size) else [value]
     if len(entries) == count + 2:
@@ -170,10 +167,8 @@ def spread(
 ) -> Tensor:
     """Return the gradient of `convolve` with respect to data of `sizes`; filters (*sizes, out, in).
 
-    `operand` is the output gradient. Without `sizes` derive them from `windows`.
-
-    Raises:
-        InvalidArgumentError: `convolve` does not map `sizes` to the sizes of `operand`.
+    `operand` is the output gradient. Without `sizes` derive them from `windows`. Raise
+    InvalidArgumentError if `convolve` does not map `sizes` to the sizes of `operand`.
     """
     operand = operand if windows.channels_first else operand.movedim(-1, 1)
     kernel, data_sizes = tuple(filters.shape[:-2]), tuple(operand.shape[2:])

@@ -62,7 +62,6 @@ def conv2d(
         padding: "SAME", "VALID", or (before, after) pairs for each dimension.
         data_format: "NHWC" or "NCHW".
         dilations: As `strides`.
-        filter: `filters`.
         use_cudnn_on_gpu: Ignored.
     """
     filters = filter if filters is None else filters
@@ -167,8 +166,6 @@ def conv2d_transpose(
         strides: One number, two for height and width, or four.
         padding: "SAME" or "VALID".
         data_format: "NHWC" or "NCHW".
-        filter: `filters`.
-        value: `input`.
 
     Raises:
         InvalidArgumentError: `conv2d` does not map the result's sizes to the input's sizes.

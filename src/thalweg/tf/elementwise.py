@@ -121,8 +121,7 @@ subtract = binary(torch.sub, "subtract")
 def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
     """Return the sum of tensors of one shape.
 
-    Raises:
-        InvalidArgumentError: There are no tensors, or their shapes differ.
+    Raise InvalidArgumentError if there are no tensors, or their shapes differ.
     """
     operands = [tensor(item) for item in inputs]
     if not operands:
@@ -140,10 +139,8 @@ def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
     """Return a tensor, or slices, clipped to a minimum and a maximum.
 
-    If the minimum is larger than the maximum, all elements are the minimum.
-
-    Raises:
-        InvalidArgumentError: A bound does not broadcast to the tensor's shape.
+    If the minimum is larger than the maximum, all elements are the minimum. Raise
+    InvalidArgumentError if a bound does not broadcast to the tensor's shape.
     """
     if isinstance(t, IndexedSlices | _graph.SymbolicSlices):
         values = clip_by_value(t.values, clip_value_min, clip_value_max, name)
@@ -160,8 +157,7 @@ def _clip_values(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torc
 def as_shaped(operand: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
     """Return `clipped` unchanged.
 
-    Raises:
-        InvalidArgumentError: `clipped` does not have the shape of `operand`.
+    Raise InvalidArgumentError if `clipped` does not have the shape of `operand`.
     """
     if clipped.shape != operand.shape:
         raise InvalidArgumentError(

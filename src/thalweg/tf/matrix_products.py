@@ -27,9 +27,7 @@ def matmul(
     """Return the product of matrices, or of batches of matrices.
 
     An adjoint is the conjugate of the transposed matrix. `a_is_sparse`, `b_is_sparse` are ignored.
-
-    Raises:
-        InvalidArgumentError: An operand is not a matrix, or both transposed and adjoint.
+    Raise InvalidArgumentError if an operand is not a matrix, or both transposed and adjoint.
     """
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise InvalidArgumentError("Give one of transpose and adjoint for a matrix.")

@@ -31,8 +31,6 @@ class MergedModules:
     """Object with the names of several modules; the first module with a name is used.
 
     Args:
-        full_name: Name in messages.
-        modules: The modules.
         extras: {name: value} of further names.
     """
 

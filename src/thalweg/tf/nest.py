@@ -31,8 +31,7 @@ def pack_sequence_as(
 ) -> Any:
     """Return a copy of the nested `structure` with its leaves replaced by `flat_sequence`.
 
-    Raises:
-        ValueError: The numbers of leaves differ.
+    Raise ValueError if the numbers of leaves differ.
     """
     leaves, leaf_count = list(flat_sequence), len(flatten(structure))
     if len(leaves) != leaf_count:
@@ -46,7 +45,6 @@ def map_structure(func: Callable[..., object], *structure: object, **options: ob
     """Return a nested structure of `func(*leaves)` for corresponding leaves of structures.
 
     Args:
-        func: The function.
         structure: One structure or several; the result is like the first.
         options: Ignored: `check_types`, `expand_composites`.
 

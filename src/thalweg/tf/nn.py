@@ -204,8 +204,7 @@ def bias_add(
 ) -> Tensor:
     """Return `value` plus a bias along the last dimension, or for "NC..." along the second.
 
-    Raises:
-        InvalidArgumentError: The bias is not a vector of this size.
+    Raise InvalidArgumentError if the bias is not a vector of this size.
     """
     first = data_format is not None and data_format.startswith("NC")
 
@@ -259,11 +258,8 @@ def dropout(
     """Set elements to 0 with probability `rate`; scale the rest by 1 / (1 - rate).
 
     Args:
-        x: A tensor.
-        rate: A number or tensor.
         noise_shape: Optional. A size of 1 drops whole slices along the dimension. -1 or None
             means the size of the tensor.
-        seed: Optional.
 
     Raises:
         InvalidArgumentError: `rate` is a number that is not in [0, 1).

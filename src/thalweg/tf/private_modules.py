@@ -215,8 +215,7 @@ def has(fullname: str) -> bool:
 def module(fullname: str) -> MergedModules:
     """Return the module of the full name, such as "tensorflow.python.framework.ops".
 
-    Raises:
-        AttributeError: The module is not available.
+    Raise AttributeError if the module is not available.
     """
     name = fullname.removeprefix("tensorflow.python").removeprefix(".")
     is_python = fullname.startswith("tensorflow.python")

@@ -166,7 +166,6 @@ def print_identity(
     """Return a copy of `input_`, and print `data` to standard error; in a graph, in each run.
 
     Args:
-        input_: A tensor.
         data: Tensors and other objects.
         message: Optional. Text before the values.
         first_n: Optional. Maximum number of prints.

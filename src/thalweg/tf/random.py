@@ -96,7 +96,6 @@ def categorical(
         logits: Unscaled logarithms of probabilities, of shape (batch, classes).
         num_samples: Number of independent samples per row.
         dtype: int64 or int32.
-        seed: Optional.
 
     Raises:
         InvalidArgumentError: The logits are not a matrix.

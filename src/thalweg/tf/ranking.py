@@ -26,10 +26,8 @@ class TopK(NamedTuple):
 def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopK:
     """Return the `k` largest elements of each row in descending order; ties keep their order.
 
-    Elements are sorted even if `sorted` is False.
-
-    Raises:
-        InvalidArgumentError: Rows have fewer than `k` elements.
+    Elements are sorted even if `sorted` is False. Raise InvalidArgumentError if rows have fewer
+    than `k` elements.
     """
 
     def find(operand: Tensor, k: Tensor | int) -> list[Tensor]:

@@ -50,8 +50,7 @@ def ResourceGather(
 ) -> Any:
     """Return the rows of a variable at `indices`; `dtype` is ignored.
 
-    Raises:
-        ValueError: `batch_dims` is not 0.
+    Raise ValueError if `batch_dims` is not 0.
     """
     if batch_dims:
         raise ValueError(f"ResourceGather takes batch_dims=0 alone, not {batch_dims}.")

@@ -48,7 +48,6 @@ def _reduction_function(
 
     Args:
         function: `function(tensor, axes, keepdims)` returns the reduced tensor.
-        label: Name of the returned function.
         unreduced: `unreduced(tensor)` is called if there are no axes to reduce.
     """
 

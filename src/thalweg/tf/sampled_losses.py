@@ -47,7 +47,6 @@ class _Sampler(NamedTuple):
     """Distribution of classes.
 
     Attributes:
-        name: Name of the operation.
         draw: `draw(count, generator)` returns random classes.
         probability: `probability(classes)` returns probabilities.
         range_max: The number of classes.
@@ -78,7 +77,6 @@ def log_uniform_candidate_sampler(
         num_sampled: Number of classes to sample for the batch.
         unique: True to sample different classes.
         range_max: The number of classes.
-        seed: Optional.
 
     Raises:
         InvalidArgumentError: `unique` and fewer classes than `num_sampled`.

@@ -31,10 +31,8 @@ __all__ = [
 def slice(input_: object, begin: object, size: object, name: str | None = None) -> Tensor:
     """Return the part of a tensor that begins at `begin` and has the shape `size`.
 
-    A size of -1 reaches to the end of a dimension.
-
-    Raises:
-        InvalidArgumentError: The part is not inside the tensor.
+    A size of -1 reaches to the end of a dimension. Raise InvalidArgumentError if the part is not
+    inside the tensor.
     """
     source, start_sizes, requested_sizes = tensor(input_), sizes_of(begin), sizes_of(size)
 
@@ -85,7 +83,6 @@ def strided_slice(
     """Return `input_[begin:end:strides]` for the first dimensions.
 
     Args:
-        input_: A tensor.
         begin, end, strides: One number per dimension; strides are 1 by default.
         begin_mask, end_mask: Bit i ignores `begin[i]` or `end[i]`.
         shrink_axis_mask: Bit i selects the element `begin[i]` and drops dimension i.
@@ -126,7 +123,6 @@ def pad(
     """Return the tensor with elements added before and after each dimension.
 
     Args:
-        tensor: The tensor.
         paddings: For each dimension the numbers of elements added before and after.
         mode: "CONSTANT", "REFLECT", which mirrors at the first and last element, or "SYMMETRIC",
             which also repeats the first and last element.
@@ -220,10 +216,8 @@ def gather_nd(
 ) -> Tensor:
     """Return the elements or slices of `params` at indices along the last dimension of `indices`.
 
-    `batch_dims` is 0, or 1 to index row i of `params` by row i of `indices`.
-
-    Raises:
-        InvalidArgumentError: `batch_dims` is another number, or on the CPU an index is too large.
+    `batch_dims` is 0, or 1 to index row i of `params` by row i of `indices`. Raise
+    InvalidArgumentError if `batch_dims` is another number, or on the CPU an index is too large.
     """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ class Variable(metaclass=EagerOrGraphMeta):
             `synchronization` is `ON_READ`, otherwise True.
         validate_shape: In graph mode False leaves the shape open.
         caching_device: Ignored, as are `variable_def` and `import_scope`.
-        name: Optional.
         dtype: Optional; converts the initial value.
         constraint: Optional. A function that an optimizer applies after each update.
         synchronization: `ON_READ` means a separate value for each replica of a strategy.

@@ -59,8 +59,7 @@ def config_value(symbol: object) -> Any:
 def _session_of(x: Any, purpose: str) -> Session:
     """Return the Keras session of a tensor's graph; initialize its new optimizer variables.
 
-    Raises:
-        FailedPreconditionError: There is no session to `purpose` (a verb) the tensor in.
+    Raise FailedPreconditionError if there is no session to `purpose` (a verb) the tensor in.
     """
     sessions = _find_session(x.graph)
     if sessions is None:

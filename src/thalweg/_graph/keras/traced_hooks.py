@@ -36,9 +36,7 @@ def add_step(
     """Call an optimizer's hooks once, like Keras' `apply_gradients`, to build a step.
 
     Args:
-        optimizer: The optimizer.
         grads_and_vars: (gradient, variable) pairs without None.
-        name: The name of the step.
         aggregates: True to aggregate gradients over replicas first.
 
     Returns:
@@ -161,7 +159,6 @@ def _changed_rates(
     """Return {compute dtype: learning rate} if hooks changed the rate of a step, else {}.
 
     Args:
-        optimizer: The optimizer.
         dtype: The dtype of the variable.
         rate: The learning rate stored by `_prepare_local`, or None.
         decayed_rates: Results of an overridden `_decayed_lr`, in the variable's dtype and in the

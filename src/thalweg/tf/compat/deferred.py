@@ -14,8 +14,7 @@ FINDERS: dict[str, Callable[[], Any]] = {}
 def find(name: str) -> Any:
     """Return the attribute `name` of `tf.compat`.
 
-    Raises:
-        AttributeError: There is no such attribute.
+    Raise AttributeError if there is no such attribute.
     """
     if name == "v1":
         return offered("thalweg.tf.compat", {}, name)

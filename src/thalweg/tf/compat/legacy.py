@@ -179,8 +179,7 @@ def convert_to_tensor_or_indexed_slices(
 ) -> Any:
     """Return `convert_to_tensor(value)`, but slices unchanged.
 
-    Raises:
-        InvalidTypeError: Slices have another dtype than `dtype`.
+    Raise InvalidTypeError if slices have another dtype than `dtype`.
     """
     if not isinstance(value, IndexedSlices | _graph.SymbolicSlices):
         return convert_to_tensor(value, dtype, name)
@@ -193,9 +192,7 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     """Return elements of `x` where `condition` is true, else of `y`; `x` and `y` have one shape.
 
     A vector of conditions selects rows. Without `x` and `y` return the indices of true conditions.
-
-    Raises:
-        InvalidArgumentError: The shapes do not fit together.
+    Raise InvalidArgumentError if the shapes do not fit together.
     """
     if x is None or y is None:
         return elementwise.where(condition, name=name)

@@ -143,8 +143,7 @@ class Dataset:
     ) -> Dataset:
         """Return a dataset of the values that `generator(*args)` yields, called for each iteration.
 
-        Raises:
-            TypeError: The generator is not callable, or dtypes and signature are missing.
+        Raise TypeError if the generator is not callable, or dtypes and signature are missing.
         """
         if not callable(generator):
             raise TypeError("generator must be callable.")
@@ -271,8 +270,7 @@ class Dataset:
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Return a dataset of each `num_shards`-th element, from `index` on.
 
-        Raises:
-            InvalidArgumentError: `index` is not in [0, num_shards).
+        Raise InvalidArgumentError if `index` is not in [0, num_shards).
         """
         if not 0 <= int(index) < int(num_shards):
             raise InvalidArgumentError(f"index must be in [0, {num_shards}), not {index}.")
@@ -407,8 +405,7 @@ class Dataset:
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
         """Return a dataset that stores the elements of its first complete iteration in memory.
 
-        Raises:
-            NotImplementedError: `filename` is given.
+        Raise NotImplementedError if `filename` is given.
         """
         if filename:
             raise NotImplementedError("cache() keeps elements in memory only: name no file.")

@@ -28,7 +28,6 @@ class Iterator:
 
     Args:
         elements: Iterator over the elements.
-        dataset: The dataset.
     """
 
     def __init__(self, elements: Elements[object], dataset: Any) -> None:
@@ -61,8 +60,7 @@ class Iterator:
         Args:
             output_types: The dtypes of an element.
             output_shapes: Optional. The shapes of an element.
-            shared_name: Ignored.
-            output_classes: Ignored.
+            shared_name, output_classes: Ignored.
         """
         begin_graphs()
         return InGraph(specs.pair_specs(output_types, output_shapes), None)
@@ -79,8 +77,7 @@ class InGraph:
     def initializer(self) -> Any:
         """Operation that restarts the iterator.
 
-        Raises:
-            FailedPreconditionError: The iterator is one-shot, or `make_initializer` makes it.
+        Raise FailedPreconditionError if the iterator is one-shot, or `make_initializer` makes it.
         """
         if self._initializer is None:
             raise FailedPreconditionError("Iterator does not have an initializer.")
@@ -130,7 +127,6 @@ def make_one_shot_iterator(dataset: Any, shared_name: str | None = None) -> Any:
     """Return an iterator that needs no initialization; in eager mode `iter(dataset)`.
 
     Args:
-        dataset: The dataset.
         shared_name: Ignored.
     """
     begin_graphs()
@@ -141,7 +137,6 @@ def make_initializable_iterator(dataset: Any, shared_name: str | None = None) ->
     """Return a graph's iterator; run its operation `initializer` first, with feeds if needed.
 
     Args:
-        dataset: The dataset.
         shared_name: Ignored.
 
     Raises:

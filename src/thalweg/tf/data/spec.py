@@ -70,8 +70,7 @@ def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
 def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]:
     """Return a flat list of shapes for the tensors of an element; None is an unknown size or shape.
 
-    Raises:
-        InvalidArgumentError: `shapes` does not have the structure of `spec`.
+    Raise InvalidArgumentError if `shapes` does not have the structure of `spec`.
     """
     if (pairs := _pair_specs(spec, shapes, "padded_shapes")) is not None:
         return [shape for pair in pairs for shape in shapes_for(*pair)]

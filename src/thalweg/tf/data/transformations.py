@@ -16,8 +16,7 @@ from thalweg.errors import InvalidArgumentError
 def checked(argument: str, value: Any) -> int:
     """Return a size as an int; `argument` is its name for the error.
 
-    Raises:
-        InvalidArgumentError: The size is below 1.
+    Raise InvalidArgumentError if the size is below 1.
     """
     size = int(value)
     if size < 1:

@@ -54,8 +54,7 @@ def _raise_tensorflow_errors() -> Iterator[None]:
 def GFile(name: Path, mode: str = "r") -> IO[Any]:
     """Return an open Python file: text in UTF-8, or bytes for a mode with "b".
 
-    Raises:
-        MissingFileError: The file or its folder does not exist.
+    Raise MissingFileError if the file or its folder does not exist.
     """
     is_text = "b" not in mode
     with _raise_tensorflow_errors():

@@ -89,10 +89,8 @@ def recording(function: Callable[..., object]) -> Callable[..., Any]:
 def _symbol_of(tensor: Any) -> SymbolicTensor:
     """Return the symbolic tensor of the default graph for a `KerasTensor`.
 
-    A placeholder replaces an input of a model.
-
-    Raises:
-        InvalidTypeError: The tensor is not the output of a layer.
+    A placeholder replaces an input of a model. Raise InvalidTypeError if the tensor is not the
+    output of a layer.
     """
     maker = getattr(getattr(tensor, "_keras_history", None), "operation", None)
     if maker is None:
@@ -109,8 +107,7 @@ def _symbol_of(tensor: Any) -> SymbolicTensor:
 def _variable_of(variable: object) -> GraphVariable:
     """Return the default graph's variable for a Keras variable; Keras sessions initialize it.
 
-    Raises:
-        InvalidTypeError: The variable has no value yet.
+    Raise InvalidTypeError if the variable has no value yet.
     """
     parameter = tensor_of(variable)
     if not isinstance(parameter, torch.nn.Parameter):

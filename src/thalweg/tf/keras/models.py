@@ -63,8 +63,7 @@ def _for_each(outputs: object, metrics: object) -> object:
 def _copy_metric(metric: object) -> object:
     """Return a new Keras metric with the configuration of `metric`; return other objects unchanged.
 
-    Raises:
-        InvalidTypeError: The metric cannot be created from its configuration.
+    Raise InvalidTypeError if the metric cannot be created from its configuration.
     """
     if not isinstance(metric, keras.metrics.Metric):
         return metric
@@ -222,8 +221,7 @@ class Sequential(Compiling, keras.Sequential):
     def trainable_weights(self) -> Any:
         """Trained weights.
 
-        Raises:
-            ValueError: The model has no weights yet.
+        Raise ValueError if the model has no weights yet.
         """
         self._check_weights()
         return super().trainable_weights
@@ -232,8 +230,7 @@ class Sequential(Compiling, keras.Sequential):
     def weights(self) -> Any:
         """All weights.
 
-        Raises:
-            ValueError: The model has no weights yet.
+        Raise ValueError if the model has no weights yet.
         """
         self._check_weights()
         return super().weights

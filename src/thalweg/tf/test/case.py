@@ -106,8 +106,7 @@ class TestCase(Comparing):
     ) -> Iterator[Any]:
         """Return a context manager like `session`, with one session for all blocks of a test.
 
-        Raises:
-            ValueError: The session has another graph than `graph`.
+        Raise ValueError if the session has another graph than `graph`.
         """
         if graph is None and self._cached is None and executing_eagerly():
             yield _Eager()

@@ -17,8 +17,7 @@ from typing import Any
 def absl(module: str) -> ModuleType:
     """Return the module `absl.flags` or `absl.app`, for `module` "flags" or "app".
 
-    Raises:
-        ImportError: absl-py is not installed.
+    Raise ImportError if absl-py is not installed.
     """
     try:
         return importlib.import_module(f"absl.{module}")

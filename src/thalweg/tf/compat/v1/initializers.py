@@ -39,7 +39,6 @@ class VarianceScaling(Initializer):
         mode: n is the number of inputs for "fan_in", of outputs for "fan_out", and the mean of
             both for "fan_avg".
         distribution: "truncated_normal" or "normal", "untruncated_normal", or "uniform".
-        seed: Optional.
         dtype: The default dtype of a call.
 
     Raises:

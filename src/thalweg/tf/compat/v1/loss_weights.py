@@ -20,7 +20,6 @@ def check_weights(weights: Any, values: Any, values_name: str) -> None:
     """Raise InvalidArgumentError unless weights are scalar or broadcast without new dimensions.
 
     Args:
-        weights: A tensor.
         values: The weighted tensor.
         values_name: Name of the values in messages.
     """

@@ -88,8 +88,7 @@ def get_total_loss(
 ) -> Tensor:
     """Return the sum of the graph's collected losses and regularization losses.
 
-    Raises:
-        ValueError: No losses were collected.
+    Raise ValueError if no losses were collected.
     """
     losses = get_losses(scope)
     if add_regularization_losses:
@@ -108,10 +107,8 @@ def compute_weighted_loss(
 ) -> Tensor:
     """Return one number, the reduced weighted losses; for `Reduction.NONE` the weighted tensor.
 
-    In graph mode add the result to `loss_collection`, unless this is None.
-
-    Raises:
-        ValueError: The weights do not broadcast to the losses, or the reduction is unknown.
+    In graph mode add the result to `loss_collection`, unless this is None. Raise ValueError if the
+    weights do not broadcast to the losses, or the reduction is unknown.
     """
     if reduction not in list(Reduction):
         raise InvalidArgumentError(
@@ -147,8 +144,7 @@ def compute_weighted_loss(
 def _alike_tensors(**pairs: object) -> list[Tensor]:
     """Return the two arguments as tensors of equal shape.
 
-    Raises:
-        ValueError: An argument is None, or known shapes differ.
+    Raise ValueError if an argument is None, or known shapes differ.
     """
     for argument, value in pairs.items():
         if value is None:
@@ -221,10 +217,8 @@ def cosine_distance(
 ) -> Tensor:
     """Return losses 1 - sum(labels * predictions) along `axis`, after reduction.
 
-    Vectors along `axis` have norm 1. `dim` is an older name of `axis`.
-
-    Raises:
-        ValueError: No axis is given.
+    Vectors along `axis` have norm 1. `dim` is an older name of `axis`. Raise ValueError if no axis
+    is given.
     """
     dimension = dim if axis is None else axis
     if dimension is None:

@@ -41,7 +41,6 @@ class _Counts(NamedTuple):
         shapes: {name: shape} of the float32 variables of the sums.
         measure: `measure(weights, *values of inputs)` returns an increment for each sum; `weights`
             may be None.
-        inputs: Tensors.
         finish: `finish(*sums)` returns the metric's value.
     """
 
@@ -83,7 +82,6 @@ def _count_over_runs(
     """Add variables that sum `counts` over runs; return (metric's value, update operation).
 
     Args:
-        name: Name of the scope.
         counts: Description of the sums.
         weights: Weights of the values, or None.
         collections: (collections of the value, collections of the update).
@@ -116,10 +114,8 @@ def _count_over_runs(
 def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
     """Return weights as float32 in the shape of the values.
 
-    A last dimension of size 1 may be missing or surplus.
-
-    Raises:
-        InvalidArgumentError: The weights do not broadcast.
+    A last dimension of size 1 may be missing or surplus. Raise InvalidArgumentError if the weights
+    do not broadcast.
     """
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
@@ -222,7 +218,6 @@ def _confusion_metric(
     """Return a metric that counts true and false labels and predictions.
 
     Args:
-        metric_name: Name of the metric.
         counts: {variable name: key of `_KINDS` that the variable counts}.
         finish: `finish(*counts)` returns the metric's value.
         doc_start: Description of the value.

@@ -32,8 +32,7 @@ _ACTIVATIONS |= {"exponential": elementwise.exp, "linear": None}
 def activation_of(activation: Any) -> Callable[[Any], Any] | None:
     """Return an activation function for a name; return a function or None unchanged.
 
-    Raises:
-        InvalidArgumentError: No activation has this name.
+    Raise InvalidArgumentError if no activation has this name.
     """
     if not isinstance(activation, str):
         return activation
@@ -94,8 +93,7 @@ class Layer:
     def scope_name(self) -> str:
         """Name of the variable scope.
 
-        Raises:
-            ValueError: The layer was not called yet.
+        Raise ValueError if the layer was not called yet.
         """
         if self._scope is None:
             raise ValueError(f"Layer {self.name} has no scope before it is called.")
@@ -182,8 +180,7 @@ class Layer:
     def channels(self, shape: Sequence[int | None], axis: int = -1) -> int:
         """Return the size of the channel dimension `axis`.
 
-        Raises:
-            ValueError: The size is unknown.
+        Raise ValueError if the size is unknown.
         """
         channel_count = shape[axis]
         if channel_count is None:
@@ -272,7 +269,6 @@ def as_function(layer: type[Layer], name: str, order: str = "") -> Callable[...,
 
     Args:
         layer: The class. Further arguments of `layer.call` become arguments of the function.
-        name: Name of the function.
         order: Names of all arguments, separated by spaces, if the order differs.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

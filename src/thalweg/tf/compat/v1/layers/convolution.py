@@ -35,7 +35,6 @@ class Convolution(Layer):
         kernel_constraint: A function that optimizers apply to the kernel after each update.
         bias_constraint: A function that optimizers apply to the bias after each update.
         trainable: True to train the variables.
-        name: Name of the variable scope.
     """
 
     SIZES: int

@@ -66,10 +66,7 @@ class Dropout(Layer):
     """Layer that zeroes elements with probability `rate` in training, and scales the rest.
 
     Args:
-        rate: A number or tensor.
         noise_shape: Optional; as in `tf.nn.dropout`.
-        seed: Optional.
-        name: Name of the name scope.
     """
 
     def __init__(
@@ -103,7 +100,6 @@ class Flatten(Layer):
 
     Args:
         data_format: "channels_last"; "channels_first" moves channels last before.
-        name: Name of the name scope.
     """
 
     RANK = (1, None)

@@ -59,7 +59,6 @@ class BatchNormalization(Layer):
         fused: True to average the unbiased variance, as TensorFlow's fused kernel does; by default
             True for inputs of four dimensions.
         trainable: True to train beta and gamma, and to add updates.
-        name: Name of the variable scope.
 
     Raises:
         NotImplementedError: An argument that is not supported is given.

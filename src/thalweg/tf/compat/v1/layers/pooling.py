@@ -19,7 +19,6 @@ class Pooling(Layer):
         strides: As `pool_size`.
         padding: "valid" or "same".
         data_format: "channels_last" or "channels_first".
-        name: Name of the name scope.
     """
 
     SIZES: int

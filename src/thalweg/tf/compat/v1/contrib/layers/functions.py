@@ -93,7 +93,6 @@ def _apply_layer(
     """Create and call a layer with weights; return its outputs.
 
     Args:
-        layer: The class.
         default: Name of the layer's scope if `scope` is None.
         arguments: (inputs, first arguments of the constructor).
         activation_fn: Applied to the outputs. Further arguments are those of `tf.contrib.layers`.
@@ -183,10 +182,8 @@ def batch_norm(
 
     With `updates_collections=None` the outputs wait for updates of the moving averages. These
     contain the unbiased variance for inputs of two or four dimensions, unless `fused` is False.
-    `renorm_clipping` and `renorm_decay` are ignored.
-
-    Raises:
-        NotImplementedError: `batch_weights`, `zero_debias_moving_mean`, `renorm` or `adjustment`.
+    `renorm_clipping` and `renorm_decay` are ignored. Raise NotImplementedError for `batch_weights`,
+    `zero_debias_moving_mean`, `renorm` or `adjustment`.
     """
     _check_unsupported(batch_weights=batch_weights, renorm=renorm, adjustment=adjustment)
     _check_unsupported(zero_debias_moving_mean=zero_debias_moving_mean)

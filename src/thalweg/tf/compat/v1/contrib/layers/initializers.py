@@ -25,11 +25,9 @@ def variance_scaling_initializer(
     """Return an initializer of random numbers with variance `factor` / n.
 
     Args:
-        factor: A number.
         mode: n is the number of inputs for "FAN_IN", of outputs for "FAN_OUT", and the mean of
             both for "FAN_AVG".
         uniform: True for uniform numbers, False for normal ones, redrawn beyond two deviations.
-        seed: Optional.
         dtype: The default dtype of a call.
 
     Raises:

@@ -67,7 +67,6 @@ def optimize_loss(
         learning_rate_decay_fn: Optional. `f(learning_rate, step)` returns the rate of a step.
         update_ops: Operations that run before the loss; by default the collection UPDATE_OPS.
         variables: Variables to train; by default all trainable variables.
-        name: Optional. Name of the variable scope.
         summaries: Names in `OPTIMIZER_SUMMARIES` of the summaries to add.
         colocate_gradients_with_ops: Ignored.
         increment_global_step: True to increment `global_step`.
@@ -104,8 +103,7 @@ def optimize_loss(
 def _check_summaries(summaries: Sequence[str] | None) -> Sequence[str]:
     """Return the names of the summaries to add, the default ones for None.
 
-    Raises:
-        ValueError: A name is not in `OPTIMIZER_SUMMARIES`.
+    Raise ValueError if a name is not in `OPTIMIZER_SUMMARIES`.
     """
     for summary_name in summaries or ():
         if summary_name not in OPTIMIZER_SUMMARIES:

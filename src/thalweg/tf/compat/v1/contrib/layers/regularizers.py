@@ -16,10 +16,7 @@ from thalweg.tf.elementwise import add_n
 def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:
     """Return a function: `penalty(weights)` returns scale * sum(|weights|), or None for scale 0.
 
-    `scope` is ignored.
-
-    Raises:
-        ValueError: `scale` is negative.
+    `scope` is ignored. Raise ValueError if `scale` is negative.
     """
     if scale < 0:
         raise InvalidArgumentError(f"scale must be at least 0, not {scale}.")
