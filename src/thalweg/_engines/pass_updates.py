@@ -1,14 +1,16 @@
-"""Conversion of a rule's passes to update rules whose slots hold all values of passes."""
+"""Conversion of a rule's passes to update rules whose slots include the values of all passes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from thalweg._base.rule_passes import Measure, Pass
+from thalweg._base.fused_stage import FusedStage
+from thalweg._base.rule_passes import Measure, Pass, Stage
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
 from thalweg._engines.formula_parser import Composed, trace_formula
+from thalweg._engines.matrix_batches import stage_inputs
 from thalweg.formula import Rule, Slot, is_like_update
 
 
@@ -18,8 +20,8 @@ class JointPassFormula(Composed):
     Args:
         formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
         earlier_count: Number of values that earlier passes make.
-        made_count: Number of values that this pass makes; 0 for the update, which returns
-            `(var, *slots)`. A pass leaves everything else unchanged.
+        made_count: Number of values that this pass makes. It is 0 for the update, which returns
+            `(var, *slots)`.
         rule: The rule. Options may have added slots that the formula does not take.
     """
 
@@ -30,7 +32,7 @@ class JointPassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the values of all passes and all slots; the rest passes through."""
+        """Return the graph over pass values and slots; values not computed pass through."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         value_count = len(self.rule.made)
         inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
@@ -60,7 +62,7 @@ class VisiblePassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the values of all passes."""
+        """Return the graph; values of later passes are unused inputs."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         inputs = stream_nodes(len(graph.positional) + self.value_count - self.earlier_count)
         results = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :]])
@@ -76,10 +78,10 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 @cache
 def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """Return the measures of each sweep over memory, by the sweep's first measure.
+    """Group measures that are computed in one pass over memory: {first measure: all measures}.
 
-    Consecutive measures share a sweep, unless one reads the result of another. The formulas of the
-    returned measures take the values of all passes, also of later ones.
+    Consecutive measures are in one group, unless a measure reads the result of an earlier measure
+    of the group. Formulas of the returned measures take the values of all passes.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -100,10 +102,49 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
     return sweeps
 
 
-def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return for each sweep over memory the names of the values that it computes, in order.
+class PassGroup(NamedTuple):
+    """Measures that are computed in one pass over memory, and the stages after them.
 
-    The last entry, (), is the update.
+    Attributes:
+        measures: The measures; () for stages before the first measure or after a plain stage.
+        fused_stages: The fused stages after the measures.
+        stages: The stages after the fused stages; they read no vectors over rows or columns.
+    """
+
+    measures: tuple[Measure, ...]
+    fused_stages: tuple[FusedStage, ...] = ()
+    stages: tuple[Stage, ...] = ()
+
+
+@cache
+def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
+    """Group the passes of a rule, in order; the first group has no measures.
+
+    Return None if the rule has a `Pass`, or a stage that is not fused and is of matrices or reads
+    vectors over rows or columns.
+    """
+    groups, measures = [PassGroup(())], group_measures(rule)
+    for entry in rule.passes:
+        if isinstance(entry, FusedStage):
+            if groups[-1].stages:
+                groups.append(PassGroup(()))
+            groups[-1] = groups[-1]._replace(fused_stages=(*groups[-1].fused_stages, entry))
+        elif isinstance(entry, Measure):
+            groups += [PassGroup(measures[entry])] if entry in measures else []
+        elif isinstance(entry, Stage) and not entry.of_matrices:
+            names = {name for names in stage_inputs(entry) for name in names}
+            if not names.isdisjoint(rule.vectors):
+                return None
+            groups[-1] = groups[-1]._replace(stages=(*groups[-1].stages, entry))
+        else:
+            return None
+    return tuple(groups)
+
+
+def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
+    """Return a tuple of names of computed values for each pass over memory, in order.
+
+    The last tuple, (), is for the update.
     """
     sweeps, names_by_sweep = group_measures(rule), list[tuple[str, ...]]()
     for rule_pass in rule.passes:
@@ -131,7 +172,7 @@ def count_read_streams(rule: Rule) -> int:
 def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
     """Return a rule without passes for each `Pass` of a rule, in order, and for its update.
 
-    The slots of these rules are the values of all passes, then the rule's slots of elements.
+    The slots of the returned rules are the values of all passes, then the rule's element slots.
     """
     names, updates = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)
