@@ -66,7 +66,7 @@ IN_EAGER_MODE = (
 
 
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
-    """Return the distinct symbolic tensors among the arguments, except those of a `Reference`.
+    """Return the distinct symbolic tensors among the arguments; a `Reference` is left out.
 
     Raise InvalidArgumentError if a symbolic tensor, also of a `Reference`, is not of `graph`.
     """

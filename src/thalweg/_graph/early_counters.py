@@ -22,7 +22,7 @@ _COMPUTED = ("pure", "variable")
 def find_early_operations(
     operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return the assignments `step = step + 1` of a run, with the operations that compute values.
+    """Return the assignments `step = step + 1` of a run, with the operations computing the values.
 
     Args:
         operations: The operations of a run.
@@ -55,8 +55,8 @@ def _pure_inputs_of(
 ) -> set[Operation]:
     """Return `op` and all operations that its inputs depend on.
 
-    Return an empty set if one has control dependencies or is in a unit, branch or loop, or if one
-    other than `op` is not pure.
+    Return an empty set if an operation has control dependencies, is in a unit, branch or loop, or
+    is not pure. Only `op` may be an update.
     """
     closure: set[Operation] = set()
     stack = [op]

@@ -47,7 +47,7 @@ def get_variable(
     partitioner: object = None,
     custom_getter: Getter | None = None,
 ) -> Any:
-    """Find or create the variable `name` of the current variable scope, depending on `reuse`.
+    """Find or create the variable `name` of the current variable scope, by the scope's `reuse`.
 
     In eager mode create a new `thalweg.Variable` at each call, in no collection.
 

@@ -158,7 +158,7 @@ class GradientsOfRun:
         Args:
             ys: Values to differentiate.
             weights: The output gradient of each of `ys`; None stands for ones.
-            xs: Values with respect to which is differentiated.
+            xs: Values to differentiate with respect to.
             stops: Values through which no gradient flows.
             by_rows: For each of `xs`, True to return `IndexedSlices`.
             zeros: For each of `xs`, True to return zeros, not None, if no y depends on it.

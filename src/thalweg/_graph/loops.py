@@ -289,7 +289,7 @@ def _map_rows(step: Step, elems: object) -> Any:
 
 
 def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards: bool) -> Any:
-    """Return the last `start = step(start, row)`, or if `stacks` all, in row order."""
+    """Return the last value of `start = step(start, row)`; if `stacks`, all values, stacked."""
     rows = _split_rows(elems)
     if backwards:
         rows.reverse()

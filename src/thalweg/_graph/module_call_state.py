@@ -24,7 +24,7 @@ class Calls(Lock):
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Save the parameters and buffers of a module, to restore them in a forked child.
 
-        An outermost call first drops what failed calls saved. The lock must be held.
+        An outermost call first drops the tensors saved by failed calls. The lock must be held.
         """
         if is_outermost:
             self._pending_calls.clear()  # of calls that failed

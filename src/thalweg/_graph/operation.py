@@ -38,7 +38,7 @@ def operation(
             "blocking" for waiting on other threads. A run executes pure operations first, unless
             inputs or control dependencies require another order.
         outputs: None to ignore the result. An `Output`, or an object with `dtype` and `shape`,
-            describes the only result; a list of these describes a list of results.
+            describes a single result. A list of descriptions means a list of results.
         control_inputs: Operations that run first, or their outputs.
 
     Returns:

@@ -78,7 +78,7 @@ def constant(
     name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Any:
-    """Return a tensor that always has the same value; in eager mode a torch tensor.
+    """Return a constant symbolic tensor; in eager mode a torch tensor.
 
     Args:
         value: Any argument of `thalweg.variable.to_tensor`.

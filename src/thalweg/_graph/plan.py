@@ -79,7 +79,7 @@ class RunPlan:
     Attributes:
         segments: (lock mode, steps) pairs in order; the steps of a pair run under one lock.
         fed_fetches: (index, tensor) pairs of the fetches that are fed.
-        watched_feeds: Fed tensors with respect to which a step differentiates.
+        watched_feeds: Fed tensors for which a step computes gradients.
         overwrites: True if a run writes to a variable before a gradient needs the former value.
     """
 
@@ -163,11 +163,11 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
 
 @dataclass
 class _Derivatives:
-    """Gradient operations of a whole run, with the tensors they differentiate by.
+    """Gradient operations of a whole run, and the tensors that have gradients.
 
     Attributes:
         operations: The gradient operations, in order.
-        watched: The tensors with respect to which they differentiate.
+        watched: The tensors for which the operations compute gradients.
     """
 
     operations: list[Operation]
@@ -414,7 +414,7 @@ def _record_uses(
         steps: All steps, in the order of the run.
         fetches: The operations and tensors to fetch; append the index of a tensor to `fetched`.
         fed: Tensors with values from the caller, which are not results of a step.
-        sources: Tensors with respect to which a step computes gradients.
+        sources: Tensors for which a step computes gradients.
     """
     barriers = list(accumulate(int(step.lock != SHARED) for step in steps))
     last_use = {x: i for i, step in enumerate(steps) for x in step.operation.inputs}

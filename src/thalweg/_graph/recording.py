@@ -38,9 +38,9 @@ def record(
 ) -> Any:
     """Add an operation that calls `function`; return symbolic outputs in the result's structure.
 
-    Return other results, such as a number of dimensions, as values if static shapes determine
-    them. Without tensors in the result no operation is added. Inputs in `sparse_flows` receive
-    sparse gradients; `stateful` marks a module that updates buffers.
+    A result that is not a tensor, such as a number of dimensions, is a plain value. Without tensors
+    in the result no operation is added. Inputs in `sparse_flows` receive sparse gradients;
+    `stateful` marks a module that updates buffers.
 
     Raises:
         InvalidArgumentError: Shapes do not fit together, or a tensor is of another graph.

@@ -88,7 +88,7 @@ def describe_misfit(calls: Sequence[TorchCall]) -> str:
 
 
 def _explain_broadcast_error(shapes: Sequence[Sizes]) -> str:
-    """Return why shapes do not broadcast; "" if they may. None is an unknown size."""
+    """Return why shapes do not broadcast; "" if the shapes may. None is an unknown size."""
     columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     for dim, sizes in enumerate(columns, 1):
         distinct = sorted({size for size in sizes if size not in (None, 1)})

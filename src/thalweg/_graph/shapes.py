@@ -104,7 +104,7 @@ def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
 
 
 def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: str) -> object:
-    """Return the outputs of trials in which unknown sizes are 1 or a known size.
+    """Return the outputs that trials with 1 or a known size for all unknown sizes share.
 
     Return None if no trial succeeds, or if a trial returns anything but tensors.
     """

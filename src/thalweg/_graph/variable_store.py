@@ -90,7 +90,7 @@ class Leaves:
         """Return functions without arguments that set all variables when called in order.
 
         Values are checked and converted now. The functions are written in C: no signal handler
-        interrupts one. They write to tensors as `put` does.
+        interrupts one. Tensors of equal shape and dtype are written in place.
 
         Raises:
             InvalidArgumentError: A value does not have its variable's static shape.

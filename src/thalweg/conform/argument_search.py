@@ -55,7 +55,7 @@ def _list_changes(
 ) -> Iterator[tuple[str, object]]:
     """Yield (name, value) pairs that change one argument each, without repetition.
 
-    A flag is inverted. Any other argument takes the value in `counterpart`, then those in `VALUES`.
+    A flag is inverted. Any other argument takes the value in `counterpart`, then each of `VALUES`.
     """
     for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":

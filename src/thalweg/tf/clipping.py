@@ -24,8 +24,8 @@ _SLICES = (IndexedSlices, _graph.SymbolicSlices)
 def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | None = None) -> Any:
     """Return a tensor, or slices, scaled to a norm of at most `clip_norm`.
 
-    The norm is computed along `axes`, or over all elements. A NaN makes all elements under the same
-    norm NaN. Raise InvalidArgumentError if `clip_norm` does not broadcast to the tensor's shape.
+    The norm is computed along `axes`, or over all elements. A NaN norm makes all scaled elements
+    NaN. Raise InvalidArgumentError if `clip_norm` does not broadcast to the tensor's shape.
     """
     if isinstance(t, _SLICES):
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)

@@ -115,7 +115,7 @@ def call(function: Callable[..., Result], *args: object, name: str | None = None
 def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
     """Return a decorator that rejects ambiguous positional arguments in graph mode.
 
-    TensorFlow 1 reads these arguments differently. The decorated function raises InvalidTypeError
+    TensorFlow 1 has other parameters at these positions. The decorated function raises InvalidTypeError
     for more than `position` positional arguments.
 
     Args:

@@ -31,10 +31,7 @@ def normal(
     seed: int | None = None,
     name: str | None = "random_normal",
 ) -> Tensor:
-    """Return a tensor of normal random numbers.
-
-    `mean` and `stddev` may be tensors; gradients flow to them.
-    """
+    """Return a tensor of normal random numbers; gradients flow to `mean` and `stddev`."""
     name = name or "random_normal"
     if is_tensor(mean) or is_tensor(stddev):
         return _graph.random_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
@@ -51,7 +48,7 @@ def truncated_normal(
 ) -> Tensor:
     """Return a tensor of normal random numbers, redrawn beyond two `stddev` from `mean`.
 
-    `mean` and `stddev` may be tensors; gradients flow to them.
+    Gradients flow to `mean` and `stddev`.
     """
     name = name or "truncated_normal"
     if is_tensor(mean) or is_tensor(stddev):
@@ -69,8 +66,7 @@ def uniform(
 ) -> Tensor:
     """Return a tensor of random numbers in [minval, maxval).
 
-    `maxval` is 1 by default, and required for integers. Both bounds may be tensors; gradients flow
-    to them.
+    `maxval` is 1 by default, and required for integers. Gradients flow to bounds that are tensors.
     """
     name = name or "random_uniform"
     if not (is_tensor(minval) or is_tensor(maxval)):

@@ -62,7 +62,7 @@ def _check_k(k: int, shape: Any) -> None:
 def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
     """Return for each row True if the prediction of its target is among the `k` largest.
 
-    Predictions equal to the k-th largest count as among them. The result is False for a target that
+    Predictions equal to the k-th largest are included. The result is False for a target that
     is not a class, and for a row with NaN or infinity. The two tensors may be swapped, since the
     order differs between TensorFlow 1 and 2.
     """

@@ -226,7 +226,7 @@ def norm(
         keepdims: True to keep the axes, with size 1.
 
     Raises:
-        InvalidArgumentError: `ord` is not one of these norms.
+        InvalidArgumentError: `ord` is not a listed norm.
     """
     of_matrices = isinstance(axis, list | tuple) and len(axis) == 2
     is_euclidean = ord == "euclidean" or (of_matrices and ord == "fro")

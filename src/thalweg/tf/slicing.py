@@ -309,7 +309,7 @@ def unique(x: object, out_idx: object = torch.int32, name: str | None = None) ->
 def unique_with_counts(
     x: object, out_idx: object = torch.int32, name: str | None = None
 ) -> UniqueWithCounts:
-    """Return (distinct elements, index of each element among these, counts of these)."""
+    """Return (y, index, count): distinct elements y, `x == y[index]`, and the count of each y."""
     kind, vector = as_dtype(out_idx), tensor(x)
 
     def find(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:

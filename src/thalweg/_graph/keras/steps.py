@@ -63,8 +63,8 @@ def apply_gradients(
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """Return an operation that takes one optimizer step in each run.
 
-    A recorded optimizer calls its hooks now; others call them in each run. `aggregates` is True to
-    sum gradients over replicas. Without pairs the operation does nothing.
+    If `optimizer._is_recorded()`, hooks are called now, otherwise in each run. `aggregates` is True
+    to sum gradients over replicas. Without pairs the operation does nothing.
     """
     if not grads_and_vars:
         return _add_empty_step(optimizer)

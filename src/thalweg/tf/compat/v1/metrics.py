@@ -336,7 +336,7 @@ def _check_curve(curve: str, summation_method: str) -> None:
 
 
 def _area_under(curve: str, summation_method: str, *counts: Tensor) -> Tensor:
-    """Return the area under a curve; `counts` are those of `_KINDS` at all thresholds."""
+    """Return the area under a curve; `counts` has a tensor over thresholds per key of `_KINDS`."""
     true_pos, false_neg, true_neg, false_pos = counts
     if summation_method == "careful_interpolation":
         return _interpolated_area(true_pos, false_neg, false_pos)
