@@ -12,7 +12,8 @@ from thalweg.keras.optimizers import Optimizer, RuleOptimizer
 
 
 def plain(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the configuration with Python numbers, for JSON; Keras serializes its schedules."""
+    """Return `get_config()` for JSON, with Python numbers; a Keras schedule is {"keras": config}.
+    """
     rate: Any = optimizer._hyper.raw("learning_rate") if "learning_rate" in optimizer._hyper else 0
     config = optimizer.get_config()
     for name, value in config.items():
@@ -31,7 +32,10 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
 def deserialize(
     serialized: dict[str, Any], custom_objects: dict[str, Any] | None = None
 ) -> Optimizer:
-    """Return the optimizer that `serialize` described."""
+    """Return a new optimizer from a dict that `serialize` returned.
+
+    Custom classes are looked up in `custom_objects` and in Keras' registry.
+    """
     config = dict(serialized["config"])
     for name, value in config.items():
         if isinstance(value, dict) and set(value) == {"keras"}:

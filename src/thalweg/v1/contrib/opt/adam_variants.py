@@ -10,12 +10,11 @@ from thalweg.v1.train.adam import AdamOptimizer
 
 
 class LazyAdamOptimizer(AdamOptimizer):
-    """Adam whose sparse gradients touch the rows they name, and no others.
+    """Adam that updates only the rows of a sparse gradient.
 
-    A dense gradient gives the step of `AdamOptimizer`. A sparse one decays m and v of its own rows
-    and moves these: a step costs what the rows cost, not what the table costs. beta1_power and
-    beta2_power count all steps, so that a row seen late is corrected for bias as if it had been
-    there from the start.
+    A dense gradient is applied as by `AdamOptimizer`. A sparse gradient decays m and v of its rows
+    and moves these rows only. beta1_power and beta2_power count all steps, including steps in which
+    a row had no gradient.
 
     Args:
         learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`.
@@ -31,20 +30,20 @@ class LazyAdamOptimizer(AdamOptimizer):
 
 
 class NadamOptimizer(AdamOptimizer):
-    """Adam that looks ahead along its mean.
+    """Adam with Nesterov momentum.
 
-        alpha = learning_rate sqrt(1 - beta2_power) / (1 - beta1_power)
-        m <- m + (g - m)(1 - beta1);  v <- v + (g^2 - v)(1 - beta2)
-        var <- var - alpha (beta1 m + (1 - beta1) g) / (sqrt(v) + epsilon)
+        alpha = learning_rate sqrt(1 - beta2_power) / (1 - beta1_power) m <- m + (g - m)(1 - beta1);
+        v <- v + (g^2 - v)(1 - beta2) var <- var - alpha (beta1 m + (1 - beta1) g) / (sqrt(v) +
+        epsilon)
 
-    A sparse gradient decays m and v of all rows, and moves the rows it names.
+    A sparse gradient decays m and v of all rows, and moves only its rows.
 
     Args:
-        learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`; the name is
-            "Adam" by default, as TensorFlow has it.
+        learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`; the default
+            name is "Adam", as in TensorFlow.
 
     Differs from:
-        Keras' Nadam and torch.optim.NAdam, which have a schedule of the momentum.
+        Keras' Nadam and torch.optim.NAdam have a schedule of the momentum.
 
     Reference: tf.contrib.opt.NadamOptimizer; Dozat 2015
     """
@@ -56,11 +55,10 @@ class NadamOptimizer(AdamOptimizer):
 class AdaMaxOptimizer(AdamOptimizer):
     """AdaMax.
 
-        m <- m + (g - m)(1 - beta1);  v <- max(beta2 v, |g|)
-        var <- var - learning_rate / (1 - beta1_power) m / (v + epsilon)
-        beta1_power <- beta1_power beta1
+        m <- m + (g - m)(1 - beta1);  v <- max(beta2 v, |g|) var <- var - learning_rate / (1 -
+        beta1_power) m / (v + epsilon) beta1_power <- beta1_power beta1
 
-    A sparse gradient touches the rows it names, unlike that of `AdamOptimizer`.
+    A sparse gradient changes only its rows, unlike in `AdamOptimizer`.
 
     Args:
         learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`.
