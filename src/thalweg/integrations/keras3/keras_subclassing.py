@@ -37,8 +37,7 @@ class Lender(FusedOptimizer):
 
 
 class Variables(list[Any]):
-    """List of Keras variables; calling the list returns the optimizer's weights, as in TensorFlow.
-    """
+    """List of Keras variables; calling the list returns the optimizer's weights, as in TensorFlow."""
 
     def __init__(self, of_keras: Sequence[object], thalweg_variables: Sequence[object]) -> None:
         super().__init__(of_keras)
@@ -110,8 +109,7 @@ class Lent(Optimizer):
 
 
 class _OfKeras(keras.optimizers.Optimizer):
-    """Base class without code that makes an optimizer an instance of `keras.optimizers.Optimizer`.
-    """
+    """Base class without code that makes an optimizer an instance of `keras.optimizers.Optimizer`."""
 
     __setattr__ = object.__setattr__
 

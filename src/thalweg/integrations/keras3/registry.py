@@ -12,8 +12,7 @@ from thalweg.keras.optimizers import Optimizer, RuleOptimizer
 
 
 def plain(optimizer: Optimizer) -> dict[str, Any]:
-    """Return `get_config()` for JSON, with Python numbers; a Keras schedule is {"keras": config}.
-    """
+    """Return `get_config()` for JSON, with Python numbers; a Keras schedule is {"keras": config}."""
     rate: Any = optimizer._hyper.raw("learning_rate") if "learning_rate" in optimizer._hyper else 0
     config = optimizer.get_config()
     for name, value in config.items():

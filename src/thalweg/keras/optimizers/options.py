@@ -44,8 +44,7 @@ def _check_aggregator(function: object) -> Any:
 
 
 def _check_transformers(functions: object) -> list[Transformer]:
-    """Return the transformers as a list, empty for None; raise TypeError unless all are callable.
-    """
+    """Return the transformers as a list, empty for None; raise TypeError unless all are callable."""
     if functions is None:
         return []
     transformers: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]

@@ -189,8 +189,7 @@ class RuleOptimizer(Optimizer):
         return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
-        """Return {compute dtype: learning rate} for rates changed by a subclass's `_prepare_local`.
-        """
+        """Return {compute dtype: learning rate} for rates changed by a subclass's `_prepare_local`."""
         rates: dict[Dtype, float] = {}
         # Dtypes may share a compute dtype: the widest, which comes last, has the most exact rate.
         for (_, dtype), coefficients in sorted(state.items(), key=lambda item: item[0][1].itemsize):

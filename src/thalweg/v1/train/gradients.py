@@ -67,8 +67,7 @@ def title_of(var: Any) -> str:
 
 
 def none_given(variables: Iterable[object], loss: object) -> ValueError:
-    """Return the ValueError for a loss without a gradient for any variable; the caller raises it.
-    """
+    """Return the ValueError for a loss without a gradient for any variable; the caller raises it."""
     variables = list(variables)
     names = [title_of(var) for var in variables]
     message = (

@@ -28,10 +28,10 @@ class OptimizableVariable(ABC):
 
     @abstractmethod
     def update_op(self, optimizer: object, g: object) -> Any:
-        """Call the hook of an optimizer that updates the variable by the gradient `g`.
+        """Update the variable by a hook of `optimizer` with gradient `g`; return the hook's result.
 
-        Returns:
-            What the hook returns: in graph mode an operation, or what comes from one.
+        In graph mode, the result is an operation. After a constraint, the result is the constrained
+        update.
 
         Raises:
             NotImplementedError: The target is not a variable.

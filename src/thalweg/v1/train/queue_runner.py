@@ -162,11 +162,11 @@ class QueueRunner:
     def create_threads(
         self, sess: Any, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
-        """Return threads that run the operations in a session; [] if this runner has threads there.
+        """Return one new thread per operation for a session; return [] if the session has threads.
 
-        With a coordinator the threads end when it stops, and their errors stop it; one more thread,
-        `close_on_stop`, then runs `cancel_op`. Without a coordinator the threads end when the
-        session is closed, and an error is raised in its thread and appended to `exceptions_raised`.
+        With a coordinator, threads end when it stops, and errors stop it. A further thread,
+        `close_on_stop`, then runs `cancel_op`. Without a coordinator, threads end when the session
+        is closed. An error is raised in its thread and appended to `exceptions_raised`.
 
         Args:
             sess: The session.

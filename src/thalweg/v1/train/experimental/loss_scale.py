@@ -148,8 +148,7 @@ class DynamicLossScale(LossScale):
         return _graph.convert_to_tensor(_graph.resolve(self._current_loss_scale).read_value())
 
     def update(self, grads: object) -> tuple[Any, Any]:
-        """Change the scale depending on whether all gradients are finite; see `LossScale.update`.
-        """
+        """Change the scale depending on whether all gradients are finite; see `LossScale.update`."""
         gradients = [grad for grad in leaves_of(grads) if grad is not None]
         if _graph.executing_eagerly():
             finite = _are_finite(gradients)

@@ -117,11 +117,10 @@ class CheckpointSaverHook(GlobalStepHook):
         return any(answers)
 
     def _saver_for(self, session: Any) -> Any:
-        """Return the saver that was given, the scaffold's, or the only one of the collection
-        SAVERS.
+        """Return the saver of the constructor, of the scaffold, or of the collection SAVERS.
 
         Raises:
-            FailedPreconditionError: The collection has none or several.
+            FailedPreconditionError: The collection does not have exactly one saver.
         """
         if self._saver is None and self._scaffold is not None:
             return self._scaffold.saver
