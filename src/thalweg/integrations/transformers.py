@@ -61,8 +61,8 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
         args: The `TrainingArguments`.
 
     Returns:
-        (class, options). For rules of matrices, (function, options); `function()` returns
-        `for_model`.
+        (optimizer class, options). For an optimizer of matrices, (function, options), where
+        `function()` returns the class's `for_model`.
 
     Raises:
         InvalidArgumentError: The name is unknown, or an entry of `optim_args` is not "key=value".
@@ -131,7 +131,7 @@ def _added_member(name: str) -> Any:
 
 
 def _read_options(text: str | None) -> dict[str, Any]:
-    """Return the options of a text such as "ema_decay=0.999,nesterov=true".
+    """Return {option: value} from a text such as "ema_decay=0.999,nesterov=true".
 
     Raises:
         InvalidArgumentError: An entry has no "=".

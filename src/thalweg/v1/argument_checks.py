@@ -1,4 +1,4 @@
-"""Checks of arguments: numbers of seconds, and bounds in TensorFlow's words."""
+"""Checks of arguments: numbers of seconds, and bounds with TensorFlow's error texts."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Kernel:
     prefixes: tuple[str, ...] = (*DENSE, "sparse_apply", "resource_sparse_apply")
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a new function named `name` with TensorFlow's signature, which updates in place.
+        """Return a new function named `name` with TensorFlow's signature, which updates `var`.
 
         Args:
             name: A prefix and the kernel's name, such as "resource_sparse_apply_momentum".

@@ -1,4 +1,4 @@
-"""Keras 3 on its torch backend, or a clear error."""
+"""Import of Keras 3 with its torch backend."""
 
 from __future__ import annotations
 

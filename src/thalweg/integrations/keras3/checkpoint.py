@@ -1,4 +1,4 @@
-"""State of an optimizer of Keras 3: contents of a saved state, and checks of a loaded one."""
+"""Saved state of optimizers of Keras 3, and checks of loaded states."""
 
 from __future__ import annotations
 

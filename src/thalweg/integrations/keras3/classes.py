@@ -25,7 +25,7 @@ _registered = keras.saving.register_keras_serializable(package="thalweg")
 
 
 class NamedOptimizer(FusedOptimizer, Generic[P]):
-    """Base class of the eight optimizers, with the configuration of Keras' classes."""
+    """Base class of the eight optimizers; defines `get_config` and `from_config`."""
 
     if TYPE_CHECKING:
 

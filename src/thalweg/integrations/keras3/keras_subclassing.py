@@ -1,4 +1,4 @@
-"""Temporary subclassing of Keras 3's optimizer class, while models train with an optimizer."""
+"""Classes that let an optimizer of thalweg pass as an optimizer of Keras 3 in a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Lender(FusedOptimizer):
 
 
 class Variables(list[Any]):
-    """List of Keras variables; calling the list returns the optimizer's weights, as in TensorFlow."""
+    """List of Keras variables; calling it returns the optimizer's weights, as in TensorFlow."""
 
     def __init__(self, of_keras: Sequence[object], thalweg_variables: Sequence[object]) -> None:
         super().__init__(of_keras)
@@ -109,7 +109,7 @@ class Lent(Optimizer):
 
 
 class _OfKeras(keras.optimizers.Optimizer):
-    """Base class without code that makes an optimizer an instance of `keras.optimizers.Optimizer`."""
+    """Base class without code that makes an optimizer a `keras.optimizers.Optimizer`."""
 
     __setattr__ = object.__setattr__
 

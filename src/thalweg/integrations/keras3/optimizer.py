@@ -1,4 +1,4 @@
-"""`FusedOptimizer`: an optimizer of Keras 3 around an optimizer of thalweg."""
+"""`FusedOptimizer`: an optimizer of Keras 3 that wraps an optimizer of thalweg."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
 
 
 class Keras3Options(TypedDict, total=False):
-    """Options of Keras around an update; see `keras.optimizers.Optimizer`."""
+    """Options that Keras' code handles; see `keras.optimizers.Optimizer`."""
 
     weight_decay: float | None
     use_ema: bool
@@ -41,7 +41,7 @@ class Keras3Options(TypedDict, total=False):
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimizer):
-    """Optimizer of Keras 3 around an optimizer of thalweg, for `model.compile`.
+    """Optimizer of Keras 3 that wraps an optimizer of thalweg, for `model.compile`.
 
     Clipping and the update run fused, on the memory of the model's variables. Slots, `iterations`
     and the learning rate share memory with `wrapped`, so both optimizers see every change. Keras'

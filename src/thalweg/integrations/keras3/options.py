@@ -1,4 +1,4 @@
-"""Clipping options of a wrapped optimizer as attributes of the one that Keras knows."""
+"""Clipping options of `FusedOptimizer`, delegated to the wrapped optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of optimizers, with the classes, rules and schedules that Keras has registered."""
+"""Configurations of optimizers, with classes, rules and schedules from Keras' registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.keras.optimizers import Optimizer, RuleOptimizer
 
 
 def plain(optimizer: Optimizer) -> dict[str, Any]:
-    """Return `get_config()` for JSON, with Python numbers; a Keras schedule is {"keras": config}."""
+    """Return `get_config()` for JSON: Python numbers, and {"keras": config} for Keras schedules."""
     rate: Any = optimizer._hyper.raw("learning_rate") if "learning_rate" in optimizer._hyper else 0
     config = optimizer.get_config()
     for name, value in config.items():

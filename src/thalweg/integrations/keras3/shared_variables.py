@@ -1,4 +1,4 @@
-"""Variables of Keras over memory that belongs to an optimizer of thalweg."""
+"""Keras variables that share memory with an optimizer of thalweg."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.keras.optimizers import Optimizer
 
 
 class Wrapping(Protocol):
-    """Interface of an optimizer of Keras around one of thalweg."""
+    """Interface of a Keras optimizer that wraps an optimizer of thalweg."""
 
     wrapped: Optimizer
     add_variable: Any  # declared by Keras to take the names of initializers alone

@@ -14,8 +14,9 @@ from thalweg.rules.amsgrad import AMSGRAD
 class Adam(BuiltIn):
     """Adam, in TensorFlow's form.
 
-        t = iterations + 1;  alpha = learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m <- m + (g -
-        m)(1 - beta_1);  v <- v + (g^2 - v)(1 - beta_2) var <- var - alpha m / (sqrt(v) + epsilon)
+        t = iterations + 1;  alpha = learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t)
+        m <- m + (g - m)(1 - beta_1);  v <- v + (g^2 - v)(1 - beta_2)
+        var <- var - alpha m / (sqrt(v) + epsilon)
         amsgrad: vhat <- max(vhat, v), which replaces v in the last line
 
     A sparse gradient decays m and v of all rows and moves all rows; it is not lazy.

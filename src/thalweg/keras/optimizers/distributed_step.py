@@ -102,7 +102,7 @@ def _sum_for_shards_of(
 
 
 def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
-    """Return a fingerprint of the optimizer's step; replicas compare fingerprints and must agree."""
+    """Return a fingerprint of the step; replicas compare fingerprints and must agree."""
 
     def words_of_step() -> list[str]:
         """Return one line per fact about the optimizer that must be equal on all replicas."""

@@ -20,9 +20,11 @@ from thalweg.rules.ftrl_power import FTRL_POWER
 class Ftrl(BuiltIn):
     """FTRL-proximal ("follow the regularized leader"), with l1, l2 and shrinkage.
 
-        n = accumulator + g^2;  p = -learning_rate_power;  gs = g + 2 l2_shrinkage var linear <-
-        linear + gs - (n^p - accumulator^p) / learning_rate var L = l2 + beta / (2 learning_rate)
-        var <- (clip(linear, -l1, l1) - linear) / (n^p / learning_rate + 2 L) accumulator <- n
+        n = accumulator + g^2;  p = -learning_rate_power;  gs = g + 2 l2_shrinkage var
+        linear <- linear + gs - (n^p - accumulator^p) / learning_rate var
+        L = l2 + beta / (2 learning_rate)
+        var <- (clip(linear, -l1, l1) - linear) / (n^p / learning_rate + 2 L)
+        accumulator <- n
 
     The variable is rebuilt from `linear`, so the first step forgets its initial value. A sparse
     gradient changes only its rows.

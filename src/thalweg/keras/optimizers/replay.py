@@ -70,8 +70,8 @@ class KerasReplay(ReplayedApply):
     def _read(self, optimizer: Any) -> None:
         """Read the step count and all hyperparameters into this object.
 
-        A signal handler may take a step meanwhile. Until the end it meets `_UNREAD` or unexpected
-        numbers, and then reads everything itself.
+        A signal handler may take a step meanwhile. That step meets `_UNREAD` or unexpected numbers,
+        and reads everything itself.
         """
         self._last_rate, rate = _UNREAD, self._values.get(_RATE)
         self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
@@ -122,8 +122,8 @@ class KerasReplay(ReplayedApply):
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
         """Set `_rates` to {compute dtype: `RatesAhead`} for the learning rates of coming steps.
 
-        It is empty if the rate neither decays nor is a `FormulaSchedule`, or a user function is
-        called.
+        Set it to {} if the rate neither decays nor is a `FormulaSchedule`, or if a step calls
+        users' functions.
         """
         self._rates = {}
         # Nadam's `decay` is that of its momentum.

@@ -14,9 +14,10 @@ from thalweg.rules.rmsprop_momentum import CENTERED_MOMENTUM_RMSPROP, MOMENTUM_R
 class RMSprop(BuiltIn):
     """RMSprop: plain or centered, with or without momentum.
 
-        rms <- rho rms + (1 - rho) g^2;  centered: mg <- rho mg + (1 - rho) g d = rms, centered: rms
-        - mg^2 without momentum: var <- var - learning_rate g / (sqrt(d) + epsilon) with momentum:
-        mom <- momentum mom + learning_rate g / sqrt(d + epsilon);  var <- var - mom
+        rms <- rho rms + (1 - rho) g^2;  centered: mg <- rho mg + (1 - rho) g
+        d = rms, centered: rms - mg^2
+        without momentum: var <- var - learning_rate g / (sqrt(d) + epsilon)
+        with momentum: mom <- momentum mom + learning_rate g / sqrt(d + epsilon);  var <- var - mom
 
     A sparse gradient moves only its rows; without momentum it decays rms and mg of all rows.
 

@@ -1,4 +1,4 @@
-"""`RuleOptimizer`: an optimizer with a `Rule` as arithmetic, fused into one pass over memory."""
+"""`RuleOptimizer`: a Keras optimizer that runs a `Rule`, fused into one pass over memory."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class RuleOptimizer(Optimizer):
         return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
-        """Return {compute dtype: learning rate} for rates changed by a subclass's `_prepare_local`."""
+        """Return {compute dtype: rate} of learning rates that `_prepare_local` changed."""
         rates: dict[Dtype, float] = {}
         # Dtypes may share a compute dtype: the widest, which comes last, has the most exact rate.
         for (_, dtype), coefficients in sorted(state.items(), key=lambda item: item[0][1].itemsize):

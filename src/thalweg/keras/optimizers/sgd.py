@@ -12,9 +12,9 @@ from thalweg.rules.momentum import MOMENTUM, NESTEROV
 class SGD(BuiltIn):
     """Gradient descent, optionally with momentum.
 
-        without momentum: var <- var - learning_rate g with momentum: v <- momentum v -
-        learning_rate g;  var <- var + v nesterov: var <- var + momentum v - learning_rate g, with
-        the new v
+        without momentum: var <- var - learning_rate g
+        with momentum: v <- momentum v - learning_rate g;  var <- var + v
+        nesterov: var <- var + momentum v - learning_rate g, with the new v
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.

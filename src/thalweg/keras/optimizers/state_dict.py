@@ -104,8 +104,8 @@ class KerasStateDict(Hypers, state.StateDict):
     ) -> None:
         """Load a dict that `state_dict()` returned; change nothing on an error.
 
-        Variables are matched by name. Slots of unknown variables are kept and restored when the
-        optimizer creates slots for the variable.
+        Variables are matched by name. Saved slots of other variables are kept, and restored when
+        the optimizer creates the slots.
 
         Args:
             state_dict: A dict that `state_dict` returned.
@@ -259,7 +259,7 @@ class KerasStateDict(Hypers, state.StateDict):
 
 
 def _check_form(state_dict: object, class_name: str) -> None:
-    """Raise unless `state_dict` is a state of the class `class_name` in this format."""
+    """Raise unless `state_dict` is a state of the class `class_name` and of format `FORMAT`."""
     if not isinstance(state_dict, dict) or not isinstance(state_dict.get("class_name"), str):
         raise ValueError(
             "state_dict must be what state_dict() of an optimizer returned. Nothing was loaded."

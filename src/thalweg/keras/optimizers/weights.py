@@ -365,7 +365,7 @@ class Weights(TrackableSlots):
         return self._weights if is_inherited else self.weights
 
     def _list_weight_entries(self) -> list[Entry]:
-        """Return one state entry per element of `weights`; sharded slots are read as full tensors."""
+        """Return one state entry per element of `weights`; it reads a sharded slot in full."""
         slot_entries = {
             id(entry.own): entry
             for optimizer in self._with_inner()

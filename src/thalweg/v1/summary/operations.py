@@ -86,7 +86,7 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
         name: Optional. The name of the operation.
 
     Raises:
-        InvalidArgumentError: In a run, if two values have the same tag.
+        InvalidArgumentError: In a run, if two values have one tag.
         InvalidTypeError: An input is not symbolic.
         RuntimeError: In eager mode.
     """

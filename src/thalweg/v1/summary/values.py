@@ -61,7 +61,7 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
 
 
 def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
-    """Return one `Summary.Value` per image of the first `count`, encoded as PNG.
+    """Return a list with a `Summary.Value` (a PNG) for each of the first `count` images.
 
     Args:
         batch: A tensor (batch, height, width, channels) of 1, 3 or 4 channels. Floats are scaled by
@@ -102,8 +102,8 @@ def _encode_png(image: torch.Tensor) -> bytes:
 def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
     """Return a uint8 image from a float image (height, width, channels).
 
-    Pixels that are not finite become red. Without negative values [0, maximum] becomes [0, 255];
-    otherwise 0 becomes 128.
+    Infinite and NaN pixels become red. [0, maximum] is scaled to [0, 255]. If there are negative
+    values, 0 maps to 128 instead.
     """
     is_finite = image.isfinite()
     finite = image[is_finite]

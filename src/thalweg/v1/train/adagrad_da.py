@@ -23,9 +23,9 @@ from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 class AdagradDAOptimizer(RuleOptimizer):
     """Adagrad with dual averaging, for sparse linear models.
 
-        t = global_step + 1;  G <- G + g;  GG <- GG + g^2 l1 > 0: var <- -learning_rate sign(G)
-        max(|G| - l1 t, 0) / (l2 t learning_rate + sqrt(GG)) else:   var <- -learning_rate G / (l2 t
-        learning_rate + sqrt(GG))
+        t = global_step + 1;  G <- G + g;  GG <- GG + g^2
+        l1 > 0: var <- -learning_rate sign(G) max(|G| - l1 t, 0) / (l2 t learning_rate + sqrt(GG))
+        else:   var <- -learning_rate G / (l2 t learning_rate + sqrt(GG))
 
     The variable is computed from G, so the first step overwrites its initial value. A sparse
     gradient changes only its rows.

@@ -18,9 +18,10 @@ from thalweg.v1.train.slot_creator import base_name
 class AdamOptimizer(RuleOptimizer):
     """Adam, in TensorFlow's form.
 
-        alpha = learning_rate sqrt(1 - beta2_power) / (1 - beta1_power) m <- m + (g - m)(1 - beta1);
-        v <- v + (g^2 - v)(1 - beta2) var <- var - alpha m / (sqrt(v) + epsilon) beta1_power <-
-        beta1_power beta1;  beta2_power <- beta2_power beta2
+        alpha = learning_rate sqrt(1 - beta2_power) / (1 - beta1_power)
+        m <- m + (g - m)(1 - beta1);  v <- v + (g^2 - v)(1 - beta2)
+        var <- var - alpha m / (sqrt(v) + epsilon)
+        beta1_power <- beta1_power beta1;  beta2_power <- beta2_power beta2
 
     Both powers are variables of the optimizer, float32 if the betas are Python floats. Each step
     multiplies them once. A sparse gradient decays m and v of all rows and moves all rows;

@@ -95,8 +95,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             arguments, transforms: As in `_take`.
 
         Returns:
-            The result of a subclass's `_finish`. None without this method, with a `global_step`, or
-            if the step was replayed.
+            The result of a subclass's `_finish`. None if there is no `_finish`, if there is a
+            `global_step`, or if the step was replayed.
 
         Raises:
             ValueError: All gradients are None.
@@ -129,10 +129,10 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         Args:
             pairs: A list of (gradient, variable) pairs; other types return False.
             global_step, captured: As in `_take`.
-            report: Optional. Records whether the step was taken. Without it, a due replay is not
-                built.
-            transforms: Transforms of the gradients before the update; without `decide`, `watch` and
-                `calls`.
+            report: Optional. Records whether the step was taken. Without it, a replay that is not
+                built yet is not built now.
+            transforms: Transforms of the gradients before the update; `decide`, `watch` and `calls`
+                are unset.
         """
         if type(pairs) is not list or thread.strategies or self._under_way is not None:
             return False
@@ -177,7 +177,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             finished: Optional. A list; the result of `_finish` is appended to it.
 
         Returns:
-            A `StepResult`: True if the step was taken, and errors of callbacks after the commit.
+            A `StepResult` (taken, errors); the errors are of callbacks after the commit.
         """
         global_step, sharing = arguments.global_step, arguments.sharing
         is_simple = copies is None and sharing is None and self._under_way is None

@@ -71,7 +71,7 @@ def _as_value_of(source: object, variable: Tensor) -> Any:
 def _make_debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]:
     """Create variables `biased` and `local_step` below the name of `variable`; return both.
 
-    They are initialized with zeros.
+    Both are initialized with zeros.
     """
     shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
     with _graph.variable_scope(variable.op.name):

@@ -70,7 +70,7 @@ class CallableRate(Argument):
         return self._rate() if present_rate is None else _as_tensor(present_rate)
 
     def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
-        """Set a formula of the step for `computed`, which then needs no call of a policy.
+        """Set a formula of the step, which `computed` evaluates instead of calling the rate.
 
         Do nothing if `step` is neither an integer nor an integer tensor.
 

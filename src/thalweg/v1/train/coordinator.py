@@ -105,9 +105,9 @@ class Coordinator:
             callback(error)
 
     def on_stop(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call `callback(error)` once when a stop is requested; call it now after a request.
+        """Register `callback(error)` for a stop; if a stop was requested before, call it now.
 
-        `error` is None for a stop without an error.
+        It is called once. `error` is None for a stop without an error.
         """
         with self._lock:
             if not self._stopped.is_set():

@@ -191,8 +191,8 @@ def linear_cosine_decay(
 ) -> Any:
     """Return a rate that is the product of a linear decay and a cosine.
 
-        s = global_step / decay_steps, at most 1 learning_rate ((alpha + 1 - s) (1 + cos(2 pi
-        num_periods s)) / 2 + beta)
+        s = global_step / decay_steps, at most 1
+        learning_rate ((alpha + 1 - s) (1 + cos(2 pi num_periods s)) / 2 + beta)
 
     See `exponential_decay` for other arguments, result and errors.
 

@@ -25,7 +25,7 @@ class DistributedApply(GradientApplication, SlotOptimizer):
         global_step: object = None,
         name: str | None = None,
     ) -> None:
-        """Sum the gradients over the replicas, then apply them; call it on every rank.
+        """Sum the gradients over the replicas, then apply them; all ranks must call this method.
 
         A gradient of None counts as zeros if another rank has a gradient.
 
@@ -40,8 +40,8 @@ class DistributedApply(GradientApplication, SlotOptimizer):
 
         Raises:
             ValueError: No variable has a gradient on any rank.
-            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, a
-                gradient is dense on one rank and sparse on another, or its dtypes differ.
+            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, or a
+                gradient is dense on one rank and sparse on another, or of another dtype.
             ReplicaLostError: A rank did not answer. Nothing was changed.
         """
         strategy = distribute.strategy_of(distribution)

@@ -27,10 +27,11 @@ _ROWS = "rows"
 class FtrlOptimizer(RuleOptimizer):
     """FTRL-proximal, for sparse linear models.
 
-        p = -learning_rate_power;  L2 = l2 + beta / (2 learning_rate) accum' = accum + g^2;  s = g +
-        2 l2_shrinkage var linear <- linear + s - (accum'^p - accum^p) / learning_rate var var <-
-        (sign(linear) l1 - linear) / (accum'^p / learning_rate + 2 L2) if |linear| > l1, else 0;
-        accum <- accum'
+        p = -learning_rate_power;  L2 = l2 + beta / (2 learning_rate)
+        accum' = accum + g^2;  s = g + 2 l2_shrinkage var
+        linear <- linear + s - (accum'^p - accum^p) / learning_rate var
+        var <- (sign(linear) l1 - linear) / (accum'^p / learning_rate + 2 L2) if |linear| > l1,
+        else 0;  accum <- accum'
 
     The first step forgets the initial value of the variable. A sparse gradient changes only its
     rows.

@@ -67,7 +67,7 @@ def title_of(var: Any) -> str:
 
 
 def none_given(variables: Iterable[object], loss: object) -> ValueError:
-    """Return the ValueError for a loss without a gradient for any variable; the caller raises it."""
+    """Return the ValueError for a loss without gradients; the caller raises it."""
     variables = list(variables)
     names = [title_of(var) for var in variables]
     message = (
@@ -256,8 +256,7 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
     """Compute a loss; return (loss value, variables).
 
-    The variables are the elements of `var_list`. Without it, they are all trainable variables that
-    the loss depends on.
+    Without `var_list`, the variables are all trainable variables that the loss depends on.
     """
     if var_list is None:
         loss_value = loss()

@@ -10,8 +10,8 @@ from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 class MomentumOptimizer(RuleOptimizer):
     """Momentum.
 
-        a <- momentum a + g;  var <- var - learning_rate a use_nesterov: var <- var - (learning_rate
-        g + learning_rate momentum a)
+        a <- momentum a + g;  var <- var - learning_rate a
+        use_nesterov: var <- var - (learning_rate g + learning_rate momentum a)
 
     A sparse gradient changes only its rows of the variable and the velocity.
 

@@ -36,8 +36,8 @@ _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
 class ExponentialMovingAverage(V1StateDict):
     """Moving averages of variables, stored as one average per variable.
 
-        average <- average - (average - value)(1 - d) d = decay, or min(decay, (1 + num_updates) /
-        (10 + num_updates))
+        average <- average - (average - value)(1 - d)
+        d = decay, or min(decay, (1 + num_updates) / (10 + num_updates))
 
     An average starts at the variable's value; in graph mode, at the variable's initial value. In
     graph mode symbolic tensors can be averaged, too; averages of tensors start at 0.
@@ -150,7 +150,8 @@ class ExponentialMovingAverage(V1StateDict):
 
         Args:
             kind: The scalar type of the decay.
-            slots: Three lists: averages, biased averages (or None) and their step counts (or None).
+            slots: Three lists with one entry per average: the average, its biased average or None,
+                its step count or None.
             values: The new values, one per average.
             decay: The decay rate of the averages.
             count: The number of updates, or None.

@@ -30,8 +30,7 @@ class OptimizableVariable(ABC):
     def update_op(self, optimizer: object, g: object) -> Any:
         """Update the variable by a hook of `optimizer` with gradient `g`; return the hook's result.
 
-        In graph mode, the result is an operation. After a constraint, the result is the constrained
-        update.
+        If the variable has a constraint, apply it and return the constrained update.
 
         Raises:
             NotImplementedError: The target is not a variable.

@@ -15,8 +15,9 @@ from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 class ProximalGradientDescentOptimizer(RuleOptimizer):
     """Gradient descent with a proximal step.
 
-        w = var - learning_rate g l1 > 0: w <- sign(w) max(|w| - learning_rate l1, 0) var <- w / (1
-        + l2 learning_rate)
+        w = var - learning_rate g
+        l1 > 0: w <- sign(w) max(|w| - learning_rate l1, 0)
+        var <- w / (1 + l2 learning_rate)
 
     A sparse gradient changes only its rows.
 
@@ -67,8 +68,9 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
 class ProximalAdagradOptimizer(RuleOptimizer):
     """Adagrad with a proximal step.
 
-        acc <- acc + g^2;  eta = learning_rate / sqrt(acc);  w = var - eta g l1 > 0: w <- sign(w)
-        max(|w| - eta l1, 0) var <- w / (1 + l2 eta)
+        acc <- acc + g^2;  eta = learning_rate / sqrt(acc);  w = var - eta g
+        l1 > 0: w <- sign(w) max(|w| - eta l1, 0)
+        var <- w / (1 + l2 eta)
 
     A sparse gradient changes only its rows.
 

@@ -103,7 +103,7 @@ class QueueRunner:
         self._running.clear()
 
     def to_proto(self, export_scope: str | None = None) -> QueueRunnerDef | None:
-        """Return a description by the names of the queue and operations.
+        """Return a description of this runner: the names of its queue and operations.
 
         Args:
             export_scope: Optional. A name scope that is removed from the names.
@@ -164,9 +164,10 @@ class QueueRunner:
     ) -> list[threading.Thread]:
         """Return one new thread per operation for a session; return [] if the session has threads.
 
-        With a coordinator, threads end when it stops, and errors stop it. A further thread,
-        `close_on_stop`, then runs `cancel_op`. Without a coordinator, threads end when the session
-        is closed. An error is raised in its thread and appended to `exceptions_raised`.
+        With a coordinator, threads end when the coordinator stops, and errors stop the coordinator.
+        A further thread, `close_on_stop`, then runs `cancel_op`. Without a coordinator, threads end
+        when the session is closed. An error is raised in its thread and appended to
+        `exceptions_raised`.
 
         Args:
             sess: The session.

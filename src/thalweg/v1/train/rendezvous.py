@@ -191,7 +191,7 @@ class Rendezvous:
             return self._wait_in(era.workers, wait, era)
 
     def _add_gradients(self, era: _Era, gradients: Sequence[Any]) -> None:
-        """Add gradients to the accumulators of an era; if an addition fails, end the era and raise."""
+        """Add gradients to an era's accumulators; if an addition fails, end the era and raise."""
         try:
             for accumulator, gradient in zip(era.sums, gradients, strict=True):
                 accumulator.add(gradient)

@@ -342,7 +342,7 @@ class V1Replay(ReplayedApply):
     def _values_of(
         self, optimizer: Any, values: dict[str, Any], counts: list[Any]
     ) -> Callable[[Dtype], dict[str, Any]]:
-        """Return a function from a compute dtype to {name: scalar} of the step."""
+        """Return `scalars_of(dtype)`, which returns {name: scalar} of the step."""
         if not self._scalars:
             return lambda dtype: optimizer._scalars_of(values, dtype, None)
         powers = list(zip(optimizer.POWERS, counts, strict=False))

@@ -12,9 +12,9 @@ from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
 class RMSPropOptimizer(RuleOptimizer):
     """RMSProp, with the learning rate inside of the momentum.
 
-        rms <- decay rms + (1 - decay) g^2, from 1;  d = rms + epsilon centered: mg <- decay mg + (1
-        - decay) g;  d = rms - mg^2 + epsilon mom <- momentum mom + learning_rate g / sqrt(d);  var
-        <- var - mom
+        rms <- decay rms + (1 - decay) g^2, from 1;  d = rms + epsilon
+        centered: mg <- decay mg + (1 - decay) g;  d = rms - mg^2 + epsilon
+        mom <- momentum mom + learning_rate g / sqrt(d);  var <- var - mom
 
     A sparse gradient changes only its rows.
 

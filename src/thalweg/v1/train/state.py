@@ -68,8 +68,8 @@ class State(TrackableSlots):
     def variables(self) -> list[Any]:
         """Return a new list of all slots and optimizer-wide variables, sorted by name.
 
-        In graph mode, it has only variables of the default graph; in eager mode, only eager ones.
-        Slots with a pending restored value are created first.
+        In graph mode, it has only variables of the default graph; in eager mode, only eager
+        variables. Slots with a pending restored value are created first.
         """
         self._settle()
         graph = graph_of()
@@ -180,8 +180,8 @@ class State(TrackableSlots):
         A new variable gets a pending restored value instead of `initial_value`.
 
         Args:
-            initial_value: A number, array or tensor, or a callable without arguments that returns
-                it. It sets the dtype; a float gives float32.
+            initial_value: A number, array or tensor, or a callable without arguments that returns a
+                value. The value sets the dtype; a float gives float32.
             name: The name of the variable; in a graph, the name scope is prepended.
             colocate_with: A variable; its graph, or eager mode, gets the new variable.
         """

@@ -127,7 +127,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
         state.check_eager(f"The state of {self._name}", variables, executing_eagerly())
 
     def _chosen_for_state(self, var_list: object) -> list[Tensor]:
-        """Return the variables of a state; their order numbers repeated names.
+        """Return the variables of a state: `var_list`, or all variables with slots.
 
         Raises:
             InvalidArgumentError: Names repeat without `var_list`, or `var_list` lacks a variable

@@ -45,7 +45,7 @@ def check_counter(global_step: Any) -> Any:
     """Return the graph variable for `global_step`; a scalar tensor or None is returned unchanged.
 
     Raises:
-        InvalidTypeError: `global_step` cannot be raised by 1, as a constant of the graph.
+        InvalidTypeError: `global_step` cannot be raised by 1, such as a constant of the graph.
     """
     step = None if global_step is None else _graph.graph_variable_of(global_step)
     if not (isinstance(step, _graph.GraphVariable) and step.shape in ((), UNKNOWN)):
@@ -56,7 +56,7 @@ def check_counter(global_step: Any) -> Any:
 def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, name: str) -> Any:
     """Call an optimizer's hooks once to build the operation of a step; return the operation.
 
-    It is added to the collection TRAIN_OP.
+    The operation is added to the collection TRAIN_OP.
 
     Args:
         optimizer: The optimizer.

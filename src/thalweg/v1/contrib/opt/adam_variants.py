@@ -1,4 +1,4 @@
-"""Variants of Adam: without untouched rows, with look-ahead, and by the largest gradient."""
+"""Variants of Adam: LazyAdam, Nadam and AdaMax."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class LazyAdamOptimizer(AdamOptimizer):
 class NadamOptimizer(AdamOptimizer):
     """Adam with Nesterov momentum.
 
-        alpha = learning_rate sqrt(1 - beta2_power) / (1 - beta1_power) m <- m + (g - m)(1 - beta1);
-        v <- v + (g^2 - v)(1 - beta2) var <- var - alpha (beta1 m + (1 - beta1) g) / (sqrt(v) +
-        epsilon)
+        alpha = learning_rate sqrt(1 - beta2_power) / (1 - beta1_power)
+        m <- m + (g - m)(1 - beta1);  v <- v + (g^2 - v)(1 - beta2)
+        var <- var - alpha (beta1 m + (1 - beta1) g) / (sqrt(v) + epsilon)
 
     A sparse gradient decays m and v of all rows, and moves only its rows.
 
@@ -55,8 +55,9 @@ class NadamOptimizer(AdamOptimizer):
 class AdaMaxOptimizer(AdamOptimizer):
     """AdaMax.
 
-        m <- m + (g - m)(1 - beta1);  v <- max(beta2 v, |g|) var <- var - learning_rate / (1 -
-        beta1_power) m / (v + epsilon) beta1_power <- beta1_power beta1
+        m <- m + (g - m)(1 - beta1);  v <- max(beta2 v, |g|)
+        var <- var - learning_rate / (1 - beta1_power) m / (v + epsilon)
+        beta1_power <- beta1_power beta1
 
     A sparse gradient changes only its rows, unlike in `AdamOptimizer`.
 

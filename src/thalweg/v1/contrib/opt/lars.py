@@ -29,9 +29,9 @@ class _Group(Enum):
 class LARSOptimizer(RuleOptimizer):
     """Layer-wise adaptive rate scaling, for training with large batches.
 
-        ratio = eeta |var| / (|g| + weight_decay |var| + epsilon), 1 where a norm is 0 a <- momentum
-        a + learning_rate ratio (g + weight_decay var);  var <- var - a use_nesterov: var <- var -
-        (learning_rate ratio (g + weight_decay var) + momentum a)
+        ratio = eeta |var| / (|g| + weight_decay |var| + epsilon), 1 where a norm is 0
+        a <- momentum a + learning_rate ratio (g + weight_decay var);  var <- var - a
+        use_nesterov: var <- var - (learning_rate ratio (g + weight_decay var) + momentum a)
 
     Norms are taken over a whole variable and its whole gradient, summed in float64. Variables named
     in `skip_list` have the ratio 1 and no decay. A sparse gradient is applied as by

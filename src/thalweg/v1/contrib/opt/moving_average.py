@@ -103,7 +103,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         """Return a `Saver` that swaps the names of variables and averages in checkpoints.
 
         A plain `Saver` of a graph without an optimizer thus restores the averages into the
-        variables. The returned saver restores both into their own variables.
+        variables. The returned saver restores variables and averages unswapped.
 
         Args:
             var_list: As in `Saver`. It must have both a variable and its average, or neither.

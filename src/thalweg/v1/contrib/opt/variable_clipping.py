@@ -123,7 +123,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
             )
 
     def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
-        """Return a graph operation that clips `var`; it does nothing in a run without a gradient."""
+        """Return a graph operation that clips `var`, except in runs without a gradient."""
         variable = _graph.graph_variable_of(var)
         name = variable.name
 

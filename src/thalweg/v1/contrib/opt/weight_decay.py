@@ -171,7 +171,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
-        """Return the scalar group of each variable, or None for one group of all variables.
+        """Return one group per variable, or None for a single group; a group shares scalars.
 
         Variables outside of `decay_var_list` have the group `_Spared`. Without `decay_var_list`,
         return the groups of the extended optimizer.

@@ -38,7 +38,7 @@ class LossScale(Trackable, ABC):
 
     @abstractmethod
     def update(self, grads: object) -> tuple[Any, Any]:
-        """Change the scale according to the gradients of a step; subclasses define it.
+        """Change the scale according to the gradients of a step; subclasses define this method.
 
         Args:
             grads: Gradients in lists, which may be nested. None counts as finite.
@@ -103,8 +103,8 @@ class FixedLossScale(LossScale):
 class DynamicLossScale(LossScale):
     """Loss scale that shrinks on infinite or NaN gradients and grows after many finite steps.
 
-        not finite:                  scale <- max(scale / multiplier, 1) increment_period times so:
-        scale <- scale multiplier, unless that is infinite
+        not finite:                  scale <- max(scale / multiplier, 1)
+        increment_period times so:   scale <- scale multiplier, unless that is infinite
 
     Args:
         initial_loss_scale: The initial scale.
@@ -148,7 +148,7 @@ class DynamicLossScale(LossScale):
         return _graph.convert_to_tensor(_graph.resolve(self._current_loss_scale).read_value())
 
     def update(self, grads: object) -> tuple[Any, Any]:
-        """Change the scale depending on whether all gradients are finite; see `LossScale.update`."""
+        """Change the scale by whether all gradients are finite; see `LossScale.update`."""
         gradients = [grad for grad in leaves_of(grads) if grad is not None]
         if _graph.executing_eagerly():
             finite = _are_finite(gradients)

@@ -118,7 +118,7 @@ class GlobalStepHook(SessionRunHook):
         self._steps_per_run = steps_per_run
 
     def begin(self) -> None:
-        """Store a read of the default graph's global step.
+        """Store a tensor that reads the default graph's global step.
 
         Raises:
             RuntimeError: The graph has no global step.

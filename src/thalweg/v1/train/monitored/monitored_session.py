@@ -173,7 +173,9 @@ class MonitoredSession:
         return {**feeds, **(feed_dict or {})}
 
     def run_step_fn(self, step_fn: Callable[..., object]) -> Any:
-        """Call `step_fn(step_context)` and return its result; only some of its runs call hooks.
+        """Call `step_fn(step_context)` and return its result.
+
+        Runs of `step_context.run_with_hooks` call hooks; runs of `step_context.session` do not.
 
         Args:
             step_fn: A function of one argument named `step_context`, a `StepContext`.

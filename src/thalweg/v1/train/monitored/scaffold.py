@@ -77,7 +77,9 @@ class Scaffold:
                 setattr(self, name, getattr(source, name))
 
     def finalize(self) -> Scaffold:
-        """Set attributes that are None, from graph collections or new; finalize the default graph.
+        """Take or create attributes that are None, and finalize the default graph.
+
+        An attribute is taken from a graph collection, or created if the collection is empty.
 
         Returns:
             The scaffold itself.

@@ -167,7 +167,7 @@ class SummarySaverHook(GlobalStepHook):
         return summary_op if isinstance(summary_op, list | tuple) else [summary_op]
 
     def _write_summaries(self, summaries: Sequence[bytes], step: int) -> None:
-        """Write summaries with the writer or to the folder; do nothing without both.
+        """Write summaries with the writer or to the folder; do nothing if neither is given.
 
         The first call also writes the start of the session.
         """

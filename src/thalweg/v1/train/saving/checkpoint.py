@@ -244,7 +244,7 @@ class Checkpoint(Trackable):
             return members_of(self, graph)
 
     def _snapshot(self, session: object = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
-        """Return (object graph, {tensor name: copy of the value}), with no step in between."""
+        """Return (object graph, {tensor name: copy of the value}); all values are of one moment."""
         graph = self._choose_graph(session)
         keepers = optimizers_in(self._members_in(graph))
         # No optimizer takes a step between two copies, so all values are of one moment.

@@ -40,7 +40,7 @@ def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
 
 
 def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
-    """Return (name, shape) of each value in a checkpoint, sorted; see `load_checkpoint`.
+    """Return a sorted list of (name, shape) of a checkpoint's values; see `load_checkpoint`.
 
     Example:
         >>> import tempfile
@@ -75,12 +75,13 @@ def init_from_checkpoint(
 ) -> None:
     """Set initial values of the default graph's variables to values of a checkpoint.
 
-    Initializers run after this call read the checkpoint. `assignment_map` has two kinds of entries:
+    Initializing operations created after this call read the checkpoint when they run.
+    `assignment_map` has two kinds of entries:
 
     * `{"name": variable}`, or the name of the variable: the initial value is the checkpoint's value
       of that name. A partitioned variable, or a list of parts, gets slices of the value.
     * `{"scope/": "other/"}`: a variable "other/x" gets the value "scope/x". "/" is the outermost
-    scope.
+      scope.
 
     A scope contains variables of `get_variable`, trainable variables, and parameters and buffers of
     modules used in the graph.
