@@ -1,4 +1,4 @@
-"""Adam without a step of untouched rows."""
+"""Adam that updates only the rows of a sparse gradient."""
 
 from __future__ import annotations
 

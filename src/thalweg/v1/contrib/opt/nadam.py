@@ -1,4 +1,4 @@
-"""Adam with Nesterov's look-ahead."""
+"""Adam with Nesterov momentum."""
 
 from __future__ import annotations
 
