@@ -115,9 +115,9 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             name of learning_rate).
 
     Attributes:
-        HOOKS_AT_EACH_RUN: True if hooks need tensors with values in graph mode, too. At each run,
-            hooks other than `_create_slots`, aggregators and transformers are then called with the
-            session's tensors, which they change in place.
+        HOOKS_AT_EACH_RUN: True if hooks need tensors with values in graph mode, too. All hooks but
+            `_create_slots` are then called at each run, with the session's tensors, which they
+            change in place. Aggregators and transformers are called at each run, too.
 
     Raises:
         TypeError: An unknown keyword, or a value that is not a number.

@@ -50,7 +50,7 @@ class RuleOptimizer(Optimizer):
         NAMES: {hyperparameter name of the rule: attribute name} if the two differ.
 
     Raises:
-        TypeError: A keyword is neither a hyperparameter of the rule nor one of `Optimizer`.
+        TypeError: A keyword is neither a hyperparameter of the rule nor a keyword of `Optimizer`.
         RuleError: A scalar of the rule has the name of an attribute or option of all optimizers.
 
     Example:

@@ -35,10 +35,10 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
 
 
 class CallableRate(Argument):
-    """Learning rate without arguments, returned by `*_decay` functions in eager mode.
+    """Callable without arguments that returns the learning rate, for eager mode.
 
-    Arithmetic and torch's functions return a new `CallableRate` of the same step. In graph mode
-    `*_decay` functions return a tensor instead.
+    `*_decay` functions return it in eager mode, and a tensor in graph mode. Arithmetic and torch's
+    functions return a new `CallableRate` of the same step counter.
 
     Args:
         rate: `rate()` returns the present learning rate.

@@ -59,8 +59,8 @@ class Optimizer(DistributedApply, SlotOptimizer):
         GATE_NONE: `minimize` applies each gradient as soon as it is complete and frees it.
         GATE_OP: Equal to GATE_GRAPH in effect.
         GATE_GRAPH: All gradients are complete before the first is applied.
-        HOOKS_AT_EACH_RUN: True if hooks need tensors with values in graph mode, too. At each run,
-            hooks other than `_create_slots` are then called with the session's tensors, which they
+        HOOKS_AT_EACH_RUN: True if hooks need tensors with values in graph mode, too. All hooks but
+            `_create_slots` are then called at each run, with the session's tensors, which they
             change in place. `_prepare` is also called on a copy when the graph is built.
 
     Raises:

@@ -103,8 +103,8 @@ class FixedLossScale(LossScale):
 class DynamicLossScale(LossScale):
     """Loss scale that shrinks on infinite or NaN gradients and grows after many finite steps.
 
-        not finite:                  scale <- max(scale / multiplier, 1)
-        increment_period times so:   scale <- scale multiplier, unless that is infinite
+        not finite:                     scale <- max(scale / multiplier, 1)
+        increment_period finite steps:  scale <- scale multiplier, unless infinite
 
     Args:
         initial_loss_scale: The initial scale.
