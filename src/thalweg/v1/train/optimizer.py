@@ -231,8 +231,9 @@ class Optimizer(DistributedApply, SlotOptimizer):
         """Apply gradients to variables.
 
         Args:
-            grads_and_vars: (gradient, variable) pairs. A gradient is a tensor (dense, or sparse COO
-                over dimension 0), `IndexedSlices`, an array, a list, or None.
+            grads_and_vars: (gradient, variable) pairs, as from `compute_gradients`. A gradient is a
+                tensor (dense, or sparse COO over dimension 0), `IndexedSlices`, an array, a list,
+                or None.
             global_step: Optional. A variable that is raised by 1 after the updates.
             name: Name of the operation in graph mode; the optimizer's name by default.
             skip_gradients_aggregation: True to skip the sum over replicas inside
