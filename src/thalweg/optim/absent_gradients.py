@@ -28,11 +28,13 @@ _PARAM_CLASSES = (Tensor, torch.nn.Parameter)
 
 
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
-    """Return a replayable step in which gradients may be absent; None if it cannot be planned.
+    """Return a replayable step in which parameters with state may lack a gradient.
+
+    Return None if no gradient is absent, or if the step cannot be planned.
 
     Args:
-        optimizer: The optimizer; only its plans change.
-        kind: The class of the step.
+        optimizer: The optimizer. Its cached plans change, its parameters and state do not.
+        kind: `ReplayedStep` or a subclass: the class of the result.
     """
     absent = _make_stand_ins(optimizer)
     if not absent:
@@ -46,10 +48,10 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
 
 
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
-    """Return uninitialized gradients, by `id`, for parameters that have state but no gradient.
+    """Return {id(parameter): uninitialized gradient} of parameters with state but no gradient.
 
-    The result is {} if there are no such parameters, or if a step with them cannot be replayed: a
-    parameter with a gradient has no state yet, or a parameter is not a plain CPU tensor.
+    Return {} if all gradients are present, or if the step cannot be replayed: a parameter with a
+    gradient lacks state, a parameter is not a plain CPU tensor, or the step is too large.
     """
     params: list[Tensor] = []
     lacking: list[Tensor] = []
@@ -73,10 +75,10 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
 
 
 def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStepAdapter]:
-    """Plan a step over all parameters that have a gradient or an entry in `absent`; cache the
-    plans.
+    """Plan a step over parameters with a gradient or an entry in `absent`; cache the plans.
 
-    Return the adapter of each rule; () if a rule cannot take part, or its plan needs new state.
+    Return the adapter of each rule. Return () if a rule does not support absent gradients, or if a
+    plan needs new state.
     """
     members_by_rule = optimizer._members_by_rule(absent)
     parts = optimizer.step_cache.parts
