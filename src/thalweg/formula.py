@@ -556,13 +556,15 @@ def _namespace(*values: Any) -> Any:
 
 
 def sqrt(x: Any) -> Any:
-    """Return the square root of x, correctly rounded for NumPy values and float32 tensors.
-
-    For float64 tensors on the CPU, torch's own root may differ in the last place.
+    """Return the square root of x, correctly rounded for NumPy values and tensors of float32 and
+    float64.
     """
     if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
-        # Torch's float32 root is not correctly rounded on the CPU.
         return widened(x).sqrt().to(x.dtype)
+    # Torch's roots are not correctly rounded on the CPU.
+    if isinstance(x, torch.Tensor) and x.dtype is torch.float64 and x.is_cpu:
+        with np.errstate(invalid="ignore"):
+            return torch.from_numpy(np.asarray(np.sqrt(x.detach().numpy())))  # pyright: ignore
     return _namespace(x).sqrt(x)
 
 

@@ -14,17 +14,28 @@ import torch
 from torch.nn import Parameter
 
 from pairwise import cover_values
-from replay_twins import OPTIONS, are_same, count_replays, diff, set_grads, snapshot
+from replay_twins import (
+    OPTIONS,
+    are_same,
+    count_replays,
+    diff,
+    look_carefully,
+    set_grads,
+    snapshot,
+)
 from thalweg import Hyper, Measure, Rule, Slot, maximum, optim
+from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
+from thalweg._engines.cpu import openmp
 from thalweg.formula import FusedStage, gradient_squares
 
 pytestmark = pytest.mark.skipif(
     isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
-# Matrices of up to 8 rows and columns have kernels of their own, and are not replayed.
+# Matrices of up to 8 rows and columns have kernels of their own, over blocks of 32 matrices.
 SHAPES = [(9, 12), (3, 4, 17), (130, 1030), (20, 1), (1, 20), (7,), (9, 12)]
+SHAPES += [(13, 5, 3, 3), (3, 3), (2, 8, 5), (4, 1, 1)]
 Maker = Callable[..., Any]
 
 
@@ -64,6 +75,7 @@ def compare(
     dtype: torch.dtype,
     prepare: Callable[..., None],
     errors: tuple[type[Exception], ...] = (),
+    steps: int = 7,
     **extras: Any,
 ) -> int:
     """Compare an optimizer with a twin that does not replay; return the replayed steps.
@@ -74,14 +86,14 @@ def compare(
     for _ in range(2):
         weights = make_params(dtype)
         sides.append((make(weights, **extras), weights))
-    for step in range(7 * extras.get("accumulate", 1)):
+    for step in range(steps * extras.get("accumulate", 1)):
         messages: list[str] = []
         for is_twin, (opt, weights) in enumerate(sides):
             if extras.get("fused_unscale"):
                 opt.found_inf, opt.grad_scale = torch.zeros(()), torch.tensor(4.0 + step // 4)
             prepare(opt, weights, step)
             if is_twin:
-                opt.step_cache.forget_replay()
+                look_carefully(opt)
             try:
                 opt.step()
             except errors as error:
@@ -111,9 +123,60 @@ def schedule(opt: Any, weights: list[Parameter], step: int) -> None:
             group["lr"] *= 0.9
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_lines_are_replayed(name: str) -> None:
-    assert compare(MAKERS[name], torch.float32, schedule) == 5
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in MAKERS), ("Adafactor in groups", torch.float64)],
+)
+def test_lines_are_replayed(name: str, dtype: torch.dtype) -> None:
+    def prepare(opt: Any, weights: list[Parameter], step: int) -> None:
+        schedule(opt, weights, step)
+        replay = opt.step_cache.replay
+        assert replay is None or replay._in_call is not None
+
+    assert compare(MAKERS[name], dtype, prepare) == 5
+
+
+@pytest.fixture
+def large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run kernels of all steps without Python's lock, as those of large steps."""
+    monkeypatch.setattr(replay, "_LARGE", 0)
+    monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", 0)
+
+
+@pytest.mark.parametrize("name", ["Adafactor in groups", "beside others"])
+def test_large_steps_are_replayed(name: str, large_steps: None) -> None:
+    def prepare(opt: Any, weights: list[Parameter], step: int) -> None:
+        schedule(opt, weights, step)
+        if step > 2:
+            assert opt.step_cache.replay is None or opt.step_cache.replay.snapshot.releases_lock
+
+    assert compare(MAKERS[name], torch.float32, prepare) == 5
+
+
+def test_large_steps_keep_gradients_and_let_other_threads_run(
+    large_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, twins = make_params(), make_params()
+    sides = [(optim.Adafactor(weights), weights), (optim.Adafactor(twins), twins)]
+    for step in range(4):
+        for opt, tensors in sides:
+            set_grads(tensors, step)
+            opt.step()
+    call_on_team = openmp.call_on_team
+
+    def run_after_removal(address: int, argument: int, threads: int) -> Callable[[], object]:
+        for weight in weights:
+            weight.grad = None
+        return call_on_team(address, argument, threads)
+
+    for opt, tensors in sides:
+        set_grads(tensors, 4)
+        with monkeypatch.context() as context:
+            if opt is sides[0][0]:
+                context.setattr(openmp, "call_on_team", run_after_removal)
+            opt.step()
+    assert count_replays(sides[0][0]) == 3
+    assert all(map(torch.equal, weights, twins))
 
 
 def keep_largest(*, tops: Any, rows: Any) -> Any:
@@ -217,7 +280,13 @@ def replace_param_data(opt: Any, weights: list[Parameter]) -> None:
     weights[0].data = weights[0].data * 0.5
 
 
+def change_options(opt: Any, weights: list[Parameter]) -> None:
+    group = opt.param_groups[0]
+    group |= {name: x * 0.75 for name, x in group.items() if type(x) is float}
+
+
 CHANGES = {
+    "options": change_options,
     "slot": assign_slot,
     "data of a slot": replace_slot_data,
     "dtype of a slot": change_slot_dtype,
@@ -246,6 +315,27 @@ def test_changes_between_replays_equal_careful_steps(
 
     compare(MAKERS[name], torch.float32, prepare, (ValueError, TypeError, RuntimeError))
     assert replays[0] == 2
+
+
+SETS: tuple[set[int], ...] = ({1, 2, 7}, {3, 4, 5}, set())
+
+
+@pytest.mark.parametrize("change", [None, "slot", "loaded state", "data of a parameter"])
+@pytest.mark.parametrize("name", ["Adafactor in groups", "beside others"])
+def test_recurring_sets_of_gradients_are_replayed(name: str, change: str | None) -> None:
+    replays: list[int] = []
+
+    def prepare(opt: Any, weights: list[Parameter], step: int) -> None:
+        schedule(opt, weights, step)
+        for index in SETS[step % len(SETS)]:
+            weights[index].grad = None
+        if step == 14 and change is not None:
+            CHANGES[change](opt, weights)
+        kept = [] if opt.step_cache.sets is None else opt.step_cache.sets.values()
+        replays.append(count_replays(opt) + sum(x.taken for _, x, *_ in kept if x is not None))
+
+    compare(MAKERS[name], torch.float32, prepare, steps=17)
+    assert replays[28] == 6 if change else replays[-2] == 8
 
 
 def make_random(seed: int) -> tuple[Any, list[Parameter]]:

@@ -135,14 +135,15 @@ def test_changed_rule_of_group_is_used(row: int, index: int, change: dict[str, A
 
 def test_size_limit_counts_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = params(6)
-    for largest, per_variable, expected in ((36, 1, 3), (35, 5, 0), (1, 6, 3)):
+    for largest, per_variable, is_large in ((36, 1, False), (35, 5, True), (1, 6, False)):
         monkeypatch.setattr(replay, "_LARGE", largest)
         monkeypatch.setattr(replay, "_LARGE_PER_VARIABLE", per_variable)
         opt = optim.Mixed(groups_of(weights, CASES[0][1]))
         for step in range(5):
             set_grads(weights, step)
             opt.step()
-        assert count_replays(opt) == expected
+        assert count_replays(opt) == 3
+        assert opt.step_cache.replay.snapshot.releases_lock == is_large
 
 
 @pytest.mark.parametrize("has_step", [False, True])

@@ -56,6 +56,21 @@ def test_passes_are_replayed(rule: str, options: dict[str, Any]) -> None:
         assert are_same(actual, expected), key
 
 
+def test_recurring_sets_of_gradients_are_replayed() -> None:
+    sides = [make_optimizer("Muon") for _ in range(2)]
+    replays: list[int] = []
+    for step in range(12):
+        for is_twin, (opt, weights) in enumerate(sides):
+            set_grads(weights, step, {0, 2} if step % 2 else {5})
+            if is_twin:
+                look_carefully(opt)
+            opt.step()
+            replays.append(count_replays(opt))
+    assert replays[-4:] == [3, 0, 3, 0]
+    for (key, actual), (_, expected) in zip(*(snapshot(*side) for side in sides), strict=True):
+        assert are_same(actual, expected), key
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_changes_between_steps_are_noticed(rule: str) -> None:
     def make(seed: int) -> tuple[Any, list[Parameter]]:

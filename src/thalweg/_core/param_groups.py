@@ -57,3 +57,8 @@ def names_in(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str | No
 def states_of(state: Mapping[object, object]) -> list[tuple[Tensor, dict[str, Any]]]:
     """Return parameters and their states; other entries of a state belong to the user."""
     return [(p, s) for p, s in state.items() if isinstance(p, Tensor) and isinstance(s, dict)]
+
+
+def gradient_set_of(groups: Sequence[Group]) -> tuple[bool, ...]:
+    """Return for each parameter of the groups whether it has a gradient."""
+    return tuple([param.grad is not None for group in groups for param in group["params"]])

@@ -45,11 +45,10 @@ if TYPE_CHECKING:
 
 # Errors in the scalars of a step; `StructError` is raised for a complex one.
 ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, StructError)
-# A step with more elements, in all and per variable, releases Python's lock. Planning a variable
-# holds the lock for about as long as updating `_LARGE_PER_VARIABLE` elements.
+# The kernels of a step with more elements, in all and per variable, run without Python's lock.
+# Planning a variable holds the lock for about as long as updating `_LARGE_PER_VARIABLE` elements.
 _LARGE = 4 << 20
 _LARGE_PER_VARIABLE = 8 << 10
-_PLANNING_FACTOR = 4
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
@@ -79,15 +78,15 @@ class Launch:
     ) -> None:
         self.group = group
         self.members = [first + member for member in group.members]
-        table = group.table
-        self.kernel, self.names = group.kernel, group.kernel.scalars
-        self.dtype = group.dtype
+        self.kernel, table = group.update_launch
+        self.dtype, self.names = group.dtype, self.kernel.scalars
         self.unset: dict[str, Any] = dict.fromkeys(self.names, 0)
         # One more name, so that the result is a tuple for a single name, too.
         self._chosen: Any = itemgetter(*self.names, *self.names[:1])
         self.places = list(dict.fromkeys(places[member] for member in self.members))
         rows = [self.places.index(places[member]) for member in self.members]
-        layout = Struct(f"={len(self.names)}{'f' if group.dtype is np.float32 else 'd'}")
+        letter = "f" if self.kernel.dtype is np.float32 else "d"
+        layout = Struct(f"={len(self.names)}{letter}")
         self._pack, self._size = layout.pack_into, layout.size
         base = None if update is None else _shared_base(table.base, update.base)
         self._argument = ReplayArgument(table, group.flush, base)
@@ -95,7 +94,7 @@ class Launch:
         self.elements, self._slices = table.elements, len(table.bounds) - 1
         self._row_of = np.array(rows, np.int64)
         self._packed = bytearray(self._size * len(self.places))
-        self._rows = np.frombuffer(self._packed, self.dtype).reshape(-1, len(self.names))
+        self._rows = np.frombuffer(self._packed, self.kernel.dtype).reshape(-1, len(self.names))
         self._own_rows: Array | None = None
         self._argument.use_rows(self._rows, self._row_of)
         self._programs = make_program_records(0)
@@ -150,6 +149,8 @@ class Launch:
         for name in self.names:
             if name in values:
                 rows[:, self.names.index(name)] = values[name]
+        if self.measures is not None:
+            self.measures.set_shared(values)
 
     def use_member_rows(self) -> tuple[Int64, Array]:
         """Give each variable a row of scalars of its own, unless this was done before.
@@ -161,7 +162,7 @@ class Launch:
         """
         if self._own_rows is None:
             count = len(self.members)
-            self._own_rows = np.zeros((count, len(self.names)), self.dtype)
+            self._own_rows = np.zeros((count, len(self.names)), self.kernel.dtype)
             self._numbers = np.arange(count, dtype=np.int64)
             self._argument.use_rows(self._own_rows, self._numbers)
         return self._row_of, self._own_rows
@@ -202,7 +203,8 @@ class Launch:
         member_rows, is_narrow = self._own_rows, self.dtype is np.float32
         rows = self._rows if member_rows is None else member_rows
         first = rows.ctypes.data + rows.itemsize * self.names.index(name)
-        locations = [(first, len(rows), rows.strides[0], is_narrow, is_narrow)]
+        is_stored_narrow = self.kernel.dtype is np.float32
+        locations = [(first, len(rows), rows.strides[0], is_stored_narrow, is_narrow)]
         if self.measures is not None:
             locations += [(*x, False, is_narrow) for x in self.measures.columns(name)]
         return locations
@@ -313,6 +315,10 @@ class Launches:
         launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
         return launches, np.array(records, np.int64)
 
+    def spreads(self) -> list[list[int]]:
+        """Return the records by which the native call sets scalars of reductions and kernels."""
+        return [measures.spread_record() for measures in self._measures]
+
     @property
     def may_have_threads(self) -> bool:
         """Return True if a kernel is large enough for several threads."""
@@ -406,7 +412,8 @@ def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
         isinstance(step_plan, DensePlan)
         and step_plan.stages == stages
         and all(
-            isinstance(group, engine.Group) and group.kernel.scalars for group in step_plan.groups
+            isinstance(group, engine.Group) and group.update_launch[0].scalars
+            for group in step_plan.groups
         )
     )
 
@@ -420,31 +427,15 @@ def _can_replay_passes(step_plan: StepPlan) -> bool:
     return step_plan.has_stages_alone() or step_plan.has_native_lines()
 
 
-def are_small(plans: Sequence[CachedPlan], may_lack: bool = False) -> bool:
+def are_small(plans: Sequence[CachedPlan]) -> bool:
     """Return True if plans are so small that an update may hold Python's lock.
 
-    Args:
-        plans: The plans of a step.
-        may_lack: Whether steps may lack gradients, which allows four times as many elements.
+    The limit is in proportion to the time for which planning the variables would hold the lock.
     """
     groups = cast("list[engine.Group]", [group for plan in plans for group in plan_of(plan).groups])
-    count = sum(len(group.members) for group in groups)
-    return may_hold_lock(count, sum(group.table.elements for group in groups), may_lack)
-
-
-def may_hold_lock(variables: int, elements: int, may_lack: bool = False) -> bool:
-    """Return True if an update of so many elements may hold Python's lock.
-
-    The limit is in proportion to the time for which planning the variables would hold the lock.
-
-    Args:
-        variables: The number of variables.
-        elements: The number of elements of all variables together.
-        may_lack: Whether steps may lack gradients, which raises the limit, because another set of
-            gradients is planned again.
-    """
-    factor = _PLANNING_FACTOR if may_lack else 1
-    return elements <= factor * max(_LARGE, _LARGE_PER_VARIABLE * variables)
+    variables = sum(len(group.members) for group in groups)
+    elements = sum(group.table.elements for group in groups)
+    return elements <= max(_LARGE, _LARGE_PER_VARIABLE * variables)
 
 
 def plan_of(cached_plan: CachedPlan) -> DensePlan:

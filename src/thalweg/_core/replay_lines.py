@@ -10,118 +10,141 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from thalweg._base.fused_stage import FusedStage
-from thalweg._base.rule_passes import Measure, Stage
+from thalweg._base.rule_passes import Measure
 from thalweg._core.replay_reductions import ReplayedReductions, VariableScalars, program_of
 from thalweg._core.scalar_tracing import Program
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu.codegen_line_stage import SIZE_WORDS, LineStage, LineStageKernel
-from thalweg._engines.cpu.launch import Compiled
+from thalweg._engines.cpu.launch import Compiled, is_serial, threads_for
+from thalweg._engines.cpu.replay_records import ReplayArgument
+from thalweg._engines.cpu.small_matrices import ShortGroup, SmallSweep
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import SIZES
 from thalweg._engines.layout import STORAGE_NAMES
 from thalweg._engines.matrix_batches import RANDOM, stage_inputs
-from thalweg._engines.pass_updates import group_measures
+from thalweg._engines.pass_updates import PassGroup, group_passes
 from thalweg._engines.protocol import Dtype, Stages
 from thalweg.formula import Rule
 
 
-class _LinePasses(NamedTuple):
-    """Passes of a rule over rows and columns.
-
-    Attributes:
-        sweeps: The measures of each sweep, with the fused stages after them; the first sweep has no
-            measures.
-        number_stage: The stage after all sweeps, over numbers of variables, or None.
-        numbers: The names of measures over variables.
-    """
-
-    sweeps: list[tuple[tuple[Measure, ...], tuple[FusedStage, ...]]]
-    number_stage: Stage | None
-    numbers: list[str]
-
-    @property
-    def measures(self) -> list[Measure]:
-        """All measures, in order."""
-        return [measure for measures, _ in self.sweeps for measure in measures]
-
-
-@lru_cache(256)
-def _sort_passes(rule: Rule) -> _LinePasses:
-    """Divide the passes of a rule into sweeps, each with the fused stages after it, and a last
-    stage.
-
-    The measures of the rule are one more sweep at the end. The result is cached.
+def _sort_passes(rule: Rule) -> list[PassGroup]:
+    """Return the groups of a rule's passes, and its measures as one more group.
 
     Raises:
         TypeError: Native code cannot run the passes: one is neither over rows and columns nor a
             last stage of numbers, or a measure over variables is read before the end.
     """
-    sweeps: list[tuple[tuple[Measure, ...], tuple[FusedStage, ...]]] = [((), ())]
-    number_stage: Stage | None = None
-    for entry in rule.passes:
-        if isinstance(entry, FusedStage):
-            sweeps[-1] = sweeps[-1][0], (*sweeps[-1][1], entry)
-        elif isinstance(entry, Measure):
-            sweeps += [(group_measures(rule)[entry], ())] if entry in group_measures(rule) else []
-        elif entry is rule.passes[-1] and isinstance(entry, Stage) and _is_of_numbers(rule, entry):
-            number_stage = entry
-        else:
-            raise TypeError("A pass is neither over rows and columns nor a last stage of numbers.")
-    measure_passes = (entry for entry in rule.passes if isinstance(entry, Measure))
-    numbers = [measure.makes for measure in measure_passes if measure.over == "variable"]
+    groups = [*(group_passes(rule) or ())]
+    if not groups or any(group.stages for group in groups[:-1]):
+        raise TypeError("A pass is neither over rows and columns nor a last stage of numbers.")
+    for stage in groups[-1].stages:
+        required, optional = stage_inputs(stage)
+        if stage.every != 1 or optional or RANDOM in required:
+            raise TypeError("A stage does not run at each step, or has inputs of its own.")
     if rule.measures:
+        if groups[-1].stages or _numbers_of(groups):
+            raise TypeError("Measures over variables are not read after all sweeps alone.")
         measures = (Measure(formula, makes=name) for name, formula in rule.measures.items())
-        sweeps.append((tuple(measures), ()))
-    line_passes = _LinePasses(sweeps, number_stage, [*numbers, *rule.measures])
-    functions = [measure.function for measure in line_passes.measures]
-    scalars = {name for function in functions for name in trace_formula(function).scalars}
-    is_ambiguous = len({measure.makes for measure in line_passes.measures}) < len(functions)
-    has_two_sources = rule.measures and (numbers or number_stage)
-    if is_ambiguous or has_two_sources or not scalars.isdisjoint(numbers):
+        groups.append(PassGroup(tuple(measures)))
+    measures = [measure for group in groups for measure in group.measures]
+    scalars = {name for x in measures for name in trace_formula(x.function).scalars}
+    is_ambiguous = len({measure.makes for measure in measures}) < len(measures)
+    if is_ambiguous or not scalars.isdisjoint(_numbers_of(groups)):
         raise TypeError("Measures over variables are not read after all sweeps alone.")
-    return line_passes
+    return groups
 
 
-def _is_of_numbers(rule: Rule, stage: Stage) -> bool:
-    """Return True if a stage runs at each step, and reads only scalars, sizes and measures over
-    variables.
-    """
-    required, optional = stage_inputs(stage)
-    is_each = stage.every == 1 and not stage.of_matrices
-    return is_each and not optional and {*required}.isdisjoint((*rule.vectors, RANDOM))
+def _numbers_of(groups: Sequence[PassGroup]) -> list[str]:
+    """Return the names of measures over variables, in order."""
+    measures = [measure for group in groups for measure in group.measures]
+    return [measure.makes for measure in measures if measure.over == "variable"]
 
 
-def _trace_scalars(rule: Rule, line_passes: _LinePasses, dtype: Dtype) -> Program:
+def _trace_scalars(
+    rule: Rule, groups: Sequence[PassGroup], dtype: Dtype, storage_dtype: Dtype
+) -> Program:
     """Trace the function that computes the scalars of a variable from its measures, sizes and
     slots.
 
-    This is `per_variable` of the rule, or else the stage after all sweeps; without both, the
+    This is `per_variable` of the rule, or else the stages after all sweeps; without both, the
     measures themselves are the scalars.
 
     Args:
-        dtype: The compute dtype of the variable.
+        groups: The result of `_sort_passes`.
+        dtype: The compute dtype of the variable, to which scalars are rounded.
+        storage_dtype: The dtype in which the kernel reads scalars.
 
     Raises:
         TypeError: Native code cannot compute the scalars.
     """
     if rule.per_variable is not None:
         return program_of(rule, dtype)
-    stage = line_passes.number_stage
-    names = () if stage is None else stage_inputs(stage).required
-    single_inputs: dict[str, Dtype] = dict.fromkeys((*line_passes.numbers, *SIZES), np.float64)
+    numbers, stages = _numbers_of(groups), groups[-1].stages
+    names = dict.fromkeys(name for stage in stages for name in stage_inputs(stage).required)
+    single_inputs: dict[str, Dtype] = dict.fromkeys((*numbers, *SIZES), np.float64)
 
     def make(inputs: Mapping[str, Any], _: Any) -> dict[str, Any]:
-        outputs = {name: inputs[name] for name in line_passes.numbers}
-        return outputs if stage is None else outputs | stage.call({x: inputs[x] for x in names})
+        values = {**inputs}
+        for stage in stages:
+            values |= stage.call({name: values[name] for name in stage_inputs(stage).required})
+        outputs = {name: values[name] for name in numbers}
+        if dtype is np.float32:
+            outputs = {name: x.tape.narrowed(x) for name, x in outputs.items()}
+        return outputs
 
     scalars = [name for name in names if name not in single_inputs]
-    return Program(np.float64, single_inputs, scalars, make, storage_dtype=dtype)
+    return Program(np.float64, single_inputs, scalars, make, storage_dtype=storage_dtype)
+
+
+class _SmallLaunch:
+    """Kernel of a sweep over small matrices with its argument block, for `ReplayedReductions`.
+
+    Args:
+        sweep: The kernel, with its work table.
+        launch: The update, a `Launch`, whose addresses the kernel shares.
+    """
+
+    def __init__(self, sweep: SmallSweep, launch: Any) -> None:
+        self.kernel, self._table = sweep
+        self.rows = np.zeros((len(launch.members), len(self.kernel.scalars)))
+        self._numbers = np.arange(len(launch.members), dtype=np.int64)
+        self._argument = ReplayArgument(self._table, launch.group.flush, launch.base)
+        self._argument.use_rows(self.rows, self._numbers)
+        self.address = self._argument.address
+
+    @property
+    def is_serial(self) -> bool:
+        """Return True if the sweep is too small for several threads."""
+        return is_serial(self._table.elements)
+
+    def threads(self) -> int:
+        """Return the number of threads for a call now."""
+        return threads_for(len(self._table.bounds) - 1, self._table.elements)
+
+
+def _replay_small(rule: Rule, groups: Sequence[PassGroup], launch: Any) -> ReplayedReductions:
+    """Return the passes of a rule for a kernel over small matrices, which runs fused stages, too.
+
+    Raises:
+        TypeError: As of `replay_lines`.
+    """
+    group: ShortGroup = launch.group
+    if not group.is_direct or len(group.sweeps) > 1:
+        raise TypeError("Small matrices have copied slots, or measures that depend on each other.")
+    launches = [_SmallLaunch(sweep, launch) for sweeps in group.sweeps for sweep in sweeps]
+    scalars: VariableScalars | None = None
+    if launches:
+        program = _trace_scalars(rule, groups, launch.dtype, np.float64)
+        blocks, counts = group.blocks, group.block_counts
+        sums = blocks.ctypes.data, len(counts), counts.ctypes.data
+        scalars = VariableScalars(launch, program, sums, (), ())
+        scalars.references = blocks, counts
+    return ReplayedReductions(launch, launches, scalars, "d")
 
 
 class _StageLaunch:
@@ -164,7 +187,7 @@ class _Memory:
     """Memory of passes over rows and columns for the variables of a kernel.
 
     Args:
-        rule, line_passes: The rule and its passes over rows and columns.
+        rule, groups: The rule, and the result of `_sort_passes`.
         group: The variables.
         slots: The `shaped_slots` of each variable.
 
@@ -176,30 +199,31 @@ class _Memory:
     """
 
     def __init__(
-        self, rule: Rule, line_passes: _LinePasses, group: Any, slots: Sequence[Sequence[Tensor]]
+        self, rule: Rule, groups: Sequence[PassGroup], group: Any, slots: Sequence[Sequence[Tensor]]
     ) -> None:
         self.sizes: Int64 = group.lines.sizes
         matrices, rows, columns = self.sizes[:, :3].T
         size_columns = [rows, columns, matrices * rows * columns]
-        numbers = [np.zeros(len(rows))] * len(line_passes.numbers)
+        self._names = _numbers_of(groups)
+        numbers = [np.zeros(len(rows))] * len(self._names)
         has_sizes = rule.per_variable is None
         self.numbers = np.stack([*numbers, *size_columns[: len(SIZES) * has_sizes]], 1) * 1.0
         self.leaf_counts = np.ones(len(rows), np.int64)
         self.scratch = np.zeros(max(rows.max(), columns.max()))
         self._results: list[Float64] = []
         self._words: dict[str, Any] = dict(zip(SIZE_WORDS, self.sizes.T, strict=True))
-        for measure in line_passes.measures:
-            self._words[f"result_{measure.makes}"] = self._place_result(line_passes, measure)
+        for measure in (measure for pass_group in groups for measure in pass_group.measures):
+            self._words[f"result_{measure.makes}"] = self._place_result(measure)
         vectors = zip(rule.vectors, group.lines.base_of((*rule.vectors,)).T, strict=False)
         self._words |= {f"vector_{name}": addresses for name, addresses in vectors}
         for k, slot in enumerate(rule.shaped_slots):
             self._words[f"slot_{slot.name}"] = [var_slots[k].data_ptr() for var_slots in slots]
 
-    def _place_result(self, line_passes: _LinePasses, measure: Measure) -> Int64:
+    def _place_result(self, measure: Measure) -> Int64:
         """Return the addresses of the results of a measure; add memory for rows and columns."""
         matrices, rows, columns = self.sizes[:, :3].T
         if measure.over == "variable":
-            column = self.numbers[:, line_passes.numbers.index(measure.makes) :]
+            column = self.numbers[:, self._names.index(measure.makes) :]
             return column.ctypes.data + column.strides[0] * np.arange(len(column))
         counts = matrices * (rows if measure.over == "row" else columns)
         self._results.append(np.zeros(int(counts.sum())))
@@ -254,9 +278,11 @@ def replay_lines(
     Raises:
         TypeError: Native code cannot run the passes, or as of `VariableScalars`.
     """
-    line_passes, group, dtype = _sort_passes(rule), launch.group, launch.dtype
-    memory = _Memory(rule, line_passes, group, shaped_slots)
-    line_sweeps = [group.line_sweep(x, stages, launch.base) for x, _ in line_passes.sweeps[1:]]
+    groups, group, dtype = _sort_passes(rule), launch.group, launch.dtype
+    if isinstance(group, ShortGroup):
+        return _replay_small(rule, groups, launch)
+    memory = _Memory(rule, groups, group, shaped_slots)
+    line_sweeps = [group.line_sweep(x.measures, stages, launch.base) for x in groups[1:]]
     # Kernels read the addresses of gradients from the second column of their tables.
     pairs = [
         (launch.base[member:, 1:].ctypes.data, sweep.base[member:, 1:].ctypes.data)
@@ -268,17 +294,17 @@ def replay_lines(
     copied_slots = tuple(x.name for x in rule.shaped_slots if x.name in read_names)
     common = _slot_types(shaped_slots, dtype), np.dtype(dtype).name, group.flush and bool(stages)
     launches: list[Any] = []
-    for (measures, fused), sweep in zip(line_passes.sweeps, [None, *line_sweeps], strict=True):
+    for (measures, fused, _), sweep in zip(groups, [None, *line_sweeps], strict=True):
         line_stage = LineStage(rule, measures, fused, copied_slots, *common)
         table = memory.table(line_stage, sweep)
         launches += [] if sweep is None else [sweep]
         launches.append(_StageLaunch(line_stage, memory, table, pairs))
         pairs, copied_slots = [], ()
     scalars: VariableScalars | None = None
-    if line_passes.numbers or rule.per_variable is not None:
+    if memory.numbers.shape[1] > len(SIZES) or rule.per_variable is not None:
         counts = memory.leaf_counts
         sums = memory.numbers.ctypes.data, len(counts), counts.ctypes.data
         slot_names = [slot.name for slot in rule.measured_slots]
-        program = _trace_scalars(rule, line_passes, dtype)
+        program = _trace_scalars(rule, groups, dtype, dtype)
         scalars = VariableScalars(launch, program, sums, scalar_slots, slot_names)
     return ReplayedReductions(launch, launches, scalars, "d")

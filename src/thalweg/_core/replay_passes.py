@@ -16,57 +16,25 @@ import numpy as np
 
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import GuardTable, Launch, Member, replay_kernel, staged_plan_of
+from thalweg._core.replay_reductions import PlaceScalars
 from thalweg._engines.cpu.launch import is_serial
-from thalweg._engines.cpu.replay_records import make_program_records, set_row_count
-from thalweg._engines.cpu.scalar_program import NONE
 from thalweg._engines.protocol import Call, Columns
 
 if TYPE_CHECKING:
-    from thalweg._core.scalar_tracing import Program
     from thalweg._engines.staged_step import StagedStep
 
 
-class StageScalars:
+class StageScalars(PlaceScalars):
     """Scalars that the stages of a rule read in a replayed step, computed in the native call.
-
-    A *place* is a set of variables with equal hyperparameters. Each place has a program, which
-    computes the scalars once for each step number among its variables.
 
     Args:
         staged_step: The plan of the rule.
         places: For each variable of the rule the key of its place.
-
-    Attributes: places: The distinct keys.
     """
 
     def __init__(self, staged_step: StagedStep, places: Sequence[Hashable]) -> None:
-        self.places = list(dict.fromkeys(places))
-        self._dtypes, self._names = staged_step.dtypes, list(staged_step.stage_scalars)
-        self._place_of = np.array([self.places.index(place) for place in places], np.int64)
-        # A place has a row for each step count of its variables.
-        self._rows = np.zeros((len(self.places), len(places), len(self._names)))
-        self._row_counts = np.zeros(len(self.places), np.int64)
-        self._row_of = np.zeros(len(places), np.int64)
-        self._records = make_program_records(len(self.places))
-
-    def place_program(
-        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
-    ) -> None:
-        """Make replays compute the scalars of a place by a program.
-
-        Args:
-            index: The index of the place. Index 0 is to be set first, since its program decides
-                which scalars are stored.
-            program: The program, whose first register is the step count.
-            inputs: As for `Program.place`.
-        """
-        if index == 0:
-            named_registers = zip(self._names, program.registers_of(self._names), strict=True)
-            self._names = [name for name, register in named_registers if register != NONE]
-            self._rows = np.zeros((*self._rows.shape[:2], len(self._names)))
-        record = self._records[index]
-        program.place(record, self._names, self._rows[index].ctypes.data, 1, inputs)
-        set_row_count(record, self._row_counts[index:])
+        super().__init__(staged_step.stage_scalars, places)
+        self._dtypes = staged_step.dtypes
 
     def members(self, members: Sequence[Member]) -> list[Member]:
         """Return copies of records of variables, in order, that refer to the scalars of stages.
@@ -79,8 +47,8 @@ class StageScalars:
         return [
             member._replace(
                 program=self._records[place].ctypes.data,
-                row_cell=self._row_of[index:].ctypes.data,
-                row_size=self._rows.strides[1],
+                row_cell=self.row_cell(index),
+                row_size=self.row_size,
             )
             for index, (member, place) in enumerate(zip(members, self._place_of, strict=True))
         ]
@@ -91,14 +59,14 @@ class StageScalars:
         Those that are equal for all variables are shared, for each compute dtype; others are
         vectors with an element for each variable.
         """
-        if len(self._rows) == 1 == self._row_counts[0]:
-            shared, by_variable = dict(zip(self._names, self._rows[0, 0].tolist(), strict=True)), {}
+        if len(self._rows) == 1 == self.row_counts[0]:
+            shared, by_variable = dict(zip(self.names, self._rows[0, 0].tolist(), strict=True)), {}
         else:
-            values = self._rows[self._place_of, self._row_of]
-            shared = dict(zip(self._names, values[0].tolist(), strict=True))
+            values = self.rows()
+            shared = dict(zip(self.names, values[0].tolist(), strict=True))
             by_variable = {
                 name: values[:, column]
-                for column, name in enumerate(self._names)
+                for column, name in enumerate(self.names)
                 if (values[:, column] != values[0, column]).any()
             }
         return Columns(dict.fromkeys(self._dtypes, shared), by_variable)

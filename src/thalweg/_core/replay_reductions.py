@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg._core.scalar_tracing import Program
-from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.cpu.replay_records import make_program_records, rule_scalars_record
+from thalweg._engines.array_types import Array, Float64, Int64
+from thalweg._engines.cpu.replay_records import (
+    make_program_records,
+    rule_scalars_record,
+    set_row_count,
+)
 from thalweg._engines.cpu.replay_routines import measures_routine
+from thalweg._engines.cpu.scalar_program import NONE
 
 if TYPE_CHECKING:
     from thalweg._engines.protocol import Dtype, Stages
@@ -23,8 +28,78 @@ if TYPE_CHECKING:
 _DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
+class PlaceScalars:
+    """Scalars that programs compute in a replay, in float64.
+
+    A *place* is a set of variables with equal hyperparameters. Each place has a program, which
+    computes the scalars once for each step number among its variables.
+
+    Args:
+        names: The names of the scalars; those that no program computes are dropped.
+        places: For each variable the key of its place.
+
+    Attributes: places: The distinct keys. names: The names of a row. row_of: For each variable the
+    index of its row in the rows of its place. row_counts: The number of rows in use of each place.
+    """
+
+    def __init__(self, names: Sequence[str], places: Sequence[Hashable]) -> None:
+        self.places, self.names = list(dict.fromkeys(places)), list(names)
+        self._place_of = np.array([self.places.index(place) for place in places], np.int64)
+        # A place has a row for each step count of its variables.
+        self._rows = np.zeros((len(self.places), len(places), len(self.names)))
+        self.row_counts = np.zeros(len(self.places), np.int64)
+        self.row_of = np.zeros(len(places), np.int64)
+        self._records = make_program_records(len(self.places))
+
+    def place_program(
+        self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
+    ) -> int:
+        """Make replays compute the scalars of a place by a program; return its record's address.
+
+        Args:
+            index: The index of the place. Index 0 is to be set first, since its program decides
+                which scalars are stored.
+            program: The program, whose first register is the step count.
+            inputs: As for `Program.place`.
+        """
+        if index == 0:
+            registers = zip(self.names, program.registers_of(self.names), strict=True)
+            self.names = [name for name, register in registers if register != NONE]
+            self._rows = np.zeros((*self._rows.shape[:2], len(self.names)))
+        record = self._records[index]
+        program.place(record, self.names, self._rows[index].ctypes.data, 1, inputs)
+        set_row_count(record, self.row_counts[index:])
+        return record.ctypes.data
+
+    def row_cell(self, index: int) -> int:
+        """Return the address of the element of `row_of` for the variable with this index."""
+        return self.row_of[index:].ctypes.data
+
+    @property
+    def row_size(self) -> int:
+        """Bytes of a row."""
+        return self._rows.strides[1]
+
+    def rows(self) -> Float64:
+        """Return the present scalars of all variables, (variables, names)."""
+        return self._rows[self._place_of, self.row_of]
+
+    def first_rows(self) -> Int64:
+        """Return for each variable the address of the first row of its place."""
+        return self._rows.ctypes.data + self._rows.strides[0] * self._place_of
+
+
+class _ScalarTable(NamedTuple):
+    """Scalars that native code reads: names, a row for each variable, and a type of `struct` to
+    which they are rounded."""
+
+    names: Sequence[str]
+    rows: Array
+    letter: str
+
+
 class VariableScalars:
-    """Programs that compute scalars of each variable natively, between a rule's reductions and its
+    """Program that computes scalars of each variable natively, between a rule's reductions and its
     kernel.
 
     Args:
@@ -36,7 +111,8 @@ class VariableScalars:
         slots: The slots of shape () of each variable, in the rule's order.
         slot_names: The scalars that become the values of these slots.
 
-    Attributes: record: The block of `_engines/cpu/replay_reductions.py`.
+    Attributes: record: The block of `_engines/cpu/replay_reductions.py`. inputs: The scalars that
+    the program reads. references: Further objects that keep the memory of `sums` alive.
 
     Raises:
         TypeError: A slot is not of the compute dtype, or two variables share a slot.
@@ -50,35 +126,26 @@ class VariableScalars:
         slots: Sequence[Sequence[Tensor]],
         slot_names: Sequence[str],
     ) -> None:
-        places, own_rows = launch.use_member_rows()
-        self._programs = [program.again() for _ in launch.places]
-        self._layout = Struct(f"={len(program.names)}{'f' if program.is_narrow else 'd'}")
-        self._records = make_program_records(len(launch.places))
-        for place_program, record in zip(self._programs, self._records, strict=True):
-            place_program.place(record, launch.names, 0, 1)
+        self.references: Any = None
+        _, own_rows = launch.use_member_rows()
+        self._program, (self._record,) = program, make_program_records(1)
+        program.place(self._record, launch.names, 0, 1)
+        letter = "f" if program.is_narrow else "d"
+        inputs = np.zeros((len(launch.members), len(program.names)))
+        self.inputs = _ScalarTable(program.names, inputs, letter)
         self._slot_addresses = _addresses_of(slots, _DTYPES[launch.dtype])
         self._results = program.registers_of(slot_names)
         self.record = rule_scalars_record(
             measures_routine(),
             sums,
             len(program.inputs) - len(program.names) - len(slot_names),
-            (places, self._records),
+            inputs,
+            self._record,
             own_rows,
             self._slot_addresses,
             self._results,
             len(slot_names),
         )
-
-    def set(self, scalars: Sequence[Mapping[str, Any]]) -> None:
-        """Round inputs to the program's dtype and store them in the registers of each place's
-        program.
-
-        Args:
-            scalars: For each place, a set of variables with equal hyperparameters, its scalars by
-                name.
-        """
-        for values, program in zip(scalars, self._programs, strict=True):
-            program.give(_rounded(self._layout, [values[name] for name in program.names]))
 
 
 class ReplayedReductions:
@@ -90,41 +157,66 @@ class ReplayedReductions:
             each variable), `is_serial` and `threads` of a `Sweep`.
         scalars: Computes scalars of the kernel from the reductions; None if none depends on these.
         letter: The type of `struct` to which scalars of launches are rounded.
+
+    Attributes: given: The scalars of the tables, if the native call computes them.
     """
 
     def __init__(
         self, launch: Any, sweeps: Sequence[Any], scalars: VariableScalars | None, letter: str
     ) -> None:
-        self._places, _ = launch.use_member_rows()
+        self._places, own_rows = launch.use_member_rows()
         self.sweeps, self.scalars = sweeps, scalars
-        self._tables: list[tuple[Any, Float64, Struct]] = []
-        for sweep in sweeps:
-            if count := len(sweep.kernel.scalars):
-                rows = np.zeros((len(launch.places), count), np.float64)
-                self._tables.append((sweep, rows, Struct(f"={count}{letter}")))
+        tables = [_ScalarTable(x.kernel.scalars, x.rows, letter) for x in sweeps]
+        tables += [scalars.inputs] if scalars is not None else []
+        self._tables = [table for table in tables if table.names]
+        kernel_letter = "f" if own_rows.itemsize == 4 else "d"
+        self._all_tables = [*self._tables, _ScalarTable(launch.names, own_rows, kernel_letter)]
+        names = dict.fromkeys(name for table in self._all_tables for name in table.names)
+        self.given = PlaceScalars([*names], [launch.places[place] for place in self._places])
 
     def columns(self, name: str) -> list[tuple[int, int, int]]:
         """Return address, row count and byte stride of a float64 scalar in each sweep with it."""
         return [
-            (rows.ctypes.data + 8 * sweep.kernel.scalars.index(name), len(rows), rows.strides[0])
-            for sweep, rows in ((sweep, sweep.rows) for sweep, *_ in self._tables)
-            if name in sweep.kernel.scalars
+            (rows.ctypes.data + 8 * names.index(name), len(rows), rows.strides[0])
+            for names, rows, _ in self._tables
+            if name in names
         ]
 
     def set_scalars(self, scalars: Sequence[Mapping[str, Any]]) -> None:
-        """Round the scalars, and write them to the registers of programs and to the rows of each
-        sweep.
+        """Round the scalars, and write them to the rows of each sweep and of the program.
 
         Args:
             scalars: For each place, a set of variables with equal hyperparameters, its scalars by
                 name.
         """
-        if self.scalars is not None:
-            self.scalars.set(scalars)
-        for sweep, rows, layout in self._tables:
-            for index, values in enumerate(scalars):
-                rows[index] = _rounded(layout, [values[name] for name in sweep.kernel.scalars])
-            np.take(rows, self._places, 0, sweep.rows, "clip")
+        for names, rows, letter in self._tables:
+            layout = Struct(f"={len(names)}{letter}")
+            place_rows = [_rounded(layout, [values[name] for name in names]) for values in scalars]
+            np.take(np.array(place_rows), self._places, 0, rows, "clip")
+
+    def set_shared(self, scalars: Mapping[str, Any]) -> None:
+        """Write scalars to all rows of each sweep and of the program; other names are ignored."""
+        for names, rows, letter in self._tables:
+            for name in {*names} & scalars.keys():
+                rows[:, names.index(name)] = _rounded(Struct(f"={letter}"), [scalars[name]])
+
+    def spread_record(self) -> list[int]:
+        """Return a record of `SPREADS`, by which the native call copies `given` to all tables."""
+        columns = [
+            (
+                self.given.names.index(name),
+                rows.ctypes.data + rows.itemsize * column,
+                rows.strides[0],
+                letter == "f",
+                rows.itemsize == 4,
+            )
+            for names, rows, letter in self._all_tables
+            for column, name in enumerate(names)
+            if name in self.given.names
+        ]
+        self._spread = np.array(columns, np.int64).reshape(-1, 5), self.given.first_rows()
+        addresses = [self._spread[1].ctypes.data, self.given.row_cell(0), self.given.row_size]
+        return [len(self._places), *addresses, len(columns), self._spread[0].ctypes.data]
 
 
 def replay_sums(

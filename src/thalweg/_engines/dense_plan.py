@@ -56,7 +56,8 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
 def _group_by_signature(request: StepRequest) -> list[list[int]]:
     """Return groups of indices of variables that one kernel can update; none without elements.
 
-    The variables of a group have equal dtypes of all tensors, one device, and equal `short`.
+    The variables of a group have equal dtypes of all tensors, one device, and equal `short`; if
+    that is True, also equal rows and columns.
     """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
@@ -64,7 +65,8 @@ def _group_by_signature(request: StepRequest) -> list[list[int]]:
         if var.numel():
             key = (request.gradients[index].dtype, None if copy is None else copy.dtype, var.dtype)
             key += (var.get_device(), *(slot.dtype for slot in request.slots[index]))
-            key += tuple(request.short[index : index + 1])
+            if request.short and request.short[index]:
+                key += tuple(var.shape[-2:])
             signatures.setdefault(key, []).append(index)
     return list(signatures.values())
 

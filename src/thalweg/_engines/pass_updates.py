@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from thalweg._base.rule_passes import Measure, Pass
+from thalweg._base.fused_stage import FusedStage
+from thalweg._base.rule_passes import Measure, Pass, Stage
 from thalweg._engines.formula_graph import FormulaGraph, stream_nodes
 from thalweg._engines.formula_parser import Composed, trace_formula
+from thalweg._engines.matrix_batches import stage_inputs
 from thalweg.formula import Rule, Slot, is_like_update
 
 
@@ -98,6 +100,43 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
             measure = replace(measure, function=function)
         sweeps[first] = (*sweeps.get(first, ()), measure)
     return sweeps
+
+
+class PassGroup(NamedTuple):
+    """Measures of one reading of memory, with the stages after them.
+
+    Attributes:
+        measures: The measures, () for stages before the first measure or after another stage.
+        fused_stages: The fused stages after them.
+        stages: The stages after these, which read no vectors of rows and columns.
+    """
+
+    measures: tuple[Measure, ...]
+    fused_stages: tuple[FusedStage, ...] = ()
+    stages: tuple[Stage, ...] = ()
+
+
+@cache
+def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
+    """Return the passes of a rule in order, the first group without measures; None if one is a
+    `Pass`, or another stage than those of `PassGroup`.
+    """
+    groups, measures = [PassGroup(())], group_measures(rule)
+    for entry in rule.passes:
+        if isinstance(entry, FusedStage):
+            if groups[-1].stages:
+                groups.append(PassGroup(()))
+            groups[-1] = groups[-1]._replace(fused_stages=(*groups[-1].fused_stages, entry))
+        elif isinstance(entry, Measure):
+            groups += [PassGroup(measures[entry])] if entry in measures else []
+        elif isinstance(entry, Stage) and not entry.of_matrices:
+            names = {name for names in stage_inputs(entry) for name in names}
+            if not names.isdisjoint(rule.vectors):
+                return None
+            groups[-1] = groups[-1]._replace(stages=(*groups[-1].stages, entry))
+        else:
+            return None
+    return tuple(groups)
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:

@@ -488,16 +488,11 @@ class StagedStep:
     def has_native_lines(self) -> bool:
         """Return True if a replay may run the passes over rows and columns natively.
 
-        The rule must have such passes, over unsharded matrices on the CPU that are not small, and
-        no stage may draw random numbers. `_core/replay_lines.py` raises TypeError for passes that
-        it cannot run.
+        The rule must have such passes, over unsharded matrices on the CPU, and no stage may draw
+        random numbers. `_core/replay_lines.py` raises TypeError for passes that it cannot run.
         """
         is_unsharded = type(self._matrices) is WholeMatrices
-        return (
-            is_unsharded
-            and self._rule.is_of_lines
-            and not (self._short_groups or self._variable_numbers)
-        )
+        return is_unsharded and self._rule.is_of_lines and not self._variable_numbers
 
     def replay_passes(
         self,

@@ -1,13 +1,15 @@
 """Plan of a step in which gradients may be absent, for sets of gradients that change between steps.
 
 Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to different parameters in
-each step. A plan for one such set could rarely be reused. This plan has all parameters with state;
-the native call that replays it skips those without a gradient.
+each step. Rules of elements have one plan of all parameters with state; the native call that
+replays it skips those without a gradient. Other rules have a plan and a replay for each of the last
+sets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from thalweg._base.context_managers import no_grad, writable
 from thalweg._core.atomic_section import run
-from thalweg._core.replay import ERRORS, may_hold_lock
+from thalweg._core.param_groups import gradient_set_of
+from thalweg._core.replay import ERRORS
 from thalweg._core.step import keep_plan, plan_step
 from thalweg.optim.scalars_in_call import are_numbers_in_call
 from thalweg.optim.step_adapter import TorchStepAdapter
@@ -25,33 +28,59 @@ if TYPE_CHECKING:
     from thalweg.optim.replay import ReplayedStep
 
 _PARAM_CLASSES = (Tensor, torch.nn.Parameter)
+# Recurring sets of gradients whose plans are kept; each plan has memory of its own.
+_MOST_SETS = 4
 
 
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
     """Return a replayable step in which parameters with state may lack a gradient.
 
-    Return None if no gradient is absent, or if the step cannot be planned.
+    Return None if no gradient is absent, or if the step cannot be planned. Then the optimizer keeps
+    plans for each set of gradients; see `select_set`.
 
     Args:
-        optimizer: The optimizer. Its cached plans change, its parameters and state do not.
+        optimizer: The optimizer. Only its plans and the blocks of its step counts change.
         kind: `ReplayedStep` or a subclass: the class of the result.
     """
-    absent = _make_stand_ins(optimizer)
-    if not absent:
-        return None
-    try:
-        with writable():
-            adapters = _plan_rules(optimizer, absent)
-    except ERRORS:  # which a careful step reports, if it comes to that
-        return None
-    return kind.of(optimizer, adapters, absent) if adapters else None
+    absent, adapters = _make_stand_ins(optimizer), ()
+    # Errors are reported by a careful step, if it comes to that.
+    with suppress(*ERRORS), writable():
+        adapters = _plan_rules(optimizer, absent) if absent else ()
+    replay = kind.of(optimizer, adapters, absent) if adapters else None
+    cache = optimizer.step_cache
+    if replay is not None:
+        cache.sets = None
+        return replay
+    # Numbers of all parameters move to common blocks, so that no set needs another block.
+    cache.blocks.gather(optimizer.state, optimizer._single, are_in_blocks=True)
+    if cache.sets is None:
+        cache.sets, cache.gradient_set = {}, gradient_set_of(optimizer.param_groups)
+    return None
+
+
+def select_set(optimizer: Any) -> None:
+    """Switch the step cache to the plans and the replay of the present set of gradients.
+
+    The plans of the last step's set move to `step_cache.sets`, which must not be None. If `sets` is
+    full, the set that was used least recently is dropped.
+    """
+    cache, gradient_set = optimizer.step_cache, gradient_set_of(optimizer.param_groups)
+    if gradient_set == cache.gradient_set:
+        return
+    cache.settle()
+    plans = cache.parts, cache.replay, cache.due_adapters, cache.rebind_target
+    cache.sets[cache.gradient_set], cache.gradient_set = plans, gradient_set
+    plans = cache.sets.pop(gradient_set, ({}, None, (), None))
+    cache.parts, cache.replay, cache.due_adapters, cache.rebind_target = plans
+    if len(cache.sets) >= _MOST_SETS:
+        del cache.sets[next(iter(cache.sets))]
 
 
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
     """Return {id(parameter): uninitialized gradient} of parameters with state but no gradient.
 
-    Return {} if all gradients are present, or if the step cannot be replayed: a parameter with a
-    gradient lacks state, a parameter is not a plain CPU tensor, or the step is too large.
+    Return {} if no gradient is absent, if a parameter with a gradient lacks state, or if a
+    parameter is not a plain CPU tensor.
     """
     params: list[Tensor] = []
     lacking: list[Tensor] = []
@@ -64,8 +93,6 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
                 params.append(param)
                 if param.grad is None:
                     lacking.append(param)
-    if not may_hold_lock(len(params), sum(map(Tensor.numel, params)), may_lack=True):
-        return {}
     if not all(type(param) in _PARAM_CLASSES and param.is_cpu for param in params):
         return {}
     return {
@@ -86,7 +113,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStep
     if not all(are_numbers_in_call(adapter.part) for adapter, _ in steps):
         return ()
     if any(
-        rule.passes or rule.is_whole for rule in members_by_rule
+        rule.passes or rule.is_whole or rule.all_levels for rule in members_by_rule
     ) or not optimizer._supports_step(steps):
         return ()
     for adapter, given_pairs in steps:

@@ -370,7 +370,13 @@ class FusedOptimizer(GroupChecks):
                 from thalweg.optim.step_in_backward import apply_fetched
             apply_fetched(self)
         with cache.lock:
-            may_replay = closure is not None or bool(cache.due_adapters) or cache.changes.needs_plan
+            has_sets = cache.sets is not None
+            if has_sets:
+                with importing:
+                    from thalweg.optim.absent_gradients import select_set
+                select_set(self)
+            is_due = bool(cache.due_adapters) or cache.changes.needs_plan
+            may_replay = closure is not None or is_due or has_sets
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
                 return loss
             # The replay has counted steps that the optimizer has not yet.

@@ -329,7 +329,9 @@ class Blocks:
         shares_storage = scalar.untyped_storage()._cdata == block.untyped_storage()._cdata
         return block if shares_storage and scalar.dtype == block.dtype else None
 
-    def gather(self, state: Mapping[Any, Any], names: Iterable[str]) -> None:
+    def gather(
+        self, state: Mapping[Any, Any], names: Iterable[str], are_in_blocks: bool = False
+    ) -> None:
         """Replace numbers that are single tensors in `state` by elements of new blocks.
 
         Numbers of one name, dtype and device get a common block. Tensors of other code stay.
@@ -337,15 +339,21 @@ class Blocks:
         Args:
             state: The state of an optimizer; changed.
             names: The keys of the numbers.
+            are_in_blocks: True to replace elements of several registered blocks, and not single
+                tensors.
         """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}
             for param, entries in state.items():
                 has_entries = isinstance(param, Tensor) and isinstance(entries, dict)
                 value = entries.get(name) if has_entries else None
-                if isinstance(value, Tensor) and _is_plain(value) and not self.have(value):
+                if not isinstance(value, Tensor) or not _is_plain(value):
+                    continue
+                if self.have(value) == are_in_blocks:
                     owners_by_kind.setdefault((value.dtype, value.device), []).append(entries)
-            for owners in owners_by_kind.values():
+            for (_, device), owners in owners_by_kind.items():
+                if are_in_blocks and self.of([x[name] for x in owners], device) is not None:
+                    continue
                 with writable():
                     block = torch.stack([entries[name].detach() for entries in owners])
                     views = self.views(block)

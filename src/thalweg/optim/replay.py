@@ -1,6 +1,6 @@
 """Replay of a torch-style step: one native call that checks guards, then updates all parameters.
 
-A guard compares an object with the one that the last step found. A *share* is the part of a step
+A guard compares an object with the one that the last step found. A *sub-step* is the part of a step
 with the update of one rule. The *passes* of a rule are kernels that run before its update, and the
 *judge* is the option that refuses steps with outlying gradients or losses.
 """
@@ -20,6 +20,7 @@ from thalweg._base.execution_context import replicas, thread
 from thalweg._core.atomic_section import Call
 from thalweg._core.commit import TAKEN, add_note
 from thalweg._core.gradient_transforms import GradientTransforms
+from thalweg._core.param_groups import gradient_set_of
 from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.replay import (
     ERRORS,
@@ -76,10 +77,10 @@ class ReplayedStep:
         self.groups = optimizer.param_groups
         self._group_count = len(self.groups)
         self.state = optimizer.state
-        self.shares = list(map(ReplayedSubStep, adapters))
-        self.selection = self.shares[0].hooks.selection
+        self.sub_steps = list(map(ReplayedSubStep, adapters))
+        self.selection = self.sub_steps[0].adapter.selection
         self._choices = choices() if current(self.selection) == self.selection else None
-        self._owners = [owner for share in self.shares for owner in share.owners]
+        self._owners = [owner for sub_step in self.sub_steps for owner in sub_step.owners]
         self._absent = absent  # until the step is planned
         self.may_lack = bool(absent)  # True if parameters may lack gradients
         # True if steps use accumulated gradients.
@@ -120,16 +121,14 @@ class ReplayedStep:
 
         Return False if the step cannot be replayed; the replay is unusable then.
         """
-        transforms, shares = self._transforms(optimizer), self.shares
+        transforms, sub_steps = self._transforms(optimizer), self.sub_steps
         options = optimizer.step_options
         if transforms is None or options.in_backward or options.kinds.device is not None:
             return False
-        if not all(share.is_repeatable(transforms.stages) for share in shares):
+        if not all(sub_step.is_repeatable(transforms.stages) for sub_step in sub_steps):
             return False
-        plans = [share.plan for share in shares]
-        if not are_small(plans, self.may_lack):
-            return False
-        places = [place for share in shares for place in share.places]
+        plans = [sub_step.plan for sub_step in sub_steps]
+        places = [place for sub_step in sub_steps for place in sub_step.places]
         if not self._are_in_groups(self._owners, places):
             return False
         gradients: list[Any] = [
@@ -140,14 +139,20 @@ class ReplayedStep:
             return False
         idle_params = self._find_idle_params()
         guards = make_guard_table()
+        is_small = are_small(plans)
+        if not is_small and (
+            self._has_passes_between_calls or transforms.measured or transforms.judge
+        ):
+            return False
         if guards is None or not self._add_guards(guards, places, idle_params):
             return False
         self._ids = set(map(id, self._owners))
         if not self._make_scalars_in_call(transforms, guards):
             return False
-        if self._has_passes and not self._can_run_passes(optimizer, transforms):
+        if self._has_passes_between_calls and not self._can_run_passes(optimizer, transforms):
             return False
         self._make_launches(optimizer, transforms, plans)
+        guards.releases_lock = not is_small
         self._write_guards(guards, gradients, idle_params)
         self._absent = {}
         return True
@@ -161,20 +166,20 @@ class ReplayedStep:
         try:
             if not has_scalars_in_call(transforms):
                 raise TypeError("Scalars depend on the gradient of each variable.")
-            self._in_call = ScalarsInCall(self.shares, self.groups)
+            self._in_call = ScalarsInCall(self.sub_steps, self.groups)
         except ERRORS:
-            for share in self.shares:
-                share.group_by_scalars()
+            for sub_step in self.sub_steps:
+                sub_step.group_by_scalars()
             return not self.may_lack
         self._in_call.hold_groups(guards, dict(self._idle_options))
-        specs = chain.from_iterable(share.part.numbers.values() for share in self.shares)
+        specs = chain.from_iterable(sub_step.part.numbers.values() for sub_step in self.sub_steps)
         self._rounds_as_tensor = any(spec.rounds_as_tensor for spec in specs)
-        return len(self.shares) == 1 or not self.may_lack
+        return len(self.sub_steps) == 1 or not self.may_lack
 
     @property
-    def _has_passes(self) -> bool:
+    def _has_passes_between_calls(self) -> bool:
         """True if a rule has passes between native calls, and not within one."""
-        rules = [share.part.rule for share in self.shares]
+        rules = [sub_step.part.rule for sub_step in self.sub_steps]
         return any(rule.passes and not rule.is_of_lines for rule in rules)
 
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
@@ -196,14 +201,14 @@ class ReplayedStep:
         any.
         """
         in_call = self._in_call
-        keys = [key for share in self.shares for key in share.keys]
+        keys = [key for sub_step in self.sub_steps for key in sub_step.keys]
         self.launches = launches = Launches(plans, keys if in_call is None else in_call.keys)
         if in_call is not None:
             in_call.set_rows_per_param(launches)
         else:
             products = () if optimizer.has_torch_numbers else optimizer.product_hypers
-            for share, kernels in zip(self.shares, launches.of, strict=True):
-                share.set_launches(kernels, products)
+            for sub_step, kernels in zip(self.sub_steps, launches.of, strict=True):
+                sub_step.set_launches(kernels, products)
         if transforms.stages or transforms.judge is not None:
             self._gradients = ReplayedTransforms(plans, launches, transforms)
 
@@ -218,11 +223,13 @@ class ReplayedStep:
             idle_params: All other parameters of the groups. A replay is refused once one of them
                 has a gradient, except with sums of gradients.
         """
-        shares, launches, in_call = self.shares, self.launches, self._in_call
+        sub_steps, launches, in_call = self.sub_steps, self.launches, self._in_call
         members, pass_members = self._place_programs()
         writers = self._find_writers() if self.may_lack else {}
         measures, clipping = ((), 0) if self._gradients is None else self._gradients.for_look()
-        numbers = [] if in_call else [number for share in shares for number in share.numbers()]
+        numbers = (
+            [] if in_call else [number for sub_step in sub_steps for number in sub_step.numbers()]
+        )
         step = GuardedStep(
             [
                 *zip(self._owners, gradients, launches.cells, strict=True),
@@ -230,25 +237,28 @@ class ReplayedStep:
             ],
             launches.records(),
             numbers,
-            [tensor for share in shares for tensor in share.written()],
-            merge_ranges([bounds_of(share.plan) for share in shares]),
+            [tensor for sub_step in sub_steps for tensor in sub_step.written()],
+            merge_ranges([bounds_of(sub_step.plan) for sub_step in sub_steps]),
             (),
             measures,
             clipping,
             launches.programs,
             *launches.rule_measures(),
+            () if in_call is None else launches.spreads(),
             members=members,
             pass_members=pass_members,
             may_be_absent=self.may_lack,
             writer_indices=writers,
         )
         guards.write_block(step)
+        self._gradient_owners = [param for param, *_ in step.gradients]
+        self._storages = [tensor.untyped_storage() for tensor in step.written_tensors]
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
-        self._has_guards = guards.detects_tracing
-        has_gradients = self._has_sums or self._gradients is not None
-        self._is_single_call = in_call is not None and not has_gradients
+        # Without the lock, `_hold_gradients` calls functions of torch before the guards.
+        self._has_guards = guards.detects_tracing and not guards.releases_lock
+        self._is_single_call = not (in_call is None or self._has_sums or self._gradients)
         self._has_threads = launches.may_have_threads
 
     def _place_programs(self) -> tuple[list[Member], list[Member]]:
@@ -268,10 +278,10 @@ class ReplayedStep:
         """Return {id(tensor): positions in the step of the parameters whose updates write the
         tensor}.
 
-        Slots of several parameters may share a storage, and with it a version counter.
+        Slots of several parameters may sub_step a storage, and with it a version counter.
         """
         writers: dict[int, list[int]] = {id(x): [k] for k, x in enumerate(self._owners)}
-        requests = [share.plan.request for share in self.shares]
+        requests = [sub_step.plan.request for sub_step in self.sub_steps]
         variables = [var for request in requests for var in request.variables]
         writers |= {id(x): [k] for k, x in enumerate(variables)}
         sharing: dict[int, list[int]] = {}
@@ -292,8 +302,8 @@ class ReplayedStep:
         """
         remaining = iter(gradients)
         return all(
-            share.stands(optimizer, [next(remaining) for _ in share.owners])
-            for share in self.shares
+            sub_step.stands(optimizer, [next(remaining) for _ in sub_step.owners])
+            for sub_step in self.sub_steps
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
@@ -330,11 +340,11 @@ class ReplayedStep:
         for place, group in enumerate(self.groups):
             guards.guard_list(group["params"])
             if place not in places:
-                self._idle_options.append((place, Options(group, self.shares[0].part.rule, {})))
+                self._idle_options.append((place, Options(group, self.sub_steps[0].part.rule, {})))
         guards.guard_dict(self.state)
         if not (self._has_sums or all(param.grad is None for param in idle_params)):
             return False
-        if not all(share.hold(guards) for share in self.shares):
+        if not all(sub_step.hold(guards) for sub_step in self.sub_steps):
             return False
         return hold_tensors(guards, idle_params)
 
@@ -410,12 +420,12 @@ class ReplayedStep:
             if self._passes:
                 status = self._replay((self.snapshot.replay_count, None, (), flags))
             else:
+                pairs = self._hold_gradients() if self.snapshot.releases_lock else None
                 status = self.snapshot.replay(
-                    None, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
+                    pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
                 )
             if status:
-                if status not in _STEADY:
-                    cache.forget_replay()
+                self._drop(optimizer, status)
                 return False
             fields["_opt_called"] = True
             return True
@@ -446,13 +456,15 @@ class ReplayedStep:
         of the optimizer has changed.
         """
         pairs, end_calls = None, ()
+        if self.snapshot.releases_lock:
+            pairs = self._hold_gradients()
         if self._has_sums:
             if optimizer.step_cache.sums.keys() != self._ids:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             end_calls = optimizer.clearing_sums()
         call_args = self.snapshot.replay_count, pairs, end_calls, flags
-        if self._in_call is None and not all(share.read() for share in self.shares):
+        if self._in_call is None and not all(sub_step.read() for sub_step in self.sub_steps):
             return False
         # Passes need the norms of gradients before the native call of the update.
         column_updates = self._set_and_replay(optimizer, call_args, bool(self._passes))
@@ -462,6 +474,27 @@ class ReplayedStep:
             column.wrote(values)
         fields["_opt_called"] = True
         return True
+
+    @staticmethod
+    def _drop(optimizer: Any, status: int) -> None:
+        """Remove the replay from the cache after a refusal, unless it may take later steps: another
+        set of gradients may have a replay of its own.
+        """
+        cache = optimizer.step_cache
+        is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None
+        if is_of_set and cache.gradient_set != gradient_set_of(optimizer.param_groups):
+            return
+        if status not in _STEADY:
+            cache.forget_replay()
+
+    def _hold_gradients(self) -> list[tuple[Tensor | None, Tensor]]:
+        """Return (gradient, parameter) pairs that keep the memory of the gradients alive, whatever
+        other threads do to the gradients; None in place of a gradient that is missing.
+        """
+        return [
+            (None if param.grad is None else param.grad.detach(), param)
+            for param in self._gradient_owners
+        ]
 
     def _set_and_replay(
         self, optimizer: Any, call_args: tuple[int, Any, Any, int], beyond_range: bool = False
@@ -494,8 +527,8 @@ class ReplayedStep:
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:
             return self._set_and_replay(optimizer, call_args, beyond_range=True)
-        if status and status not in _STEADY:
-            optimizer.step_cache.forget_replay()
+        if status:
+            self._drop(optimizer, status)
         return None if status else column_updates
 
     def _prepare(
@@ -535,11 +568,11 @@ class ReplayedStep:
             self._set_shared(of_gradients)
             return [], judge_calls
         column_updates: list[ColumnUpdate] = []
-        for share in self.shares:
-            share_updates = share.prepare(groups, of_gradients)
-            if share_updates is None:
+        for sub_step in self.sub_steps:
+            column_pairs = sub_step.prepare(groups, of_gradients)
+            if column_pairs is None:
                 return None
-            column_updates += share_updates
+            column_updates += column_pairs
         return column_updates, judge_calls
 
     def _judge(

@@ -28,19 +28,19 @@ class GroupScalars:
     """Scalars of parameters of a group with equal numbers, from one step to the next.
 
     Args:
-        hooks: The adapter of the step.
+        adapter: The adapter of the step.
         place: The index of the group.
         first: The position of the first of these parameters.
     """
 
-    def __init__(self, hooks: Any, place: int, first: int) -> None:
+    def __init__(self, adapter: Any, place: int, first: int) -> None:
         self.place, self._first = place, first
-        self._hooks = hooks
-        self._rule = hooks.step_rule()
+        self._adapter = adapter
+        self._rule = adapter.step_rule()
         self._read_options()
         # Numbers beside those of the rule, such as that of the step by which codes are rounded, or
         # that others may write to.
-        has_extra_numbers = bool(hooks.optimizer.step_options.wrapping or self._rule.codecs)
+        has_extra_numbers = bool(adapter.optimizer.step_options.wrapping or self._rule.codecs)
         self._needs_full_prepare = has_extra_numbers or self._moves()
 
     def hold(self, group: Group) -> bool:
@@ -58,7 +58,7 @@ class GroupScalars:
 
     def _read_options(self) -> None:
         """Read the options of the group, and values derived from them."""
-        self.options: Options = self._hooks.part.options(self.place, self._hooks.optimizer)
+        self.options: Options = self._adapter.part.options(self.place, self._adapter.optimizer)
 
     def _moves(self) -> bool:
         """Return True if option values are tensors, which other code may write to."""
@@ -66,20 +66,20 @@ class GroupScalars:
 
 
 class TorchScalars(GroupScalars):
-    """Scalars of a group, computed as `TorchHooks.scalars_of` computes them."""
+    """Scalars of a group, computed as `TorchStepAdapter.scalars_of` computes them."""
 
     def _read_options(self) -> None:
         """Read the options of the group, and values derived from them."""
         super()._read_options()
-        hooks, options = self._hooks, self.options
-        _, self._state_numbers = hooks.split_key(self._careful_key())
-        columns = hooks.part.columns
+        adapter, options = self._adapter, self.options
+        _, self._state_numbers = adapter.split_key(self._careful_key())
+        columns = adapter.part.columns
         self._state_dtypes = {
             column.name: _DTYPES.get(column.dtype, np.float64)
             for column in columns
             if column.name != STEP
         }
-        self._hypers = options.numbers(hooks.is_on_step_device)
+        self._hypers = options.numbers(adapter.is_on_step_device)
         self._arguments = {**self._hypers, **self._state_numbers}
         self._prepare_arguments = options.given_to_prepare({**self._state_numbers, "t": 1})
         self._rate = options.moving_rate
@@ -93,13 +93,13 @@ class TorchScalars(GroupScalars):
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
         """Return {name: scalar} of the next step, from the present numbers in `columns`."""
         if self._needs_full_prepare:
-            return self._hooks.prepare_scalars(self._careful_key())
+            return self._adapter.prepare_scalars(self._careful_key())
         if self._rate is None:
             return self._compute(columns)
         try:
             return self._compute_with_tensor(self._rate, columns)
         except (TypeError, ArithmeticError):  # torch makes them
-            return self._hooks.prepare_scalars(self._careful_key())
+            return self._adapter.prepare_scalars(self._careful_key())
 
     def reads(self, names: Sequence[str]) -> bool:
         """Return True if native programs read these hyperparameters anew at every step."""
@@ -183,7 +183,7 @@ class TorchScalars(GroupScalars):
         own_numbers = {name: symbols[name] for name in self._state_dtypes}
         numbers = {**self._state_numbers, **own_numbers, "t": step, STEP: step}
         former_step = step - 1.0 if STEP in self._state_numbers else 1
-        for option in self._hooks.optimizer.step_options.wrapping:
+        for option in self._adapter.optimizer.step_options.wrapping:
             numbers |= option.scalars((), former_step)
         if self._rule.codecs and STEP in self._state_numbers:
             numbers |= step_scalar(former_step)
@@ -200,7 +200,7 @@ class TorchScalars(GroupScalars):
         The key is the index of the group, or a tuple of it and the numbers that differ between
         parameters.
         """
-        columns = self._hooks.part.columns
+        columns = self._adapter.part.columns
         differing_numbers = [column.of(self._first) for column in columns if column.common is None]
         return (self.place, *differing_numbers) if differing_numbers else self.place
 
@@ -235,12 +235,12 @@ class TorchScalars(GroupScalars):
 
 
 class TensorFlowScalars(GroupScalars):
-    """Scalars of a group, computed as `TensorFlowHooks.scalars_of` computes them."""
+    """Scalars of a group, computed as `TensorFlowStepAdapter.scalars_of` computes them."""
 
-    def __init__(self, hooks: Any, place: int, first: int) -> None:
+    def __init__(self, adapter: Any, place: int, first: int) -> None:
         self._hypers: dict[Dtype, dict[str, Any]] = {}
         self._group_hypers: dict[str, Any] = {}
-        super().__init__(hooks, place, first)
+        super().__init__(adapter, place, first)
 
     def _read_options(self) -> None:
         """Read the options of the group, and values derived from them."""
@@ -249,7 +249,7 @@ class TensorFlowScalars(GroupScalars):
         if {n for n, x in self._group_hypers.items() if x is not former_hypers.get(n)} - {RATE}:
             self._hypers = {}
         for dtype, dtype_hypers in self._hypers.items():
-            rate = self._hooks.hyper(dtype, self.place, RATE, self._group_hypers[RATE])
+            rate = self._adapter.hyper(dtype, self.place, RATE, self._group_hypers[RATE])
             self._hypers[dtype] = {**dtype_hypers, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
@@ -264,9 +264,9 @@ class TensorFlowScalars(GroupScalars):
             step; or all scalars, and None.
         """
         if self._needs_full_prepare:
-            return self._hooks.scalars_of(dtype, self.place), None
+            return self._adapter.scalars_of(dtype, self.place), None
         if dtype not in self._hypers:
-            dtype_hypers = self._hooks.hypers(dtype, self.place)
+            dtype_hypers = self._adapter.hypers(dtype, self.place)
             self._hypers[dtype] = {**dtype_hypers, "is_first": dtype(0)}
         values, step = self._hypers[dtype], 0
         for column in columns:

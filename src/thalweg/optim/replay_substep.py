@@ -48,19 +48,19 @@ class ReplayedSubStep:
     """
 
     def __init__(self, adapter: ParamGroupAdapter) -> None:
-        self.hooks: Any = adapter
+        self.adapter: Any = adapter
         self.part, self.places = adapter.part, adapter.owner_places
         self.plan: Any = self.part.plans.last
         self.columns: Any = self.part.columns
         self.owners = [] if self.plan is None else _owners_of(self.plan)
-        self.is_torchs = type(self.hooks) is TorchStepAdapter  # else the numbers are TensorFlow's
+        self.is_torchs = type(self.adapter) is TorchStepAdapter  # else the numbers are TensorFlow's
         self.keys: Sequence[Hashable] = self.places
         self._other_keys: list[Hashable] = []  # keys but for the first
         self._shared_flags: list[bool] = []  # for each column, True if one number serves all
         self._reads: list[int] = []  # of each column, when its numbers were looked at last
         self._launches: Sequence[Launch] = ()
         self._scalars: dict[Hashable, Any] = {}  # by key
-        # Those that the call makes, of each launch and place, if the hooks need none of them.
+        # Those that the call makes, of each launch and place, if the adapter needs none of them.
         self._in_call: list[list[tuple[Hashable, RuleScalars]]] = []
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
 
@@ -83,8 +83,8 @@ class ReplayedSubStep:
         params = self.part.params
         param_ids = set(map(id, params))
         return (
-            is_repeatable(self.plan, self.hooks, stages, may_have_passes=True)
-            and is_ours(type(self.hooks))
+            is_repeatable(self.plan, self.adapter, stages, may_have_passes=True)
+            and is_ours(type(self.adapter))
             and all(id(owner) in param_ids for owner in self.owners)
             and all(map(self._is_replayable, self.columns))
             and all(getattr(param, "constraint", None) is None for param in params)
@@ -107,7 +107,7 @@ class ReplayedSubStep:
                 )
                 for place in {*self.places}
             )
-            and list(self.hooks.places_of(request.variables)) == list(request.places)
+            and list(self.adapter.places_of(request.variables)) == list(request.places)
             and stands(self.plan, gradients)
         )
 
@@ -155,7 +155,7 @@ class ReplayedSubStep:
         kind: Any = TorchScalars if self.is_torchs else TensorFlowScalars
         for first, key in enumerate(self.keys):
             if key not in self._scalars:
-                self._scalars[key] = kind(self.hooks, self.places[first], first)
+                self._scalars[key] = kind(self.adapter, self.places[first], first)
         self._other_keys = [*self._scalars][1:]
         has_single_key = not self._other_keys
         self._shared_flags = [
@@ -178,7 +178,7 @@ class ReplayedSubStep:
         unlaunched = self._scalars.keys() - launched
         self._unlaunched = [self._scalars[key] for key in unlaunched]
         if all(column.name in {STEP, *products} for column in self.columns):
-            rule = self.hooks.step_rule()
+            rule = self.adapter.step_rule()
             self._in_call = [
                 [(key, RuleScalars(rule, launch, index)) for index, key in enumerate(launch.places)]
                 for launch in launches
@@ -227,9 +227,9 @@ class ReplayedSubStep:
             group_scalars.numbers(self.columns, np.float32)
         if self.is_torchs:  # else each dtype has its own
             scalars = {key: x.made(self.columns) for key, x in self._scalars.items()}
-            self.hooks.scalars_by_key = scalars
+            self.adapter.scalars_by_key = scalars
         else:
-            self.hooks.scalars_by_key = {}
+            self.adapter.scalars_by_key = {}
         for k, launch in enumerate(self._launches):
             launch_scalars = self._scalars_of(k, launch, of_gradients is not None)
             if of_gradients is not None:
@@ -248,7 +248,7 @@ class ReplayedSubStep:
             has_extra: True if scalars of gradient transforms are written, too, so that {} is not
                 returned.
         """
-        scalars_by_key, dtype, columns = self.hooks.scalars_by_key, launch.dtype, self.columns
+        scalars_by_key, dtype, columns = self.adapter.scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:
             return scalars_by_key
         if self._in_call:
@@ -269,7 +269,7 @@ class ReplayedSubStep:
         None if parameters that share a number would get different ones.
         """
         updates: list[ColumnUpdate] = []
-        next_number = self.hooks.next_number
+        next_number = self.adapter.next_number
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             if not is_shared:
                 numbers_by_key = {key: next_number(column, key) for key in self._scalars}

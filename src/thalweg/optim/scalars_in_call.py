@@ -8,7 +8,7 @@ changed option or a parameter without a gradient thus needs no Python code in th
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ class ScalarsInCall:
         for sub_step in sub_steps:
             _check_sub_step(sub_step)
             scalars_by_group = {
-                index: TorchScalars(sub_step.hooks, index, sub_step.places.index(index))
+                index: TorchScalars(sub_step.adapter, index, sub_step.places.index(index))
                 for index in dict.fromkeys(sub_step.places)
             }
             for scalars in scalars_by_group.values():
@@ -192,16 +192,19 @@ class ScalarsInCall:
             spans: Further tables of chunks, {position of a parameter: chunks}, added to its record.
         """
         programs: list[int] = []
+        # Reductions and kernels receive copies of their scalars.
+        target: Any = launch if launch.measures is None else launch.measures.given
+        dtype = launch.dtype if target is launch else np.float64
         for index, place in enumerate(launch.places):
-            program, inputs = self._build_program(launch.dtype, place, scalars)
-            programs.append(launch.place_program(index, program, inputs))
+            program, inputs = self._build_program(dtype, place, scalars)
+            programs.append(target.place_program(index, program, inputs))
         for row, position in enumerate(launch.members):
             index = launch.places.index(self.keys[position])
             other_spans = [table[position] for table in spans if position in table]
             members[position] = members[position]._replace(
                 program=programs[index],
-                row_cell=launch.row_cell(row),
-                row_size=launch.row_size,
+                row_cell=target.row_cell(row),
+                row_size=target.row_size,
                 spans=(launch.span(row), *other_spans),
             )
 
@@ -274,11 +277,12 @@ def are_numbers_in_call(part: ParamState) -> bool:
     """Return True if the native call can compute the scalars of a rule, and its per-parameter
     numbers.
 
-    False for scalars that depend on reductions over parameters, and for numbers other than the step
-    count that the call cannot compute, as `_is_number_in_call` returns.
+    False for scalars that depend on reductions over all parameters or on scalars of reductions, and
+    for numbers other than the step count that the call cannot compute, as `_is_number_in_call`
+    returns.
     """
     rule = part.rule
-    has_reductions = rule.all_levels or rule.per_optimizer is not None or rule.is_of_lines
+    has_reductions = rule.levels or rule.per_optimizer is not None
     columns = [column for column in part.columns if column.name != STEP]
     return not has_reductions and all(_is_number_in_call(part, column) for column in columns)
 

@@ -71,6 +71,10 @@ class StepCache:
     ones.
     """
 
+    # Plans of steps in which other parameters had gradients; see `absent_gradients.select_set`.
+    sets: dict[tuple[bool, ...], Any] | None = None
+    gradient_set: tuple[bool, ...] = ()
+
     def __init__(self, optimizer: object) -> None:
         self.lock = Guard(self)  # held by a step
         self.operands = Operands(optimizer)
@@ -134,7 +138,7 @@ class StepCache:
 
     def _is_replayed(self, adapters: Sequence[ParamGroupAdapter]) -> bool:
         """Return True if `replay` repeats exactly the plans that `adapters` ran last."""
-        plans = [] if self.replay is None else [share.plan for share in self.replay.shares]
+        plans = [] if self.replay is None else [sub_step.plan for sub_step in self.replay.sub_steps]
         current_plans = [adapter.part.plans.last for adapter in adapters]
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 

@@ -6,18 +6,18 @@ bits are those of `TileMeasures.combine` and of the arrays of `matrix_batches.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
-from thalweg._engines.codegen import FormulaWriter, Kernel, fill, nest
+from thalweg._engines.codegen import Kernel, fill, nest
 from thalweg._engines.cpu.codegen import HEADER, STORAGE, name_kernel
 from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL
 from thalweg._engines.cpu.codegen_reduction import ReductionText
+from thalweg._engines.cpu.codegen_stage import LINE, StageWriter
 from thalweg._engines.formula_graph import Node
 from thalweg._engines.formula_source import FUNCTION_PREFIX, LITERAL
-from thalweg._engines.fused_stage import MEANS, SIZES, LineFormula, read_stage
+from thalweg._engines.fused_stage import SIZES, read_stage
 from thalweg.formula import Rule, is_like_update
 
 _KERNEL = """
@@ -52,14 +52,6 @@ def combine_{reduce}(partial, result, outer, count, inner):
     for line in range(outer):
         for i in each(inner):
             result[line * inner + i] = kept(partial[line * count * inner + i] + 0.0)
-"""
-_MEAN = """
-step = 1
-while step < {count}:
-    for i in range(0, {count} - step, 2 * step):
-        {values}[i] = {values}[i] + {values}[i + step]
-    step += step
-{name} = ({values}[0] + {literal}(0.0)) / {literal}({count})
 """
 # For each axis of a measure: the arguments of `combine`, and the number of its results.
 _COMBINED = {
@@ -161,10 +153,10 @@ class LineStageKernel:
         fmt = STORAGE[kind]
         return f"{name} = {fmt.pointer}(place[{self._words[name]}] + {offset} * {fmt.size})"
 
-    def _load_slot(self, name: str) -> str:
-        """Return the number i of a slot in the type of the update."""
+    def _load_slot(self, name: str, line: str = "i") -> str:
+        """Return the number of a slot at an index in the type of the update."""
         load = STORAGE[self._slot_types[name]].load
-        return f"{self._stage.compute}({load.format(f'slot_{name}[i]')})"
+        return f"{self._stage.compute}({load.format(f'slot_{name}[{line}]')})"
 
     def _copy_slot(self, name: str) -> list[str]:
         """Return lines that copy a slot to the vector that formulas of elements read."""
@@ -200,14 +192,15 @@ class LineStageKernel:
             if name in self._rule.vectors:
                 lines += self._point_at_line(name)
                 is_slot = name in self._slot_types
-                inputs[name] = self._load_slot(name) if is_slot else f"result_{name}[i]"
+                inputs[name] = self._load_slot(name, LINE) if is_slot else f"result_{name}[{LINE}]"
         stores = {"row": list[tuple[Node, str]](), "column": list[tuple[Node, str]]()}
         for name, result in zip(stage.makes, formula.graph.results, strict=True):
             stores[self._rule.vectors[name]] += [(result, store) for store in self._store(name)]
-        types = LITERAL, "float64"
-        if is_like_update(stage.function):
-            types = STAGE_LITERAL, self._stage.compute
-        return [*lines, *_StageLoops(formula, f"stage{number}", *types, inputs).write(stores)]
+        is_narrow = is_like_update(stage.function)
+        literal = STAGE_LITERAL if is_narrow else LITERAL
+        scratch = f"{self._stage.compute if is_narrow else 'float64'}_pointer(work[6])"
+        writer = StageWriter(formula, f"stage{number}", literal, inputs, _COUNTS, scratch)
+        return [*lines, *writer.write(stores)]
 
     def _point_at_line(self, name: str) -> list[str]:
         """Return lines that point at the numbers of a vector in the matrix `matrix`."""
@@ -218,86 +211,9 @@ class LineStageKernel:
         return [self._point_at("float64", f"result_{name}", offset), vector]
 
     def _store(self, name: str) -> list[str]:
-        """Return templates of statements that store the number i of a result of a stage."""
+        """Return templates of statements that store the number `LINE` of a result of a stage."""
         if name in self._slot_types:
             kind = self._slot_types[name]
             value = "{0}" if kind == "float64" else "float32({0})"
-            return [f"slot_{name}[i] = {STORAGE[kind].save.format(value)}"]
-        return [f"result_{name}[i] = {{0}}", f"vector_{name}[i] = {{0}}"]
-
-
-class _StageLoops(FormulaWriter):
-    """Writer of the loops of a fused stage; loops compute again what they share.
-
-    Args:
-        formula: The stage.
-        prefix: The beginning of the names of intermediate values.
-        literal: As for `FormulaWriter`.
-        number: The type of the arithmetic.
-        inputs: The text of each parameter, for row or column i.
-    """
-
-    def __init__(
-        self, formula: LineFormula, prefix: str, literal: str, number: str, inputs: dict[str, str]
-    ) -> None:
-        super().__init__(literal)
-        self._kinds, self._prefix, self._number = formula.kinds, prefix, number
-        self._inputs = inputs
-        self._names = {node: f"{prefix}_node{k}" for k, node in enumerate(formula.kinds)}
-        # Texts of scalars and of numbers of the matrix that are computed.
-        self._texts: dict[Node, str] = {}
-
-    def write(self, stores: Mapping[str, Sequence[tuple[Node, str]]]) -> list[str]:
-        """Return lines that compute the stage.
-
-        Args:
-            stores: For "row" and "column" pairs of a result and the template of its store.
-        """
-        scratch = f"{self._prefix}_scratch"
-        lines = [f"{scratch} = {self._number}_pointer(work[6])"]
-        for node in self._kinds:
-            if node.op in MEANS:
-                axis, (arg,), name = MEANS[node.op], node.inputs, self._names[node]
-                lines += self._loop(axis, [(arg, scratch + "[i] = {0}")])
-                fields = {"count": _COUNTS[axis], "values": scratch, "literal": self.literal}
-                lines += fill(_MEAN, name=name, **fields)
-                self._texts[node] = name
-        for axis, pairs in stores.items():
-            lines += self._loop(axis, pairs) if pairs else []
-        return lines
-
-    def _loop(self, axis: str, pairs: Sequence[tuple[Node, str]]) -> list[str]:
-        """Return a loop over rows or columns that stores values, after what it needs of the matrix.
-
-        Args:
-            axis: "row" or "column".
-            pairs: The nodes of these values, with the templates of their stores.
-        """
-        outer_lines, body, texts = list[str](), list[str](), dict[Node, str]()
-        for node in self._order_nodes(node for node, _ in pairs):
-            is_of_line = self._kinds[node] == axis
-            if node.op == "scalar":
-                text = f"{self.literal}({self._inputs[node.args[0]]})"
-                if is_of_line:  # a store of this loop may overwrite the input
-                    body.append(f"{self._names[node]} = {text}")
-                    text = self._names[node]
-            elif node.op == "const":
-                text = self.write_number(node.args[0])
-            else:
-                operands = [texts.get(arg) or self._texts[arg] for arg in node.inputs]
-                text = self._names[node]
-                operation = f"{text} = {self.write_operation(node.op, operands)}"
-                (body if is_of_line else outer_lines).append(operation)
-            (texts if is_of_line else self._texts)[node] = text
-        store_lines = [store.format(texts.get(node) or self._texts[node]) for node, store in pairs]
-        return [*outer_lines, *nest(f"for i in each({_COUNTS[axis]}):", [*body, *store_lines])]
-
-    def _order_nodes(self, roots: Iterable[Node]) -> list[Node]:
-        """Return roots and nodes that they depend on, up to those in `_texts`, in order."""
-        needed_nodes, stack = set[Node](), [*roots]
-        while stack:
-            node = stack.pop()
-            if node not in needed_nodes and node not in self._texts:
-                needed_nodes.add(node)
-                stack += node.inputs
-        return [node for node in self._kinds if node in needed_nodes]
+            return [f"slot_{name}[{LINE}] = {STORAGE[kind].save.format(value)}"]
+        return [f"result_{name}[{LINE}] = {{0}}", f"vector_{name}[{LINE}] = {{0}}"]

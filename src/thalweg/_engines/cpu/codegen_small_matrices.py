@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure
@@ -33,7 +34,7 @@ from thalweg._engines.cpu.codegen import (
     write_threads,
 )
 from thalweg._engines.cpu.codegen_measure import STAGE_LITERAL, Elements
-from thalweg._engines.cpu.codegen_stage import StageWriter, Values
+from thalweg._engines.cpu.codegen_stage import LINE, StageWriter
 from thalweg._engines.cpu.codegen_transpose import (
     LANES,
     SIDE,
@@ -41,6 +42,7 @@ from thalweg._engines.cpu.codegen_transpose import (
     reduce_values,
     store_from_lanes,
 )
+from thalweg._engines.formula_graph import Node
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import LITERAL
 from thalweg._engines.fused_stage import SIZES, read_stage
@@ -75,7 +77,7 @@ while left > 1:
         {total}[half] = {total}[left - 1]
     left = (left + 1) >> 1
 target = float64_pointer(base[place + {stream}])
-target[first // {lanes}] = {total}[0]
+target[first // {lanes} * {width}] = {total}[0]
 """
 
 
@@ -89,6 +91,28 @@ def stream_of_pass(rule: Rule, storage: Sequence[str], index: int) -> int:
         index: The index of the pass in the rule.
     """
     return len(storage) + len(rule.shaped_slots) + index
+
+
+def names_of_blocks(rule: Rule) -> list[str]:
+    """Return the names of the numbers of a block: measures over variables, and `SIZES`."""
+    measures = [x for x in rule.passes if isinstance(x, Measure) and x.over == "variable"]
+    return [*(measure.makes for measure in measures), *SIZES]
+
+
+class Values(NamedTuple):
+    """Local names of the numbers of rows or columns of matrix `lane`.
+
+    Attributes:
+        name: The beginning of these names.
+        axis: "row" or "column".
+    """
+
+    name: str
+    axis: str
+
+    def at(self, line: int) -> str:
+        """Return the text of the number of a row or column."""
+        return f"{self.name}_{line}"
 
 
 class _MeasureGroup(Elements):
@@ -157,7 +181,7 @@ class SmallMatrixKernel:
         self._rule, self._passes, self._stages = sweep.rule, sweep.passes, sweep.stages
         self._storage, self._lines, self._compute = sweep.storage, sweep.lines, sweep.compute
         self._sides, self._flush = sweep.sides, sweep.flush
-        self._counts = {"row": sweep.sides[0], "column": sweep.sides[1], "matrix": 1, "": 1}
+        self._counts = {"row": sweep.sides[0], "column": sweep.sides[1]}
         self._array_type = "numbers" if sweep.compute == "float32" else "lanes"
         self._plain_storage = (sweep.compute,) * len(sweep.storage)
         self._update: TracedUpdate | None = None
@@ -395,7 +419,8 @@ class SmallMatrixKernel:
             total = self._reserve(f"total_{measure.makes}", 1)
             lines.append(f"{total}[lane] = {line_texts[0]}")
             stream = stream_of_pass(self._rule, self._storage, self._rule.passes.index(measure))
-            totals += fill(_COMBINE, total=total, stream=stream, lanes=LANES)
+            width = len(names_of_blocks(self._rule))
+            totals += fill(_COMBINE, total=total, stream=stream, lanes=LANES, width=width)
         self._add_part(lines, flush=bool(self._stages))
         return totals
 
@@ -403,28 +428,25 @@ class SmallMatrixKernel:
         """Append the lines of a fused stage; record the names of the vectors and slots it sets."""
         formula, prefix = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
-        inputs = {name: Values(f"{letter}{index}", "") for name, index in self._place.items()}
-        for name, count in zip(SIZES, self._sides, strict=False):
-            inputs[name] = Values(str(count), "")
-        inputs |= {**self._vectors, **self._slot_values}
-        writer = StageWriter(prefix, literal, self._counts)
-        lines, results = writer.write_stage(formula, inputs)
+        inputs = {name: f"{letter}{place}" for name, place in self._place.items()}
+        inputs |= {name: str(count) for name, count in zip(SIZES, self._sides, strict=False)}
+        inputs |= {name: f"{x.name}_{LINE}" for name, x in self._vectors.items()}
+        inputs |= {name: f"{x.name}_{LINE}" for name, x in self._slot_values.items()}
         kinds = {slot.name: self._lines[k] for k, slot in enumerate(self._rule.shaped_slots)}
-        for name, stage_values in zip(stage.makes, results, strict=True):
-            if name not in kinds:
-                self._vectors[name] = stage_values
-                continue
+        stores = {"row": list[tuple[Node, str]](), "column": list[tuple[Node, str]]()}
+        new_values = {name: Values(f"{prefix}_new_{name}", self._rule.vectors[name])
+                      for name in stage.makes}  # fmt: skip
+        for (name, values), result in zip(new_values.items(), formula.graph.results, strict=True):
             # Later stages read a slot as it is stored, in at most the type of the arithmetic.
-            self._slot_values[name] = slot_values = Values(
-                f"{prefix}_new_{name}", stage_values.axis
-            )
-            kind = kinds[name] if kinds[name] != "float64" else self._compute
-            template = _ROUND_TRIP.get(kind, f"{kind}({{}})")
-            lines += [
-                f"{slot_values.at(k)} = {template.format(stage_values.at(k))}"
-                for k in range(self._counts[stage_values.axis])
-            ]
-        self._add_part(lines)
+            kind = kinds.get(name, "")
+            kind = kind if kind != "float64" else self._compute
+            template = _ROUND_TRIP.get(kind, f"{kind}({{}})") if kind else "{}"
+            store = f"{values.name}_{LINE} = {template.format('{0}')}"
+            stores[values.axis].append((result, store))
+        writer = StageWriter(formula, prefix, literal, inputs, self._counts)
+        self._add_part(writer.write(stores))
+        for name, values in new_values.items():
+            (self._slot_values if name in kinds else self._vectors)[name] = values
 
     def _update_elements(self, update: TracedUpdate) -> None:
         """Append the update of each element."""

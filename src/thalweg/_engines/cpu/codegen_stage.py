@@ -2,93 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
-from thalweg._engines.codegen import FormulaWriter
+from thalweg._engines.codegen import FormulaWriter, fill, nest
 from thalweg._engines.formula_graph import Node
 from thalweg._engines.fused_stage import MEANS, LineFormula
 
-
-class Values(NamedTuple):
-    """Local names of the numbers of rows or columns of matrix `lane`, or of one number.
-
-    Attributes:
-        name: The beginning of these names.
-        axis: "row", "column" or "matrix"; "" for a scalar, of which `name` is the text.
-    """
-
-    name: str
-    axis: str
-
-    def at(self, line: int) -> str:
-        """Return the text of the number of a row or column, or of the one number."""
-        suffix = {"row": f"_{line}", "column": f"_{line}", "matrix": "_0", "": ""}[self.axis]
-        return self.name + suffix
+LINE = "@"  # the index of a row or column, in texts
+_MEAN = """
+step = 1
+while step < {count}:
+    for i in range(0, {count} - step, 2 * step):
+        {values}[i] = {values}[i] + {values}[i + step]
+    step += step
+{name} = ({values}[0] + {literal}(0.0)) / {literal}({count})
+"""
 
 
 class StageWriter(FormulaWriter):
-    """Writer of a fused stage.
+    """Writer of the loops of a fused stage; loops compute again what they share.
 
     Args:
-        title: The beginning of the names of intermediate values.
+        formula: The stage.
+        prefix: The beginning of the names of intermediate values.
         literal: As for `FormulaWriter`.
-        counts: The number of rows, columns and matrices, by the axis of values.
+        inputs: The text of each parameter, for the row or column `LINE`.
+        counts: The number of rows and columns, by axis: expressions, or integers for which loops
+            are unrolled.
+        scratch: With expressions, an expression for a pointer to memory for a number of each line.
     """
 
-    def __init__(self, prefix: str, literal: str, counts: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        formula: LineFormula,
+        prefix: str,
+        literal: str,
+        inputs: Mapping[str, str],
+        counts: Mapping[str, str | int],
+        scratch: str = "",
+    ) -> None:
         super().__init__(literal)
-        self._prefix, self._counts = prefix, counts
+        self._kinds, self._prefix, self._inputs = formula.kinds, prefix, inputs
+        self._counts, self._scratch = counts, scratch
+        self._names = {node: f"{prefix}_node{k}" for k, node in enumerate(formula.kinds)}
+        # Texts of scalars and of numbers of the matrix that are computed.
+        self._texts: dict[Node, str] = {}
 
-    def write_stage(
-        self, formula: LineFormula, inputs: Mapping[str, Values]
-    ) -> tuple[list[str], list[Values]]:
-        """Return assignments that compute a stage, and its results.
-
-        Args:
-            inputs: The values of its parameters by name.
-        """
-        values, lines = dict[Node, Values](), list[str]()
-        for node in formula.graph.nodes:
-            kind = formula.kinds[node]
-            if node.op == "scalar":
-                values[node] = inputs[node.args[0]]
-            elif node.op == "const":
-                values[node] = Values(self.write_number(node.args[0]), kind)
-            else:
-                values[node] = target = Values(f"{self._prefix}_node{len(values)}", kind)
-                for line in range(self._counts[kind]):
-                    lines.append(f"{target.at(line)} = {self._write_line(node, values, line)}")
-        return lines, [values[result] for result in formula.graph.results]
-
-    def _write_line(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
-        """Return the expression of an operation for one row or column.
+    def write(self, stores: Mapping[str, Sequence[tuple[Node, str]]]) -> list[str]:
+        """Return lines that compute the stage.
 
         Args:
-            node: The operation. A mean reads all rows or columns of its operand.
-            node_values: The names of the values of nodes that are written already.
-            index: The index of the row or column.
+            stores: For "row" and "column" pairs of a result and the template of its store, in which
+                `LINE` is the index.
         """
-        if node.op in MEANS:
-            (arg,) = node.inputs
-            count = self._counts[MEANS[node.op]]
-            return self._write_mean(
-                [self._read(arg, node_values, position) for position in range(count)]
-            )
-        return self.write_operation(
-            node.op, [self._read(arg, node_values, index) for arg in node.inputs]
-        )
+        lines = [f"{self._prefix}_scratch = {self._scratch}"] if self._scratch else list[str]()
+        for node in self._kinds:
+            if node.op in MEANS:
+                lines += self._write_mean(node)
+                self._texts[node] = self._names[node]
+        for axis, pairs in stores.items():
+            lines += self._loop(axis, pairs) if pairs else []
+        return lines
 
-    def _read(self, node: Node, node_values: Mapping[Node, Values], index: int) -> str:
-        """Return the text of an operand for the row or column `index`."""
-        text = node_values[node].at(index)
-        return f"{self.literal}({text})" if node.op == "scalar" else text
-
-    def _write_mean(self, terms: list[str]) -> str:
-        """Return the mean of terms, with the bits of `mean_over_rows`."""
-        divisor = f"{self.literal}({len(terms)})"
+    def _write_mean(self, node: Node) -> list[str]:
+        """Return lines that set the name of a node to a mean, with the bits of `mean_over_rows`."""
+        axis, (arg,), name = MEANS[node.op], node.inputs, self._names[node]
+        count = self._counts[axis]
+        if isinstance(count, str):
+            values = f"{self._prefix}_scratch"
+            lines = self._loop(axis, [(arg, f"{values}[{LINE}] = {{0}}")])
+            return lines + fill(_MEAN, name=name, count=count, values=values, literal=self.literal)
+        lines = self._loop(axis, [(arg, f"{name}_term_{LINE} = {{0}}")])
+        terms = [f"{name}_term_{k}" for k in range(count)]
         while len(terms) > 1:
             remainder = terms[len(terms) - len(terms) % 2 :]
             pairs = zip(terms[::2], terms[1::2], strict=False)
             terms = [*(f"({a} + {b})" for a, b in pairs), *remainder]
-        return f"({terms[0]} + {self.literal}(0.0)) / {divisor}"
+        mean = f"({terms[0]} + {self.literal}(0.0)) / {self.literal}({count})"
+        return [*lines, f"{name} = {mean}"]
+
+    def _loop(self, axis: str, pairs: Sequence[tuple[Node, str]]) -> list[str]:
+        """Return a loop over rows or columns that stores values, after what it needs of the matrix.
+
+        Args:
+            axis: "row" or "column".
+            pairs: The nodes of these values, with the templates of their stores.
+        """
+        outer_lines, body, texts = list[str](), list[str](), dict[Node, str]()
+        for node in self._order_nodes(node for node, _ in pairs):
+            is_of_line = self._kinds[node] == axis
+            name = f"{self._names[node]}_{LINE}" if is_of_line else self._names[node]
+            if node.op == "scalar":
+                text = f"{self.literal}({self._inputs[node.args[0]]})"
+                if is_of_line:  # a store of this loop may overwrite the input
+                    body.append(f"{name} = {text}")
+                    text = name
+            elif node.op == "const":
+                text = self.write_number(node.args[0])
+            else:
+                operands = [texts.get(arg) or self._texts[arg] for arg in node.inputs]
+                operation, text = f"{name} = {self.write_operation(node.op, operands)}", name
+                (body if is_of_line else outer_lines).append(operation)
+            (texts if is_of_line else self._texts)[node] = text
+        body += [store.format(texts.get(node) or self._texts[node]) for node, store in pairs]
+        count = self._counts[axis]
+        if isinstance(count, str):
+            header = f"for i in each({count}):"
+            return [*outer_lines, *nest(header, [line.replace(LINE, "i") for line in body])]
+        return outer_lines + [line.replace(LINE, str(k)) for k in range(count) for line in body]
+
+    def _order_nodes(self, roots: Iterable[Node]) -> list[Node]:
+        """Return roots and nodes that they depend on, up to those in `_texts`, in order."""
+        needed_nodes, stack = set[Node](), [*roots]
+        while stack:
+            node = stack.pop()
+            if node not in needed_nodes and node not in self._texts:
+                needed_nodes.add(node)
+                stack += node.inputs
+        return [node for node in self._kinds if node in needed_nodes]

@@ -22,7 +22,12 @@ from torch import Tensor
 from thalweg._engines import guards, torch_layout_probe
 from thalweg._engines.array_types import Float64, Int64
 from thalweg._engines.cpu import openmp, replay_kernel
-from thalweg._engines.cpu.replay_routines import bind_replay, parts_routine, python_functions
+from thalweg._engines.cpu.replay_routines import (
+    bind_replay,
+    kernels_routine,
+    parts_routine,
+    python_functions,
+)
 from thalweg._engines.protocol import Call
 from thalweg._engines.torch_layout_probe import Layout
 
@@ -94,6 +99,7 @@ class GuardedStep(NamedTuple):
         programs: Records of programs that compute scalars; a record of zeros has no program.
         rule_measures: Launches that compute the measures of rules.
         rule_scalars: Blocks of `replay_reductions`, which compute scalars from rule measures.
+        spreads: Records of scalars that are copied before the launches of rule measures.
         members: The variables of the first gradients, if each has scalars for its own step count.
         pass_members: Members whose scalars are those of passes and stages, a multiple of `members`:
             each has the gradient of the member at its index modulo their number.
@@ -113,6 +119,7 @@ class GuardedStep(NamedTuple):
     programs: Int64 | None = None
     rule_measures: Sequence[tuple[int, int, int, int]] = ()
     rule_scalars: Int64 | None = None
+    spreads: Sequence[Sequence[int]] = ()
     members: Sequence[Member] = ()
     pass_members: Sequence[Member] = ()
     may_be_absent: bool = False
@@ -131,6 +138,8 @@ class GuardTable:
     Attributes:
         block: (replay_kernel.BLOCK,) words that the native replay reads.
         detects_tracing: True if `replay` detects that this thread traces or records operations.
+        releases_lock: True if the kernels of the update run without Python's lock. The caller of
+            `replay` then passes `pairs`, and keeps the memory of all tensors alive. Set by callers.
         replay_counter: The number of replayed steps; a ctypes integer in the block.
     """
 
@@ -144,7 +153,7 @@ class GuardTable:
         self._indices: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
         self.block = np.zeros(replay_kernel.BLOCK, np.int64)
-        self.detects_tracing = False
+        self.detects_tracing = self.releases_lock = False
 
     def guard_list(self, items: list[Any]) -> None:
         """Make `replay` refuse steps in which the list has other items, by identity, than it has
@@ -295,6 +304,7 @@ class GuardTable:
         self.launches = _records(contents.launches, replay_kernel.LAUNCH_BYTES)
         self.measures = _records(contents.measures, replay_kernel.LAUNCH_BYTES)
         self.rule_measures = _records(contents.rule_measures, replay_kernel.LAUNCH_BYTES)
+        self._spreads = _records(contents.spreads, replay_kernel.SPREAD_BYTES)
         columns = contents.columns
         self.columns = np.zeros((len(columns), replay_kernel.COLUMN_BYTES // 8), np.int64)
         self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
@@ -373,6 +383,7 @@ class GuardTable:
                     (replay_kernel.PROGRAMS, self._programs),
                     (replay_kernel.RULE_MEASURES, self.rule_measures),
                     (replay_kernel.RULE_SCALARS, self._rule_scalars),
+                    (replay_kernel.SPREADS, self._spreads),
                     (replay_kernel.OPTIONS, self._option_records),
                     (replay_kernel.MEMBERS, self._members),
                     (replay_kernel.GUARDS, self._guards),
@@ -637,6 +648,10 @@ class GuardTable:
         """
         if self._is_long:
             self._set_team()
+        if self.releases_lock:
+            kernels = openmp.call_on_team(kernels_routine(), self._address, 1)
+            end_calls = [kernels, partial(self._call, None, 0, replay_kernel.FINISH), *end_calls]
+            flags |= replay_kernel.PREPARED
         if not end_calls:
             return self._call(pairs, replay_count, part | flags)
         # No Python instruction runs between the calls, so that a signal handler cannot interrupt

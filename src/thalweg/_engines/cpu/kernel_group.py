@@ -143,6 +143,11 @@ class Group:
         )
         return LineSweep(self.lines, kernel, measures, arrays, self.flush and bool(stages))
 
+    @property
+    def update_launch(self) -> tuple[Compiled, Table]:
+        """The kernel of the update, and its work table, for a replay."""
+        return self.kernel, self.table
+
     def point_at(self, addresses: Int64) -> None:
         """Set the addresses of this step's gradients, one per member."""
         self.table.base[:, 1] = addresses

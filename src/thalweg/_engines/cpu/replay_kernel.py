@@ -89,8 +89,9 @@ READS = 79  # scalars that are read from tensors and not from the table
 PASS = 81  # launches of the pass that runs next
 COUNTED_MEMBERS = 83  # the first members, one for each gradient; further ones are of passes
 REGISTER_COLUMNS = 84  # columns whose numbers programs compute
-IN_DICT_VERSION = 86  # the offset of the version in a dictionary, or 0 if there is none
-BLOCK = 87
+SPREADS = 86  # scalars that are copied to the rows of kernels, reductions and their programs
+IN_DICT_VERSION = 88  # the offset of the version in a dictionary, or 0 if there is none
+BLOCK = 89
 
 PREFETCH_DISTANCE = 8  # tensors between a prefetch and its use
 RECORDS_PER_PART = 64
@@ -99,7 +100,7 @@ RECORDS_PER_PART = 64
 TEAM_MIN_TENSORS = 512
 
 # Sizes of records in bytes, and the words of small records.
-RULE_SCALARS_BYTES = 96  # the block of `replay_reductions`; its first word is a function's address
+RULE_SCALARS_BYTES = 104  # the block of `replay_reductions`; its first word is a function's address
 LIST_BYTES = 24  # the list, the number of items, the address of their table
 # The dictionary, the number of entries, their table, the address of the owner's pointer to the
 # dictionary or 0, the version at which the entries were equal or 0, and 1 if there are options.
@@ -127,6 +128,12 @@ TABLE_HEAD_BYTES = 16
 # The address of a number, its format, the register that receives it, and 1 to round to float32.
 READ_BYTES = 32
 SPAN_BYTES = 16  # registers of a program: the address of the first one, and their number
+# The number of variables, the address of the first row of each, the address of the index of each
+# variable's row from there on, the bytes of a row, the number of columns, and their address.
+SPREAD_BYTES = 48
+# The column of the source; the first address, and the bytes from one variable to the next; 1 to
+# round to float32, and 1 to store float32.
+SPREAD_COLUMN_BYTES = 40
 CHUNK_BYTES = 32  # a row of a work table; its last word is the number of elements
 
 # Words of the block of `replay_global_norm`.
@@ -188,9 +195,13 @@ MEASURE = 1  # compute the norms of gradients; write nothing
 UPDATE = 2  # update with the gradients that were measured
 CLIPPED = 3  # the complete step: measure gradients, clip by their global norm, update
 RUN_PASS = 4  # compute scalars and run the kernels of a pass; write only memory of the plan
+FINISH = 5  # without checks, the writes that follow the kernels of a PREPARED step
 # Flags that are added to a part.
 TABLED = 8  # read scalars from the table of coming steps; not with MEASURE
 UNRECORDED = 16  # do not replay while a profiler records operations
+# Stop before the kernels of the update. The caller then calls `run_kernels`, which needs no
+# interpreter lock, and the part FINISH.
+PREPARED = 32
 
 # Differences.
 OTHER_LIST = 1
@@ -907,17 +918,41 @@ def is_written(block, write_record):
     return write_record[1] == 0
 
 
-def write(block):
-    """Write the step: run all kernels, and write step counts, columns and watched numbers.
+def spread_scalars(block):
+    """Copy the scalars of each variable, which programs have computed, to the rows of SPREADS."""
+    for s in range(block[SPREADS]):
+        spread = int64_pointer(block[SPREADS + 1] + SPREAD_BYTES * s)
+        first_rows, row_of = int64_pointer(spread[1]), int64_pointer(spread[2])
+        for i in range(spread[0]):
+            numbers = float64_pointer(first_rows[i] + spread[3] * row_of[i])
+            for k in range(spread[4]):
+                column = int64_pointer(spread[5] + SPREAD_COLUMN_BYTES * k)
+                number, target = numbers[column[0]], column[1] + column[2] * i
+                if column[4]:
+                    float32_target = float32_pointer(target)
+                    float32_target[0] = number
+                else:
+                    if column[3]:
+                        number = float64(float32(number))
+                    float64_target = float64_pointer(target)
+                    float64_target[0] = number
 
-    Then increment the version counters of the written tensors, and REPLAY_COUNT. Reductions of
-    rules and the scalars computed from them come first.
-    """
+
+def run_kernels(block):
+    """Run the reductions of rules, compute scalars from them, and run the update's kernels."""
+    spread_scalars(block)
     launch_all(block, RULE_MEASURES)
     for k in range(block[RULE_SCALARS]):
         rule_block = block[RULE_SCALARS + 1] + RULE_SCALARS_BYTES * k
         call(word(rule_block), rule_block)
     launch_all(block, LAUNCHES)
+
+
+def finish(block):
+    """Write step counts, columns and watched numbers after the kernels.
+
+    Then increment the version counters of the written tensors, and REPLAY_COUNT.
+    """
     count_steps(block)
     for k in range(block[COLUMNS]):
         column = int64_pointer(block[COLUMNS + 1] + COLUMN_BYTES * k)
@@ -1044,7 +1079,7 @@ def fill_columns(block):
     """Store the numbers that programs have computed for columns in the records of the columns;
     return 0.
 
-    `write` copies them to the columns.
+    `finish` copies them to the columns.
     """
     for k in range(block[REGISTER_COLUMNS]):
         source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
@@ -1053,8 +1088,9 @@ def fill_columns(block):
     return 0
 
 
-def run_part(block, part):
-    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0.
+def run_part(block, part, is_prepared):
+    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0; with
+    `is_prepared`, without the kernels of the update and all that follows.
 
     Return 0; ALL_GRADIENTS_ABSENT; or OUT_OF_RANGE if a scalar cannot be computed. Unless it is 0,
     no variable and no state was written. MEASURE and RUN_PASS write memory of the plan alone.
@@ -1076,7 +1112,9 @@ def run_part(block, part):
             if run_programs(block):
                 return OUT_OF_RANGE
             fill_columns(block)
-        write(block)
+        if is_prepared == 0:
+            run_kernels(block)
+            finish(block)
     return 0
 
 
@@ -1094,6 +1132,9 @@ def step(block, pairs, replay_count, request):
         0, or a constant for the first difference; then no tensor but sums of a norm was written.
     """
     part, first_guard = request & 7, 1
+    if part == FINISH:
+        finish(block)
+        return 0
     if request & UNRECORDED:
         first_guard = 0
     if is_traced(block, first_guard):
@@ -1113,4 +1154,4 @@ def step(block, pairs, replay_count, request):
         load_step(block)
         if read_numbers(block):
             return DENORMAL
-    return run_part(block, part)
+    return run_part(block, part, request & PREPARED)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thalweg._engines.array_types import Array, Int64
+from thalweg._engines.array_types import Array, Float64, Int64
 from thalweg._engines.cpu import scalar_program
 from thalweg._engines.cpu.work_table import BASE, CHUNKS, SCALAR_ROW, SCALARS, Table
 
@@ -136,7 +136,8 @@ def rule_scalars_record(
     routine: int,
     sweep_record: tuple[int, int, int],
     measures: int,
-    programs: tuple[Int64, Int64],
+    inputs: Float64,
+    program: Int64,
     rows: Array,
     slot_addresses: Int64,
     slot_registers: Int64,
@@ -149,14 +150,15 @@ def rule_scalars_record(
         sweep_record: The address of the leaves, which are the partial sums of measures; the number
             of variables; and the address of the number of leaves of each.
         measures: The number of measures.
-        programs: The index of each variable's program, and the records of the programs.
+        inputs: Scalars that the program reads, a row for each variable.
+        program: The record of the program.
         rows: The kernel's scalars, a row for each variable.
         slot_addresses: The addresses of scalar slots, variable after variable.
         slot_registers: The register with the new value of each slot of a variable.
         slots: The number of scalar slots of each variable.
     """
     leaves, variables, counts = sweep_record
-    addresses = [array.ctypes.data for array in (*programs, rows)]
+    addresses = [array.ctypes.data for array in (inputs, program, rows)]
     slot_words = [slots, slot_addresses.ctypes.data, slot_registers.ctypes.data]
     sizes = [leaves, measures, variables, counts]
-    return [routine, *sizes, *addresses, rows.strides[0], *slot_words]
+    return [routine, *sizes, *addresses, rows.strides[0], *slot_words, inputs.shape[1]]

@@ -15,13 +15,14 @@ LEAVES = 1  # the address of the measures of all leaves; those of a leaf are adj
 MEASURES_OF_LEAF = 2  # the number of measures
 VARIABLES = 3  # the number of variables
 LEAF_COUNTS = 4  # the address of the number of leaves of each variable
-PROGRAM_INDICES = 5  # the address of the index of each variable's program
-PROGRAM_RECORDS = 6  # the address of the first program; its first registers are the measures
+INPUT_ROWS = 5  # the address of float64 scalars that the program reads, a row for each variable
+PROGRAM_RECORD = 6  # the address of the program; its first registers are the measures
 FIRST_ROW = 7  # the address of the kernel's scalars, a row for each variable
 ROW_BYTES = 8
 SLOTS = 9  # the number of slots of shape () of each variable
 SLOT_ADDRESSES = 10  # the address of the addresses of slots, variable after variable
 SLOT_REGISTERS = 11  # the address of the registers with the new values of slots, or NONE
+INPUT_COUNT = 12  # the number of scalars in a row of INPUT_ROWS
 
 
 def load_slot(program, address):
@@ -41,24 +42,25 @@ def store_slot(program, address, number):
 
 
 def set_rule_scalars(block):
-    """Run a program for each variable, which writes its row of scalars; then store new values of
+    """Run the program for each variable, which writes its row of scalars; then store new values of
     slots.
 
     The first registers of the program get the measures of the variable, each added up from leaves,
-    the partial sums that kernels have stored. The next registers get the slots of shape ().
+    the partial sums that kernels have stored. The next registers get the slots of shape (), then
+    the scalars of INPUT_ROWS.
     """
     leaves, measures, slots = block[LEAVES], block[MEASURES_OF_LEAF], block[SLOTS]
     slot_addresses = int64_pointer(block[SLOT_ADDRESSES])
     result_registers = int64_pointer(block[SLOT_REGISTERS])
-    counts = int64_pointer(block[LEAF_COUNTS])
-    program_indices = int64_pointer(block[PROGRAM_INDICES])
+    counts, program = int64_pointer(block[LEAF_COUNTS]), int64_pointer(block[PROGRAM_RECORD])
+    registers, inputs = float64_pointer(program[REGISTERS]), float64_pointer(block[INPUT_ROWS])
     for i in range(block[VARIABLES]):
-        program = int64_pointer(block[PROGRAM_RECORDS] + PROGRAM * program_indices[i])
-        registers = float64_pointer(program[REGISTERS])
         for k in range(measures):
             registers[k] = add_pairwise(float64_pointer(leaves + 8 * k), counts[i], measures)
         for k in range(slots):
             registers[measures + k] = load_slot(program, slot_addresses[slots * i + k])
+        for k in range(block[INPUT_COUNT]):
+            registers[measures + slots + k] = inputs[block[INPUT_COUNT] * i + k]
         leaves = leaves + 8 * measures * counts[i]
         program[ROWS + 1] = block[FIRST_ROW] + block[ROW_BYTES] * i
         run(program)

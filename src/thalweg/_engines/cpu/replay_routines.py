@@ -41,6 +41,11 @@ _CHECK_PARTS_FUNCTION = """
 def FUNCTION_NAME(argument):
     check_parts(int64_pointer(address_of(argument)))
 """
+_KERNELS_FUNCTION = """
+
+def FUNCTION_NAME(argument):
+    run_kernels(int64_pointer(address_of(argument)))
+"""
 _CLIP_FUNCTION = """
 
 def FUNCTION_NAME(argument):
@@ -123,6 +128,12 @@ def _builtin_maker() -> Callable[[int, bytes, None], Any]:
 def parts_routine() -> int:
     """Return the address of the compiled `replay_kernel.check_parts`."""
     return _compiled_address(_CHECK_PARTS_FUNCTION, replay_kernel.__file__)
+
+
+@cache
+def kernels_routine() -> int:
+    """Return the address of the compiled `replay_kernel.run_kernels`."""
+    return _compiled_address(_KERNELS_FUNCTION, replay_kernel.__file__)
 
 
 @cache

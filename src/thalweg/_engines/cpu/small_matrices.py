@@ -16,10 +16,10 @@ from thalweg._base.fused_stage import FusedStage
 from thalweg._base.rule_passes import Measure, Stage
 from thalweg._engines import layout
 from thalweg._engines.array_types import Float64
-from thalweg._engines.cpu import launch
 from thalweg._engines.cpu.codegen_small_matrices import (
     SmallMatrixKernel,
     SmallMatrixSweep,
+    names_of_blocks,
     stream_of_pass,
 )
 from thalweg._engines.cpu.codegen_transpose import LANES, SIDE
@@ -30,6 +30,7 @@ from thalweg._engines.cpu.work_table import Table, choose_chunk_size, cut_slices
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.fused_stage import read_stage
 from thalweg._engines.matrix_batches import Batch, group_by_shape, run_stage, stage_inputs
+from thalweg._engines.pass_updates import group_passes
 from thalweg._engines.protocol import Call, Columns, Reduction, StepRequest
 from thalweg._engines.reduction_order import Tree
 from thalweg._engines.row_column_reductions import view_of
@@ -56,36 +57,34 @@ def plan_sweeps(rule: Rule) -> SweepPlan | None:
     A sweep ends where a pass or stage reads a measure over variables. Later sweeps compute passes
     over rows and columns again, and read measures over variables as scalars.
     """
-    if rule.before or rule.measures or rule.levels or rule.per_variable or rule.per_optimizer:
+    if rule.before or rule.measures or rule.all_levels or rule.per_optimizer or rule.codecs:
         return None
-    if rule.codecs or not rule.is_of_lines or any(slot.per is None for slot in rule.shaped_slots):
+    groups = group_passes(rule)
+    has_matrix_slots = any(slot.per is None for slot in rule.shaped_slots)
+    if groups is None or has_matrix_slots or not rule.is_of_lines:
         return None
     sweeps: list[tuple[tuple[Measure | FusedStage, ...], list[Stage]]] = []
     passes: list[Measure | FusedStage] = []
-    for rule_pass in rule.passes:
-        if isinstance(rule_pass, Stage) and not isinstance(rule_pass, FusedStage):
-            passes = _end_sweep(sweeps, passes)
-            if not sweeps or not _is_of_variables(rule, rule_pass, passes):
-                return None
-            sweeps[-1][1].append(rule_pass)
-        elif isinstance(rule_pass, FusedStage):
-            if "element_count" in read_stage(rule, rule_pass).scalars:
-                return None
-            passes.append(rule_pass)
-        elif isinstance(rule_pass, Measure) and (
-            rule_pass.over != "variable" or rule_pass.reduce == "sum"
-        ):
-            scalar_names = trace_formula(rule_pass.function).scalars
-            if any(
-                measure.makes in scalar_names for measure in passes if not _reduces_lines(measure)
-            ):
+    for measures, fused_stages, stages in groups:
+        for measure in measures:
+            names = trace_formula(measure.function).scalars
+            if any(x.makes in names for x in passes if not _reduces_lines(x)):
                 passes = _end_sweep(sweeps, passes)
-            passes.append(rule_pass)
-        else:
-            return None
+            passes.append(measure)
+        passes += fused_stages
+        if stages:
+            passes = _end_sweep(sweeps, passes)
+            if not sweeps or not all(_keeps_lines(rule, stage, passes) for stage in stages):
+                return None
+            sweeps[-1][1].extend(stages)
+    formulas = [read_stage(rule, x).scalars for x in passes if isinstance(x, FusedStage)]
+    if any("element_count" in scalars for scalars in formulas) or any(
+        x.over == "variable" and x.reduce != "sum" for group in groups for x in group.measures
+    ):
+        return None
     update_passes = _end_sweep(sweeps, passes)
-    groups = ((sweep_passes, tuple(stages)) for sweep_passes, stages in sweeps)
-    return SweepPlan(tuple(groups), tuple(update_passes))
+    plan = ((sweep_passes, tuple(stages)) for sweep_passes, stages in sweeps)
+    return SweepPlan(tuple(plan), tuple(update_passes))
 
 
 def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
@@ -103,23 +102,15 @@ def _reduces_lines(rule_pass: Measure | FusedStage) -> bool:
     return isinstance(rule_pass, FusedStage) or rule_pass.over != "variable"
 
 
-def _is_of_variables(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
-    """Return True if a stage takes only measures over variables that no formula of `passes` reads.
+def _keeps_lines(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
+    """Return True if a stage takes no measures over variables that formulas of `passes` read.
 
     The next sweep computes `passes` again, and would read a measure that the stage has replaced.
     """
-    input_names = {name for names in stage_inputs(stage) for name in names}
-    measure_names = input_names & {
-        measure.makes for measure in rule.passes if isinstance(measure, Measure)
-    }
-    names_read = (
-        trace_formula(measure.function).scalars
-        for measure in passes
-        if isinstance(measure, Measure)
-    )
-    return input_names.isdisjoint(rule.vectors) and all(
-        measure_names.isdisjoint(names) for names in names_read
-    )
+    names = {name for names in stage_inputs(stage) for name in names}
+    names &= {measure.makes for measure in rule.passes if isinstance(measure, Measure)}
+    measures = (x for x in passes if isinstance(x, Measure))
+    return all(names.isdisjoint(trace_formula(x.function).scalars) for x in measures)
 
 
 def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
@@ -156,8 +147,25 @@ def _compile_kernel(sweep: SmallMatrixSweep) -> Compiled:
     return Compiled(SmallMatrixKernel(sweep).write(), np.float64)
 
 
+class SmallSweep(NamedTuple):
+    """Kernel of a sweep over small matrices, with its work table, whose chunks count matrices."""
+
+    kernel: Compiled
+    table: Table
+
+
 class ShortGroup(Group):
-    """`Group` of variables with small matrices (`find_short`), which runs the passes, too."""
+    """`Group` of variables with matrices of one small shape (`find_short`), which runs the passes,
+    too.
+
+    Attributes:
+        sweeps: For each sweep before the update its kernels, one for each storage type of slots.
+        update_sweeps: The kernels of the update, likewise.
+        blocks: (blocks of all members, numbers) measures, and sizes in the first block of a member;
+            the numbers are `names_of_blocks`.
+        block_counts: The number of blocks of each member.
+        is_direct: True if kernels read and write slots themselves, which have one storage type.
+    """
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         streams = self._set_members(request, members)
@@ -166,7 +174,7 @@ class ShortGroup(Group):
         plan = plan_sweeps(rule)
         if plan is None:
             raise TypeError(f"rule {rule.name!r} is not for these kernels")
-        self._rule, self._plan, self._stages = rule, plan, request.stages
+        self.rule, self._plan, self._stages = rule, plan, request.stages
         self._update, self._types = request.rule.update, streams.names
         self._views = [view_of(request.variables[index].shape) for index in members]
         width = stream_of_pass(rule, streams.names, len(rule.passes))
@@ -182,10 +190,10 @@ class ShortGroup(Group):
             batch.vectors.clear()  # kernels compute vectors themselves
             self._batches.append((rows, batch))
         self._numbers: dict[str, Float64] = {}
-        self._blocks: Float64 = np.empty((0, 0))
-        self._tree = Tree(np.zeros(0, np.int64))
-        self._sweeps: list[list[_Launch]] = []
-        self._update_launches: list[_Launch] = []
+        self.block_counts = np.array([-(-view.matrices // LANES) for view in self._views], np.int64)
+        self._tree = Tree(self.block_counts)
+        self.sweeps: list[list[SmallSweep]] = []
+        self.update_sweeps: list[SmallSweep] = []
         self._staged_slots: list[tuple[Tensor, Tensor]] = []  # slots that are written later
 
     def bind_slots(self, slots: Sequence[Sequence[Tensor]], are_separate: bool) -> None:
@@ -198,50 +206,61 @@ class ShortGroup(Group):
         """
         first = len(self._types)
         self._staged_slots = []
-        kinds: dict[tuple[int, int, tuple[str, ...]], list[int]] = {}
+        kinds: dict[tuple[str, ...], list[int]] = {}
         for member, member_slots in enumerate(slots):
-            view = self._views[member]
             for index, slot in enumerate(member_slots):
                 if not (are_separate and slot.is_contiguous() and layout.is_aligned(slot)):
                     self._staged_slots.append((slot.detach(), slot.detach().contiguous().clone()))
                     slot = self._staged_slots[-1][1]
                 self.table.base[member, first + index] = slot.data_ptr()
             names = tuple(str(layout.STORAGE_NAMES[slot.dtype]) for slot in member_slots)
-            key = view.rows, view.columns, names
-            kinds.setdefault(key, []).append(member)
-        counts = np.array([-(-view.matrices // LANES) for view in self._views], np.int64)
-        self._tree, self._blocks = Tree(counts), np.empty((len(self._rule.passes), counts.sum()))
-        starts = (np.cumsum(counts) - counts) * self._blocks.itemsize
-        for index in range(len(self._rule.passes)):
-            column = stream_of_pass(self._rule, self._types, index)
-            self.table.base[:, column] = self._blocks[index].ctypes.data + starts
-        self._sweeps = [
-            [self._launch(key, members, passes, None) for key, members in kinds.items()]
+            kinds.setdefault(names, []).append(member)
+        self.is_direct = not self._staged_slots and len(kinds) == 1
+        self._make_blocks()
+        self.sweeps = [
+            [self._make_sweep(names, members, passes, None) for names, members in kinds.items()]
             for passes, _ in self._plan.sweeps
         ]
-        self._update_launches = [
-            self._launch(key, members, self._plan.update_passes, self._update)
-            for key, members in kinds.items()
+        self.update_sweeps = [
+            self._make_sweep(names, members, self._plan.update_passes, self._update)
+            for names, members in kinds.items()
         ]
 
-    def _launch(
+    @property
+    def update_launch(self) -> SmallSweep:
+        """See `Group`; only if `is_direct` is True."""
+        return self.update_sweeps[0]
+
+    def _make_blocks(self) -> None:
+        """Allocate `blocks`, and write the addresses of results of measures to the table."""
+        names, counts = names_of_blocks(self.rule), self.block_counts
+        firsts = np.cumsum(counts) - counts
+        self.blocks = np.zeros((counts.sum(), len(names)))
+        views = np.array(self._views, np.int64)
+        self.blocks[firsts, -3:] = np.stack([views[:, 1], views[:, 2], views.prod(1)], 1)
+        for place, rule_pass in enumerate(self.rule.passes):
+            if isinstance(rule_pass, Measure) and rule_pass.over == "variable":
+                column = self.blocks[:, names.index(rule_pass.makes)]
+                addresses = column.ctypes.data + firsts * column.strides[0]
+                self.table.base[:, stream_of_pass(self.rule, self._types, place)] = addresses
+
+    def _make_sweep(
         self,
-        key: tuple[int, int, tuple[str, ...]],
+        lines: tuple[str, ...],
         members: Sequence[int],
         passes: tuple[Measure | FusedStage, ...],
         update: Formula | None,
-    ) -> _Launch:
-        """Return a kernel and its work table, for a sweep over members of one kind.
+    ) -> SmallSweep:
+        """Return a kernel and its work table, for a sweep over members.
 
         Args:
-            key: Rows and columns of the matrices, and storage types of the slots of rows and
-                columns.
+            lines: Storage types of the members' slots of rows and columns.
             update: The update, or None for a sweep that only measures.
         """
-        rows, columns, lines = key
+        _, rows, columns = self._views[0]
         kernel = _compile_kernel(
             SmallMatrixSweep(
-                rule=self._rule,
+                rule=self.rule,
                 passes=passes,
                 update=update,
                 stages=self._stages,
@@ -259,7 +278,7 @@ class ShortGroup(Group):
         chunks[:, 0] = np.array(members)[chunks[:, 0]]
         table = Table(self.table.base, chunks, cut_slices(chunks, chunk), self._row)
         table.elements *= size
-        return _Launch(kernel, table)
+        return SmallSweep(kernel, table)
 
     def run_passes(self, columns: Columns) -> None:
         """Run all sweeps before the update, each followed by its stages; keep the measures.
@@ -271,30 +290,28 @@ class ShortGroup(Group):
             batch.measured_values.clear()
         for slot, copy in self._staged_slots:
             copy.copy_(slot)
-        for (passes, stages), launches in zip(self._plan.sweeps, self._sweeps, strict=True):
-            for sweep in launches:
-                scalars = self._scalars_for(sweep, columns)
-                sweep.kernel.run_on_threads(*sweep.aim(scalars, self.flush))
+        for (passes, stages), sweeps in zip(self._plan.sweeps, self.sweeps, strict=True):
+            for kernel, table in sweeps:
+                scalars = self._scalars_for(kernel, columns)  # alive until the call is done
+                kernel.bind_table(table, scalars, self.flush)()
             for measure in passes:
                 if isinstance(measure, Measure) and measure.over == "variable":
-                    block = self._blocks[self._rule.passes.index(measure)]
-                    totals = self._tree.combine(block) + 0.0
+                    number = names_of_blocks(self.rule).index(measure.makes)
+                    totals = self._tree.combine(self.blocks[:, number]) + 0.0
                     for rows, batch in self._batches:
                         column = torch.from_numpy(totals[rows]).view(-1, 1, 1, 1)
                         batch.set_values(measure.makes, column)
                     self._numbers[measure.makes] = np.empty(len(self.members))
             for rows, batch in self._batches:
                 for stage in stages:
-                    run_stage(self._rule, stage, batch, columns, _raise_no_slot)
+                    run_stage(self.rule, stage, batch, columns, _raise_no_slot)
                 # Formulas read the numbers in the dtype of the arithmetic.
                 for name, column in batch.measured_values.items():
                     self._numbers[name][rows] = column.reshape(-1).to(batch.kind).numpy()
 
-    def _scalars_for(self, sweep: _Launch, columns: Columns) -> Float64:
+    def _scalars_for(self, kernel: Compiled, columns: Columns) -> Float64:
         """Return a kernel's scalars, one row or a row per member; set the row index of each."""
-        rows = scalar_rows(
-            sweep.kernel.scalars, self._select_scalars(sweep.kernel.scalars, columns)
-        )
+        rows = scalar_rows(kernel.scalars, self._select_scalars(kernel.scalars, columns))
         self._row[:] = self._rows if len(rows) > 1 else 0
         return np.ascontiguousarray(rows)
 
@@ -308,34 +325,17 @@ class ShortGroup(Group):
         return [[] for _ in self.members]
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        calls: list[Call] = []
-        for sweep in self._update_launches:
-            sweep.scalars = self._scalars_for(sweep, columns)
-            calls.append(sweep.kernel.bind_argument(*sweep.aim(sweep.scalars, self.flush)))
-        return calls
+        self._update_scalars = [self._scalars_for(x.kernel, columns) for x in self.update_sweeps]
+        return [
+            kernel.bind_table(table, scalars, self.flush)
+            for (kernel, table), scalars in zip(
+                self.update_sweeps, self._update_scalars, strict=True
+            )
+        ]
 
     def write_staged(self) -> list[Call]:
         """Return calls that copy staged slots to the slots, to run after all kernels."""
         return [partial(slot.copy_, copy) for slot, copy in self._staged_slots]
-
-
-class _Launch:
-    """Kernel with its work table.
-
-    Attributes:
-        scalars: The scalars of the last launch, which are kept alive here.
-    """
-
-    def __init__(self, kernel: Compiled, table: Table) -> None:
-        self.kernel, self._table = kernel, table
-        self.scalars: Float64 = np.empty((0, 0))
-
-    def aim(self, scalars: Float64, flush: bool) -> tuple[int, int]:
-        """Bind scalars; return the address of the kernel's argument and the number of threads."""
-        self.scalars = scalars
-        slices = len(self._table.bounds) - 1
-        argument = self._table.fill_argument(scalars, flush)
-        return argument, launch.threads_for(slices, self._table.elements)
 
 
 def _raise_no_slot(member: int, index: int) -> Tensor:

@@ -4,8 +4,6 @@ from functools import lru_cache
 from math import inf
 from typing import Any
 
-from torch import Tensor
-
 from thalweg._base.divisors import as_divisor
 from thalweg.formula import (
     FusedStage,
@@ -60,18 +58,12 @@ def divided(grad, square, direction, least):
     return grad * direction / sqrt(maximum(square, least))
 
 
-def root(square):
-    """Return a square root; torch's power is correctly rounded on the CPU, its `sqrt` is not."""
-    # Pyright takes `torch` for the package of this file.
-    return square**0.5 if isinstance(square, Tensor) else sqrt(square)  # pyright: ignore
-
-
 def rate_of(variable, step, count, share, d, eps2):
     """Return the factor of the steps of a variable of this length, in NumPy's or torch's
     functions.
     """
     count = maximum(count, 1.0)
-    length, mean = root(variable / count), root(step / count) / d
+    length, mean = sqrt(variable / count), sqrt(step / count) / d
     # Lengths that are NaN are passed over, as Python's `max` in torch does.
     return where(length > eps2, length, eps2) * share / where(mean > 1, mean, 1.0)
 
