@@ -67,7 +67,7 @@ class AdEMAMix(ModernOptimizer):
 class ADOPT(ModernOptimizer):
     """Adam with gradients divided by the root of the step before; the first step only measures.
 
-    After n steps the quotient is clipped to n ** clip_exp; timm has 0.333.
+    After n steps the quotient is clipped to n ** clip_exp; timm's default is 0.333.
 
     Args:
         clip_exp: The power of the number of earlier steps to which the quotient is clipped.

@@ -290,7 +290,8 @@ class OfEigenbases(OfMatrices, ModernOptimizer):
 
 
 class SOAP(OfEigenbases):
-    """Adam in the eigenbasis of products of gradients; `precondition_frequency` is its interval.
+    """Adam in the eigenbasis of products of gradients, renewed every `precondition_frequency`
+    steps.
 
     The first step computes the basis and moves nothing. A dimension longer than
     `max_precondition_dim` keeps the standard basis.
