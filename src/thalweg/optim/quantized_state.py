@@ -304,7 +304,7 @@ def _convert_slots(
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """Return {slot: tensor} of slots whose codec changes: in the rule's codec, or as numbers.
+    """Return {slot: tensor} of slots whose codec or dtype changes, as the rule stores them.
 
     Args:
         entries: The state of the parameter.
