@@ -22,11 +22,8 @@ from thalweg._core.step_adapter import Dtype
 from thalweg._core.step_scalars import Groups
 from thalweg._graph import by_reference, graph_variable_of, is_symbolic, operation, resolve
 from thalweg.formula import Rule
-from thalweg.rules import ADAM_W, MOMENTUM_W, NESTEROV_W
 from thalweg.rules.weight_decay import WEIGHT_DECAY, with_decay
-from thalweg.v1.train.adam import AdamOptimizer
 from thalweg.v1.train.callable_rate import has_formula, value_now
-from thalweg.v1.train.momentum import MomentumOptimizer
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
 
@@ -249,84 +246,12 @@ def extend_with_decoupled_weight_decay(base_optimizer: type[object]) -> type[Any
 
         # pickle finds classes by name, and this class has none in its module.
         def __reduce__(self) -> Any:
-            return _make_blank, (base_optimizer,), self.__getstate__()
+            return _blank, (base_optimizer,), self.__getstate__()
 
     return OptimizerWithDecoupledWeightDecay
 
 
-def _make_blank(base_optimizer: type[object]) -> object:
+# Pickles name this function.
+def _blank(base_optimizer: type[object]) -> object:
     extended = extend_with_decoupled_weight_decay(base_optimizer)
     return object.__new__(extended)
-
-
-class MomentumWOptimizer(DecoupledWeightDecayExtension, MomentumOptimizer):
-    """Momentum with decoupled weight decay.
-
-        var <- var - weight_decay var, and then the step of `MomentumOptimizer`
-
-    Both happen in one pass over memory. A sparse gradient decays and moves the rows it names.
-
-    Args:
-        weight_decay: Share of a variable that a step takes away, whatever the learning rate. A
-            float, 0-d tensor, or callable without arguments.
-        learning_rate, momentum, use_locking, name, use_nesterov: As in `MomentumOptimizer`.
-
-    Differs from:
-        torch.optim.SGD, whose weight_decay is a part of the gradient.
-
-    Reference: tf.contrib.opt.MomentumWOptimizer; https://arxiv.org/abs/1711.05101
-    """
-
-    FUSED = True
-
-    def __init__(
-        self,
-        weight_decay: object,
-        learning_rate: object,
-        momentum: object,
-        use_locking: bool = False,
-        name: str = "MomentumW",
-        use_nesterov: bool = False,
-    ) -> None:
-        super().__init__(weight_decay, learning_rate, momentum, use_locking, name, use_nesterov)
-
-    def _choose_rule(self) -> Rule:
-        return NESTEROV_W if self._use_nesterov else MOMENTUM_W
-
-
-class AdamWOptimizer(DecoupledWeightDecayExtension, AdamOptimizer):
-    """Adam with decoupled weight decay.
-
-        var <- var - weight_decay var, and then the step of `AdamOptimizer`
-
-    Both happen in one pass over memory. A sparse gradient decays the rows it names, and moves all
-    rows as `AdamOptimizer` does.
-
-    Args:
-        weight_decay: Share of a variable that a step takes away, whatever the learning rate. A
-            float, 0-d tensor, or callable without arguments.
-        learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`.
-
-    Differs from:
-        torch.optim.AdamW multiplies the decay by the learning rate and adds epsilon after bias
-        correction.
-
-    Reference: tf.contrib.opt.AdamWOptimizer; https://arxiv.org/abs/1711.05101
-    """
-
-    FUSED = True
-
-    def __init__(
-        self,
-        weight_decay: object,
-        learning_rate: object = 0.001,
-        beta1: object = 0.9,
-        beta2: object = 0.999,
-        epsilon: object = 1e-8,
-        use_locking: bool = False,
-        name: str = "AdamW",
-    ) -> None:
-        super().__init__(weight_decay, learning_rate, beta1, beta2, epsilon, use_locking, name)
-
-    def _choose_rule(self) -> Rule:
-        return ADAM_W
