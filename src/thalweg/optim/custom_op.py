@@ -67,9 +67,9 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return calls that set the operands to those of an optimizer; [] if none were read.
+        """Return calls that store the parameters and slots of an optimizer as operands.
 
-        Slots with an `id` in `excluded_ids` are left out.
+        Return [] if the operands were never read. Leave out slots with an `id` in `excluded_ids`.
         """
         if not self.parameters:
             return []
@@ -173,7 +173,8 @@ def _step(
 ) -> None:
     """Take a step of the optimizer with the handle `optimizer`.
 
-    `parameters` has the parameters with a gradient; `gradients` has an entry or None for each one.
+    `parameters` has the parameters with a gradient. `gradients` has an entry for each parameter of
+    the optimizer; None skips the parameter.
     """
     taker = _optimizers[optimizer]
     operands = taker.step_cache.operands

@@ -70,9 +70,9 @@ def _check_names(
     names: AbstractSet[str],
     more_names: AbstractSet[str] = frozenset(),
 ) -> None:
-    """Raise InvalidArgumentError if a name of an option is not in `names`.
+    """Raise InvalidArgumentError if the name of an option is not in `names`.
 
-    Raise InvalidTypeError if it is not a string.
+    Raise InvalidTypeError for a name that is not a string.
 
     Args:
         label: The name of the argument or function that took the options, for the message.

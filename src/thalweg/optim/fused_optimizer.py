@@ -289,8 +289,8 @@ class FusedOptimizer(GroupChecks):
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        With the options for it, a group also has the codecs of its slots as `state_storage`, and
-        `round` and `seed` of its random bits.
+        If the options are on, a group also has `state_storage` (the codecs of slots), `round` and
+        `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.

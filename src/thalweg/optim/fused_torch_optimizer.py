@@ -130,7 +130,7 @@ class FusedTorchOptimizer(TorchGroups):
             self.state.clear()
 
     def _take_step(self, single_param: Tensor | None = None) -> None:
-        """Take a step of all parameters, or of `single_param`; let torch take it if it must."""
+        """Take a step of all parameters, or of `single_param`, by the engines or by torch."""
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         members_by_rule = (

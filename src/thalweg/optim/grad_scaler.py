@@ -87,7 +87,7 @@ class GradScalerMixin:
     def unscaling(self) -> float | Tensor | None:
         """Return the factor that unscales gradients for `torch.amp.GradScaler`, or None.
 
-        Accumulated sums need no factor. It is a tensor if a device decides on the step.
+        The factor is a tensor if a device decides on the step. Accumulated sums need no factor.
         """
         scale = vars(self).get("grad_scale")
         if scale is None or self.step_cache.sums is not None:  # the sums are unscaled

@@ -167,7 +167,7 @@ class GroupChecks(GradScalerMixin):
             check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return a message for each option of a group with which a step fails; [] for none."""
+        """Return a message for each option of a group that prevents a step; [] for none."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)

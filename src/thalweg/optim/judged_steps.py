@@ -80,8 +80,9 @@ class JudgedSteps(StepSource):
         return [*calls, partial(vars(cache).update, updates)]
 
     def mean_over_ranks(self, loss: float) -> float:
-        """Return the mean of `loss` over the ranks of the default process group, if there is
-        one.
+        """Return the mean of `loss` over the ranks of the default process group.
+
+        Return `loss` itself without a process group.
         """
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return loss

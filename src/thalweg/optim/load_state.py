@@ -338,7 +338,9 @@ def _restore_dtypes(
     rule: Rule,
     options: StepOptions,
 ) -> None:
-    """Replace tensors that torch's loader cast or moved by copies in the saved dtype.
+    """Restore the saved dtype of tensors that torch's loader has cast or moved.
+
+    `entries` receives a copy in place of each of these tensors.
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
@@ -397,7 +399,7 @@ def _restore_numbers(
 def fit_slots(
     optimizer: Any, storage: StateStorage, group: Group, param: Tensor, entries: dict[str, Any]
 ) -> None:
-    """Convert numbers in `entries` to tensors of shape (); cast slots with a shape of their own.
+    """Convert numbers in `entries` to tensors of shape (); cast slots with shapes of their own.
 
     Args:
         optimizer: The optimizer, or the copy that loads the state.

@@ -325,7 +325,7 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> None:
         """Give the results of an elementwise function the labels of its first labelled argument.
 
-        If outputs of several weights meet, or shapes differ, record that it uses them together.
+        If outputs of several weights meet, or shapes differ, record a common use of the outputs.
         """
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)

@@ -602,7 +602,7 @@ class ReplayedStep:
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """Return the gradient transforms of the step; cached until the unscaling factor changes.
 
-        Return None if a scaler found an overflow, or if only a device knows.
+        Return None if a scaler found an overflow, or if only a device knows whether it did.
         """
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:

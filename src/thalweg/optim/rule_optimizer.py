@@ -197,10 +197,10 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _initial_entries(
         self, params: Sequence[Tensor], group_indices: list[int]
     ) -> dict[int, Entries]:
-        """Return {id(parameter): {state key: initial number}}; warn of zero parameters.
+        """Return {id(parameter): {state key: initial number}}; warn of all-zero parameters.
 
-        If a parameter has a number in its state, such as the step count, all parameters start at
-        it.
+        If a state already has a number, such as the step count, all parameters start at that
+        number.
         """
         self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})

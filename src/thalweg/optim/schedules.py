@@ -240,7 +240,7 @@ def _show_selector(selector: GroupSelector) -> str:
 
 
 class Schedule(LRScheduler):
-    """Scheduler that sets learning rates to initial rates times factors of the step.
+    """Scheduler that multiplies the initial learning rates by factors.
 
     Args:
         optimizer: The optimizer.
@@ -285,8 +285,7 @@ class Schedule(LRScheduler):
 
 
 class OptionSchedule:
-    """Scheduler that sets an option of groups, such as `weight_decay`, to initial values times
-    factors.
+    """Scheduler that multiplies an option of groups, such as `weight_decay`, by factors.
 
     Call `step` after each step of the optimizer, as for the schedulers of torch.
 

@@ -42,7 +42,7 @@ def separate_slots(optimizer: Any, step_options: Any) -> None:
 
 
 def _copy_overlapping(sorted_spans: list[Span]) -> None:
-    """Replace slots whose memory overlaps by copies, in their states."""
+    """Copy slots whose memory overlaps; their states receive the copies."""
     run: list[Span] = []
     reach = 0
     # The empty span at the end closes the last run.

@@ -162,7 +162,7 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 def of_options(
     group: Group, option_names: Iterable[str], flags: Iterable[str], index: int, beta_count: int
 ) -> list[str]:
-    """Return a message for each option of a group with which a step fails; [] for none.
+    """Return a message for each option of a group that prevents a step; [] for none.
 
     Args:
         option_names: The options that a step reads.

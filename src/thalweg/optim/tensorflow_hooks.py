@@ -54,8 +54,9 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return [self.places[member] for member in self._members]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise if shapes, dtypes or memory of the pairs are invalid, or if the rule takes no
-        complex ones.
+        """Raise if shapes, dtypes or memory of the pairs are invalid.
+
+        Also raise for complex variables if the rule is not linear.
         """
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]

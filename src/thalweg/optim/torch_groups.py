@@ -176,7 +176,10 @@ class TorchGroups(FusedOptimizer):
     def _initial_entries(
         self, params: Sequence[Tensor], places: Sequence[int]
     ) -> dict[int, Entries]:
-        """Return {id(parameter): initial entries} that the rule does not define; warn of zeros."""
+        """Return {id(parameter): {key: initial value}} of entries that the rule does not define.
+
+        Warn of all-zero parameters.
+        """
         self._warn_of_zeros(params, places)
         starts = list(map(self._initials_of_group, self.param_groups))
         kinds = list(map(self._kind_of, self.param_groups))
@@ -270,7 +273,7 @@ class TorchGroups(FusedOptimizer):
         return self._kind_of(group).read_options
 
     def _unfit_options(self, group: Group, group_index: int) -> list[str]:
-        """Return a message for each option of a group with which a step fails; [] for none."""
+        """Return a message for each option of a group that prevents a step; [] for none."""
         unfit = super()._unfit_options(group, group_index)
         kind = self._kind_of(group)
         if not unfit and kind._of_matrices:

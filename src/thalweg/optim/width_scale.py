@@ -78,8 +78,8 @@ class BaseWidths:
         self._shapes = shapes
 
     def scale(self, name: str, options: Group, scale_decay: bool) -> WidthFactor:
-        """Multiply the learning rate of a parameter by a factor, divide its weight decay; return
-        the factor.
+        """Scale the learning rate of a parameter, and the weight decay inversely; return the
+        factor.
 
         Args:
             name: The name of the parameter.

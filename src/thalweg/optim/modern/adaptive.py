@@ -148,10 +148,11 @@ class LAMB(ModernOptimizer):
 
 
 class AdamH(ModernOptimizer):
-    """Adam on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
+    """Adam on a sphere: a step has the parameter's norm times the rate, and this norm stays
+    constant.
 
-    The state keeps the parameter's norm before the first step as `radius`. A parameter that starts
-    at 0 takes Adam's steps, with a warning.
+    The state keeps the norm before the first step as `radius`. A parameter that starts at 0 takes
+    Adam's steps, with a warning.
 
     Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
     """

@@ -61,7 +61,7 @@ class Arguments(torch.optim.Optimizer):
 
         Raises:
             InvalidTypeError: `value` is not a number; or, for an argument such as `betas`, not a
-                sequence of as many numbers.
+                sequence of two or three numbers.
         """
         if name in PAIRS:
             count = getattr(self, "_betas", 2) if name == "betas" else 2

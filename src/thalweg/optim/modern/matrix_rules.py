@@ -116,7 +116,7 @@ class OfMatrices:
 
 
 def _read(name: str, option: Any) -> Any:
-    """Return an option in Python numbers and tuples, as a function that makes a rule takes it."""
+    """Return an option of a rule, converted to Python numbers and tuples."""
     if isinstance(option, np.generic | np.ndarray | Tensor):
         option = option.tolist()
     if name == "nesterov":
@@ -238,7 +238,8 @@ class AdaMuon(OfMatrices, ModernOptimizer):
 
 
 class MuonH(OfMatrices, ModernOptimizer):
-    """Muon on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
+    """Muon on a sphere: a step has the parameter's norm times the rate, and this norm stays
+    constant.
 
     Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
     """
@@ -290,8 +291,7 @@ class OfEigenbases(OfMatrices, ModernOptimizer):
 
 
 class SOAP(OfEigenbases):
-    """Adam in the eigenbasis of products of gradients, renewed every `precondition_frequency`
-    steps.
+    """Adam in the eigenbasis of gradient products, renewed every `precondition_frequency` steps.
 
     The first step computes the basis and moves nothing. A dimension longer than
     `max_precondition_dim` keeps the standard basis.

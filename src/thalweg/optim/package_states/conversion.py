@@ -233,8 +233,8 @@ def _match_members(
 ) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, saved key, title) of each parameter of a group.
 
-    Match by name if both groups have equal names, else by order. Muon's distributed classes sort
-    parameters by shape.
+    Match by name if both groups have equal names, else by order. Parameters of Muon's distributed
+    classes are matched in the order of shapes.
     """
     group, saved_group = pair
     names, saved_names = (member_group.get("param_names") for member_group in pair)
