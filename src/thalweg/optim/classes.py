@@ -53,7 +53,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
 
     With momentum `state[p]` holds `momentum_buffer`, which starts as the first gradient. Torch's
     step handles sparse gradients with momentum: it moves every row that any gradient so far has
-    named. With weight decay torch's step raises RuntimeError.
+    named. For sparse gradients with weight decay, torch's step raises RuntimeError.
 
     Args:
         dampening: The fraction of a gradient that is not added to the momentum.

@@ -65,7 +65,7 @@ class AdEMAMix(ModernOptimizer):
 
 
 class ADOPT(ModernOptimizer):
-    """Adam with gradients divided by the root of the step before; the first step only measures.
+    """Adam with gradients divided by the previous root mean square; the first step only measures.
 
     After n steps the quotient is clipped to n ** clip_exp; timm's default is 0.333.
 
@@ -122,8 +122,8 @@ class Adan(ModernOptimizer):
 class LAMB(ModernOptimizer):
     """Adam with steps as long as their parameters, times the rate.
 
-    Parameters without decay take Adam's step. Other implementations first clip the norm of
-    gradients to 1; here `clip_grad_norm=1.0` does.
+    Parameters without decay take Adam's step, unless `always_adapt` is True. Other implementations
+    first clip the norm of gradients to 1; here `clip_grad_norm=1.0` does.
 
     Args:
         trust_clip: True if no step is longer than Adam's.
@@ -148,8 +148,7 @@ class LAMB(ModernOptimizer):
 
 
 class AdamH(ModernOptimizer):
-    """Adam on a sphere: a step has the parameter's norm times the rate, and this norm stays
-    constant.
+    """Adam on a sphere: a step has the parameter's norm times the rate; norms do not change.
 
     The state keeps the norm before the first step as `radius`. A parameter that starts at 0 takes
     Adam's steps, with a warning.

@@ -78,7 +78,7 @@ class Arguments(torch.optim.Optimizer):
         return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Raise NotImplementedError: no step in torch's operations exists for these rules."""
+        """Raise NotImplementedError: these rules have no step in torch's operations."""
         raise NotImplementedError(
             f"{type(self).__name__} takes steps on real tensors, each in its groups once;"
             " capturable=True on GPUs with kernels alone, and no differentiable=True."

@@ -22,9 +22,10 @@ class MARS(ModernOptimizer):
     """AdamW or Lion with corrected gradients: part of their change since the last step is added.
 
     The corrected gradient of a parameter is divided by its norm if that is above 1. Parameters of
-    fewer than two dimensions take AdamW's steps with plain gradients. As in timm, the first step
-    has no correction, and parameters of more than two dimensions have one. In the authors' code the
-    first change is from 0, and parameters of more than two dimensions take AdamW's steps.
+    fewer than two dimensions take AdamW's steps with plain gradients, unless `optimize_1d` is True.
+    As in timm, the first step has no correction, and parameters of more than two dimensions have
+    one. In the authors' code the first change is from 0, and parameters of more than two dimensions
+    take AdamW's steps.
 
     Raises:
         InvalidArgumentError: `mars_type` is neither "adamw" nor "lion", or `caution` is true.

@@ -238,8 +238,7 @@ class AdaMuon(OfMatrices, ModernOptimizer):
 
 
 class MuonH(OfMatrices, ModernOptimizer):
-    """Muon on a sphere: a step has the parameter's norm times the rate, and this norm stays
-    constant.
+    """Muon on a sphere: a step has the parameter's norm times the rate; norms do not change.
 
     Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
     """
