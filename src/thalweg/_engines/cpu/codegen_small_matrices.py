@@ -95,7 +95,9 @@ def stream_of_pass(rule: Rule, storage: Sequence[str], index: int) -> int:
 
 def names_of_blocks(rule: Rule) -> list[str]:
     """Return the names of the numbers of a block: measures over variables, and `SIZES`."""
-    measures = [x for x in rule.passes if isinstance(x, Measure) and x.over == "variable"]
+    measures = [
+        entry for entry in rule.passes if isinstance(entry, Measure) and entry.over == "variable"
+    ]
     return [*(measure.makes for measure in measures), *SIZES]
 
 

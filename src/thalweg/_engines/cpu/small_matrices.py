@@ -68,7 +68,7 @@ def plan_sweeps(rule: Rule) -> SweepPlan | None:
     for measures, fused_stages, stages in groups:
         for measure in measures:
             names = trace_formula(measure.function).scalars
-            if any(x.makes in names for x in passes if not _reduces_lines(x)):
+            if any(entry.makes in names for entry in passes if not _reduces_lines(entry)):
                 passes = _end_sweep(sweeps, passes)
             passes.append(measure)
         passes += fused_stages
@@ -77,7 +77,9 @@ def plan_sweeps(rule: Rule) -> SweepPlan | None:
             if not sweeps or not all(_keeps_lines(rule, stage, passes) for stage in stages):
                 return None
             sweeps[-1][1].extend(stages)
-    formulas = [read_stage(rule, x).scalars for x in passes if isinstance(x, FusedStage)]
+    formulas = [
+        read_stage(rule, entry).scalars for entry in passes if isinstance(entry, FusedStage)
+    ]
     if any("element_count" in scalars for scalars in formulas) or any(
         x.over == "variable" and x.reduce != "sum" for group in groups for x in group.measures
     ):
@@ -109,7 +111,7 @@ def _keeps_lines(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage
     """
     names = {name for names in stage_inputs(stage) for name in names}
     names &= {measure.makes for measure in rule.passes if isinstance(measure, Measure)}
-    measures = (x for x in passes if isinstance(x, Measure))
+    measures = (entry for entry in passes if isinstance(entry, Measure))
     return all(names.isdisjoint(trace_formula(x.function).scalars) for x in measures)
 
 
@@ -325,7 +327,9 @@ class ShortGroup(Group):
         return [[] for _ in self.members]
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        self._update_scalars = [self._scalars_for(x.kernel, columns) for x in self.update_sweeps]
+        self._update_scalars = [
+            self._scalars_for(sweep.kernel, columns) for sweep in self.update_sweeps
+        ]
         return [
             kernel.bind_table(table, scalars, self.flush)
             for (kernel, table), scalars in zip(
