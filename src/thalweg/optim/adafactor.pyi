@@ -53,10 +53,10 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            beta2_decay: The weight of a square in its mean is the number of the step to this power.
-            eps: The least root of a mean square, the epsilon of the dtype if None, and the least
-                length of a parameter.
-            d: How long the mean step may be, where the rate is 1.
+            beta2_decay: A new square has the weight step ** beta2_decay in its running mean.
+            eps: The least root of a mean square (None: the epsilon of the dtype), and the least
+                root mean square of a parameter.
+            d: The largest root mean square of a step before it is multiplied by the rate.
             weight_decay: How much of each parameter decays; 0 is none.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.
             maximize: Whether the objective is maximized.

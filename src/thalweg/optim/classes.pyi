@@ -190,7 +190,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
             lr: The learning rate, a number or a tensor of shape ().
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: The share of each parameter that a step takes away, times the rate.
+            weight_decay: The fraction of each parameter that a step subtracts, times the rate.
             amsgrad: Whether steps are divided by the largest running mean of squares so far.
             maximize: Whether the objective is maximized.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.
@@ -317,7 +317,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
             momentum: What the running mean of gradients keeps in a step.
-            dampening: The share of a gradient that the momentum does not get.
+            dampening: The fraction of a gradient that is not added to the momentum.
             weight_decay: How much of each parameter decays; 0 is none.
             nesterov: Whether momentum is Nesterov's.
             maximize: Whether the objective is maximized.
@@ -572,7 +572,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            lr_decay: The rate is divided by 1 + lr_decay times the number of the steps before.
+            lr_decay: After n steps the rate is divided by 1 + n * lr_decay.
             weight_decay: How much of each parameter decays; 0 is none.
             initial_accumulator_value: What the sum of squares begins with.
             eps: A small number that keeps a divisor from 0.
@@ -953,8 +953,7 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            momentum_decay: How fast the schedule of the momentum rises; torch's name of Keras'
-                decay.
+            momentum_decay: How fast the schedule of the momentum rises; `decay` in Keras.
             decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
                 gradient.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.
@@ -1450,8 +1449,8 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            etas: The factors of a step's size where the sign of a gradient changes, and where it
-                stays.
+            etas: The factors of a step's size after a change of the gradient's sign, and without
+                one.
             step_sizes: The smallest and the largest size of a step.
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.

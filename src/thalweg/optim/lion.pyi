@@ -58,9 +58,9 @@ class Lion(FusedTorchOptimizer, PlainLion):
         """Make one; see `Lion`.
 
         Args:
-            params: As torch takes them.
+            params: Parameters or groups, as torch's optimizers take them.
             lr: The learning rate.
-            betas: The share of the mean in a step, and that which the mean keeps.
+            betas: The weight of the mean in a step, and the fraction of the mean that a step keeps.
             weight_decay: A parameter is multiplied by 1 - lr * weight_decay first.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].

@@ -50,11 +50,11 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         """Make one; see `Mixed`.
 
         Args:
-            params: Groups as torch takes them, each with a `rule`, a class of `thalweg.optim` or
-                its name, or a `thalweg.Rule` of your own, and options of the rule, with defaults
-                for missing ones. `thalweg.optim.groups(model, rules=...)` makes such. Groups and
-                states store the name of a rule of your own; its numbers are computed as for torch's
-                classes.
+            params: Groups, as torch's optimizers take them. Each group has a `rule`: a class of
+                `thalweg.optim`, its name, or a `thalweg.Rule` of your own. Missing options get the
+                rule's defaults. `thalweg.optim.groups(model, rules=...)` returns such groups.
+                Groups and states store the name of your own rule, which computes with torch's
+                numbers.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.

@@ -65,9 +65,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             rule: The rule.
             lr: The learning rate, a number or a tensor of shape (). None takes the rule's default.
             initial: Optional. Initial values of slots by name, in place of those of the rule.
-            capturable: True if steps over parameters on a GPU can be captured in a CUDA graph:
-                `step` is counted there, and `prepare` of the rule is given tensors. Nothing changes
-                elsewhere.
+            capturable: True to allow CUDA graphs of steps on a GPU: `step` is counted there, and
+                `prepare` of the rule receives tensors. Nothing changes on other devices.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.

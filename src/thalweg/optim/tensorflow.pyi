@@ -65,7 +65,7 @@ class SGD(RuleOptimizer):
         """Make one; see `SGD`.
 
         Args:
-            params: As torch takes them.
+            params: Parameters or groups, as torch's optimizers take them.
             lr: The learning rate, a number or a tensor of shape ().
             momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
             nesterov: True if momentum is Nesterov's.
@@ -1363,12 +1363,12 @@ class RMSprop(RuleOptimizer):
         """Make one; see `RMSprop`.
 
         Args:
-            params: As torch takes them.
+            params: Parameters or groups, as torch's optimizers take them.
             lr: The learning rate.
-            rho: Share of the averages that is kept.
+            rho: The fraction of the averages that a step keeps.
             momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
             eps: Epsilon.
-            centered: True if to divide by the root of the variance.
+            centered: True to divide by the root of the variance.
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
@@ -1492,8 +1492,8 @@ class Ftrl(RuleOptimizer):
             initial_accumulator_value: What the sum of squares begins with.
             l1: Strength of the L1 penalty.
             l2: Strength of the L2 penalty.
-            l2_shrinkage: Strength of a penalty of the size of the variable, in its gradient.
-            beta: Is added to the root of the accumulator.
+            l2_shrinkage: Strength of an L2 penalty that is added to the gradient.
+            beta: Added to the root of the accumulator.
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].

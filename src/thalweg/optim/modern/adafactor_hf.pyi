@@ -56,16 +56,17 @@ class AdafactorHF(ModernOptimizer):
                 of their own.
             lr: The learning rate, a number or a tensor of shape (), with `relative_step=False`;
                 else None.
-            eps: Added to squares of gradients, and the least root mean square of a parameter.
+            eps: A number added to squares of gradients, and the least root mean square of a
+                parameter.
             clip_threshold: The largest root mean square of a step before it is multiplied by its
                 rate.
-            decay_rate: The weight of a square in its mean is the number of the step to this power.
-            beta1: Share of the mean of steps that a step keeps; None has no mean.
+            decay_rate: A new square has the weight step ** decay_rate in its mean.
+            beta1: The fraction of the mean of steps that a step keeps; None keeps no mean.
             weight_decay: How much of each parameter decays; 0 is none.
             scale_parameter: True if the rate is multiplied by the root mean square of the
                 parameter.
             relative_step: True if the rate is 1 over the root of the step's number, at most 0.01.
-            warmup_init: True if that rate is at most 1e-6 times the step's number, in place of
+            warmup_init: True to bound the relative rate by 1e-6 times the step's number, not by
                 0.01.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].

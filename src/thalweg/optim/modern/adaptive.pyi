@@ -170,13 +170,14 @@ class AdEMAMix(ModernOptimizer):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: Shares of the means that a step keeps: the fast mean of gradients, the mean of
-                squares, the slow mean of gradients.
+            betas: The fractions that a step keeps of the fast mean of gradients, of the mean of
+                squares, and of the slow mean of gradients.
             weight_decay: How much of each parameter decays; 0 is none.
             alpha: The weight of the slow mean.
             eps: A small number that keeps a divisor from 0.
-            alpha_warmup: In how many steps `alpha` rises from 0; 0 is none.
-            beta3_warmup: In how many steps `betas[2]` rises from `betas[0]`; 0 is none.
+            alpha_warmup: The number of steps of a parameter in which `alpha` rises from 0; 0 for
+                none.
+            beta3_warmup: The number of steps in which `betas[2]` rises from `betas[0]`; 0 for none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -295,9 +296,9 @@ class ADOPT(ModernOptimizer):
             lr: The learning rate, a number or a tensor of shape ().
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
-            clip_exp: The power of the number of earlier steps, to which the quotient is clipped.
+            clip_exp: The power of the number of earlier steps to which the quotient is clipped.
             weight_decay: How much of each parameter decays; 0 is none.
-            decoupled: True if decay is AdamW's, beside the step.
+            decoupled: True for decoupled decay as in AdamW.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -413,11 +414,11 @@ class Adan(ModernOptimizer):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            betas: Shares of the means of gradients, of their differences and of squares that a step
-                keeps.
+            betas: The fractions that a step keeps of the means of gradients, of differences and of
+                squares.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            no_prox: True if decay is AdamW's.
+            no_prox: True for decay as in AdamW instead of the division.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -538,7 +539,7 @@ class LAMB(ModernOptimizer):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             trust_clip: True if no step is longer than Adam's.
-            always_adapt: True if parameters without decay take such steps, too.
+            always_adapt: True to scale the steps of parameters without decay, too.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
@@ -769,7 +770,7 @@ class SM3(ModernOptimizer):
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
             momentum: What the running mean of gradients keeps in a step.
-            beta: Share of the sums that a step keeps, which makes them running means; 0 keeps sums.
+            beta: The fraction of the sums that a step keeps; 0 keeps plain sums.
             eps: A small number that keeps a divisor from 0.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].

@@ -61,10 +61,10 @@ class MARS(ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             gamma: The weight of a gradient's change.
             mars_type: "adamw" or "lion": the rule that uses the corrected gradients.
-            optimize_1d: True if parameters of fewer than two dimensions take them, too.
-            lr_1d_factor: Factor of their rate otherwise.
-            betas_1d: Shares of their means that a step keeps otherwise.
-            caution: Refused, if it is true.
+            optimize_1d: True to treat parameters of fewer than two dimensions like all others.
+            lr_1d_factor: Factor of the rate of parameters of fewer than two dimensions.
+            betas_1d: Betas of parameters of fewer than two dimensions; None for `betas`.
+            caution: Must be False.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].
             fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.

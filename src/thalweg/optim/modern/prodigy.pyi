@@ -60,12 +60,11 @@ class Prodigy(ModernOptimizer):
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
             betas: What the running means of gradients and of their squares keep in a step.
-            beta3: Share of the sums of the estimate that a step keeps; the root of `betas[1]` if
-                None.
+            beta3: The fraction of the sums that a step keeps; None is the root of `betas[1]`.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            decouple: True if decay is AdamW's, beside the step.
-            use_bias_correction: True if means are corrected as Adam's.
+            decouple: True for decoupled decay as in AdamW.
+            use_bias_correction: True to correct means as Adam does.
             safeguard_warmup: True if the divisor of the estimate excludes the rate.
             d0: Initial estimate.
             d_coef: Factor of the estimate.
