@@ -115,8 +115,8 @@ def call(function: Callable[..., Result], *args: object, name: str | None = None
 def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
     """Return a decorator that rejects ambiguous positional arguments in graph mode.
 
-    TensorFlow 1 has other parameters at these positions. The decorated function raises InvalidTypeError
-    for more than `position` positional arguments.
+    TensorFlow 1 has other parameters at these positions. The decorated function raises
+    InvalidTypeError for more than `position` positional arguments.
 
     Args:
         position: Index of the first ambiguous argument.
