@@ -1,4 +1,4 @@
-"""Facts about optimizer classes that their rules do not decide: arguments, defaults, sparse steps.
+"""Facts about optimizer classes beyond the rules: arguments, defaults, sparse steps.
 
 `thalweg show` and the class pages of the documentation print them.
 """

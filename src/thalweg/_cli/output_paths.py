@@ -1,4 +1,4 @@
-"""Checks that a command can write its outputs, made before it begins."""
+"""Checks, before a command begins, that outputs can be written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Adagrad with dual averaging: TensorFlow's ApplyAdagradDA kernels.
 
 The variable is computed anew from the sums of gradients, so that its initial value is lost at the
-first step. `t` is the step, 1 at the first; TensorFlow's optimizer takes it from a global step
-that someone else counts.
+first step. `t` is the number of the step, from 1; TensorFlow's optimizer reads a global step
+that the caller counts.
 """
 
 from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, narrow, sign, sqrt, where, wide

@@ -1,6 +1,6 @@
 """FTRL-proximal with any learning_rate_power: the pow branch of the ApplyFtrl kernels.
 
-As in `rules/ftrl.py`, rows of one element have a sparse formula of their own.
+Rows of one element have a separate sparse formula, as in `rules/ftrl.py`.
 """
 
 from dataclasses import replace

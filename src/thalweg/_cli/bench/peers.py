@@ -1,4 +1,4 @@
-"""Other libraries' steps over the same shapes: torch.optim always, the others where installed.
+"""Steps of torch.optim and of installed libraries (peers) over the shapes of a measurement.
 
 torch shares the variables and gradients of the problem; the others bring their own arrays. Each
 peer runs as its users run it: optax compiled with donated arguments, Keras and TensorFlow compiled

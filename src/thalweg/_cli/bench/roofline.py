@@ -1,4 +1,4 @@
-"""Limit of this machine's memory: one add over the streams that a rule reads and writes.
+"""Limit of this machine's memory: one addition over the tensors that a rule reads and writes.
 
 The roofline is itself a rule, run by the same engine, over the same tensors, on the same threads:
 the additional time of an update is arithmetic and host work.

@@ -75,13 +75,13 @@ def race_seeds(
         load: `load(seed)` returns the problem.
         contestants: The contestants.
         seeds: The seeds.
-        sweeps: Whether contestants try learning rates in the first race and keep the best one.
+        sweeps: Whether contestants try learning rates in the first race, and keep the best.
         epochs, threads, strategy: See `run`.
         measures: Whether to record diagnostics of the first race; see `run`.
         progress: `progress(fraction, race)` is called when `run` calls `progress(race)`.
 
     Returns:
-        The finished races. If Ctrl-C stops the first race, that race with the steps so far.
+        The finished races, or after Ctrl-C in the first race, the first race's steps so far.
 
     Raises:
         EntryError: An optimizer fails; the message names the optimizer.

@@ -97,7 +97,7 @@ def cells_of(ranked: Standing) -> list[str]:
 
 
 def write_footnotes(races: Sequence[Race]) -> list[str]:
-    """Return notes on the ranking method and its limits."""
+    """Return notes on the ranking method, and on the limits of a ranking."""
     measuring_note = [] if races[0].record_interval is None else [_MEASURING_NOTE]
     if len(races) == 1:
         chance = "With one seed, small differences may be chance: see --seeds."
@@ -254,7 +254,7 @@ def _describe_means(ranked: Standing) -> dict[str, Any]:
 
 
 def _describe_contestant(lane: Lane) -> dict[str, Any]:
-    """Return name, source, learning rate and arguments as JSON values; other objects as `repr`."""
+    """Return name, source, learning rate and arguments (some as `repr`) as JSON values."""
     return {
         "optimizer": lane.name,
         "source": lane.contestant.source,

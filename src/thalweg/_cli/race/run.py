@@ -48,7 +48,7 @@ def rate_of(contestant: Contestant, optimizer: object) -> float | None:
 
 @dataclass
 class Lane:
-    """Model, optimizer and history of a contestant.
+    """Model, optimizer and history of one contestant in a race.
 
     Times are in seconds, one per step, and include those of the diagnostics in `recorder`.
     """

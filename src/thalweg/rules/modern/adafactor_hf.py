@@ -1,4 +1,4 @@
-"""Adafactor with the formula of transformers, which is that of fairseq (Shazeer & Stern 2018)."""
+"""Adafactor with the formula of transformers and fairseq (Shazeer & Stern 2018)."""
 
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""Base of the four AdamW rules, which differ in their weight decay."""
+"""Base of the four AdamW rules, which differ in weight decay."""
 
 from thalweg.formula import Hyper, Rule, moved
 from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_square, root_of

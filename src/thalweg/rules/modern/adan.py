@@ -1,4 +1,4 @@
-"""Adan: Nesterov's momentum with a mean of the gradients' differences (Xie et al. 2022)."""
+"""Adan: Nesterov's momentum with a mean of the gradient's changes (Xie et al. 2022)."""
 
 from thalweg.formula import Hyper, Rule, Slot, where
 from thalweg.rules.modern.common import SLOTS, hypers, lerp, mean_square, root_of

@@ -1,4 +1,4 @@
-"""ADOPT: gradients are divided by the root that was before them (Taniguchi et al. 2024)."""
+"""ADOPT: gradients are divided by the RMS of earlier gradients (Taniguchi et al. 2024)."""
 
 from thalweg.formula import Hyper, Rule, maximum, minimum, sqrt, where
 from thalweg.rules.modern.common import SLOTS, hypers, lerp, mean_square, weights

@@ -1,6 +1,6 @@
 """Shampoo's factors and their eigenvectors, of batches of matrices.
 
-A side that is too long has no factor: an empty one, and an empty basis, stand for none.
+A side that is too long has an empty factor and an empty basis.
 """
 
 # Pyright takes `torch` for the package beside this one.

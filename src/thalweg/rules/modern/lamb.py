@@ -1,4 +1,4 @@
-"""LAMB: Adam's step as long as the variable, times the rate (You et al. 2019)."""
+"""LAMB: Adam's step, scaled to the variable's norm times the rate (You et al. 2019)."""
 
 from thalweg.formula import (
     Hyper,

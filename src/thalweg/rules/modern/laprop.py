@@ -1,4 +1,4 @@
-"""LaProp: momentum of gradients that were divided by their root first (Ziyin et al. 2020)."""
+"""LaProp: momentum of gradients, each divided by the RMS first (Ziyin et al. 2020)."""
 
 # Pyright takes `torch` for the package beside this one.
 # pyright: reportArgumentType=false

@@ -1,4 +1,4 @@
-"""MuonH: Muon on a sphere: matrices keep the norm that they begin with (Hyperball, 2026)."""
+"""MuonH: Muon on a sphere; each matrix keeps the initial norm (Hyperball, 2026)."""
 
 # Pyright takes `torch` for the package beside this one.
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false

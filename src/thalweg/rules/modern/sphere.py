@@ -1,4 +1,4 @@
-"""Steps on a sphere (Hyperball, 2026): variables keep the norm that they begin with."""
+"""Steps on a sphere (Hyperball, 2026); each variable keeps the initial norm."""
 
 from thalweg.formula import Slot, narrow, sqrt, where, wide
 

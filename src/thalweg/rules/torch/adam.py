@@ -1,4 +1,4 @@
-"""Adam and AdamW of torch: epsilon is added to the root after its bias is corrected."""
+"""Adam and AdamW of torch: epsilon is added to the root after bias correction."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """ASGD of torch: gradient descent with a mean of the variables that starts after some steps.
 
-`eta` and `mu` of a step were made by the step before, so a learning rate counts one step late.
+A step uses the `eta` and `mu` of the previous step, so a learning rate counts one step late.
 """
 
 from dataclasses import replace

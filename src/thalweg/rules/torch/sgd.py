@@ -1,4 +1,4 @@
-"""Gradient descent of torch, whose first velocity is the gradient itself, dampened or not."""
+"""Gradient descent of torch; the first velocity is the gradient, whatever the dampening."""
 
 from thalweg.formula import Hyper, Rule, Slot, where
 from thalweg.formula import moved as moved_by

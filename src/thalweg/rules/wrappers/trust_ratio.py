@@ -1,4 +1,4 @@
-"""Wrappers that make a step as long as its variable, times the rate."""
+"""Wrappers that scale a step to the variable's norm times the rate."""
 
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, moved, narrow, sqrt, variable_squares, where, wide

@@ -82,7 +82,7 @@ def _row_of(run: RankedRun) -> dict[str, Any]:
 
 
 def write_notes(results: Results, summary: Summary) -> list[str]:
-    """Return notes on the ranking method and its limits."""
+    """Return notes on the ranking method, and on the limits of a ranking."""
     plan = results.plan
     of_studies = "One study" if plan.studies == 1 else f"Median of {plan.studies} studies"
     of_trials = "the only trial" if plan.trials == 1 else f"the fastest of {plan.trials} trials"
