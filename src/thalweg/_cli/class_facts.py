@@ -113,7 +113,7 @@ def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
     """Return True if a class raises an error for sparse gradients with weight decay.
 
     `takes_rows(group)` returns whether a step with these options updates single rows. Torch's own
-    step raises the error, too.
+    step raises the error, too, because torch cannot add a dense tensor to a sparse tensor.
     """
     if "weight_decay" not in group:
         return False

@@ -40,8 +40,9 @@ def with_decay(rule: Rule) -> Rule | None:
     A `weight_decay` of the rule, which changes the gradient, stays. Results are cached.
 
     Returns:
-        The new rule. None if the rule sums over variables (`measures`, `levels`), needs dense
-        gradients (`whole`), or already has a formula `before`; run `WEIGHT_DECAY` first instead.
+        The new rule. None if `WEIGHT_DECAY` must run before the rule instead: sums (`measures`,
+        `levels`) see decayed variables; with dense gradients (`whole`), only the rows that a sparse
+        gradient names decay; or the rule already has a formula `before`.
     """
     if rule.measures or rule.levels or rule.whole or rule.before is not None:
         return None

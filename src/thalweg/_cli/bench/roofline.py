@@ -80,7 +80,7 @@ def roofline(
     """Return a step with one addition that reads and writes as much memory as a rule's step.
 
     Args:
-        slots: The number of the rule's state tensors per variable, which are allocated here.
+        slots: State tensors per variable, with the variable's shape and dtype; allocated here.
         variables: Contiguous CPU tensors, which the step changes.
         gradients: One tensor per variable.
         copies: Empty, or one 16-bit tensor per variable, to which the step copies the variable.

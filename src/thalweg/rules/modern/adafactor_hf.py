@@ -159,7 +159,7 @@ def adafactor_hf(
         is_vector: True keeps a mean square per element, for variables of fewer than two dimensions.
         beta1: Optional. The share of the mean of steps that is kept. None keeps no mean.
         is_relative: True derives the rate from the step's number; False uses `learning_rate`.
-        eps1: Added to squared gradients.
+        eps1: Added to squares of gradients.
         eps2: Lower bound of the variable's RMS, by which `scale_parameter` multiplies rates.
         dtype: The dtype of slots (state tensors). None means the variable's dtype.
     """

@@ -12,7 +12,8 @@ from thalweg.rules.torch.common import as_read, multiplied, value_if
 def prepare(*, learning_rate, beta1, beta2, t, rate_mean=None):
     """Return {name: scalar of step t}, computed in float64, with the new `rate_mean`.
 
-    `rate_mean` is the running mean of learning rates. None assumes a constant learning rate.
+    exp_avg contains learning rates. `rate_mean`, the running mean of learning rates, corrects the
+    bias of exp_avg under a schedule. None assumes a constant learning rate.
     """
     scalars = weights(beta1=beta1, beta2=beta2)
     scalars["square_correction"] = 1 - as_read(beta2) ** as_read(t)

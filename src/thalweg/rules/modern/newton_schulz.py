@@ -117,7 +117,8 @@ def orthogonal(
         coefficients: The coefficients of each step's polynomial.
         epsilon: Lower bound of the norm by which a matrix is first divided.
         dtype: The dtype of matrix products. "float32" means the dtype of `matrices`. None means
-            "float32" on the CPU, and "bfloat16" on other devices, as in the published code.
+            "float32" on the CPU, where 16-bit products are rarely fast, and "bfloat16" on other
+            devices, as in the published code.
         multiplier: Factor of the result.
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"

@@ -23,7 +23,7 @@ SHARE = Hyper("shampoo_beta", 0.95, "share of the factors that is kept")
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, shampoo_beta, t):
-    """Return {name: scalar of step t}. At t = 1 the step size and both means' weights are 0."""
+    """Return {name: scalar of step t}. At t = 1 nothing moves; the means have t - 1 gradients."""
     count, rate = as_read(t) - 1, as_read(learning_rate)
     if count == 0:
         return {"mean_weight": 0.0, "square_weight": 0.0, "square_share": 1.0, "step_size": 0.0,

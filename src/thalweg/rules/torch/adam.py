@@ -19,7 +19,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
-    """Return {name: scalar of step t} for a parameter group, in torch's order of operations."""
+    """Return {name: scalar of step t} for a parameter group, in Python's numbers as in torch."""
     shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     return {
         "direction": direction_of(maximize),
