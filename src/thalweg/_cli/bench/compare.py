@@ -88,7 +88,7 @@ def compare(
 
     Args:
         rule: The rule's name in the rows.
-        entry: The rule, with its names in other libraries.
+        entry: The rule, with names in other libraries.
         shapes: The shapes of the variables.
         peer_names: Names of `peers.PEERS`.
         rounds: The number of interleaved rounds.
@@ -125,7 +125,7 @@ def _make_row(
     contender: Contender,
     owner: object,
 ) -> BenchmarkRow:
-    """Return the row of a contender, and run its step to measure memory. `owner` has the state."""
+    """Run a contender's step to measure memory, and return the row. `owner` has the state."""
     name = contender.name
     base_streams = roofline.count_streams(entry.slots)
     streams = base_streams if name == ROOFLINE else base_streams + entry.norms

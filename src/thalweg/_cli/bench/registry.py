@@ -17,7 +17,7 @@ from thalweg.rules import KERAS_RULES
 
 @dataclass(frozen=True)
 class BenchmarkedRule:
-    """Rule to measure, with its names in other libraries.
+    """Rule to measure, with names in other libraries.
 
     Attributes:
         rule: The rule.

@@ -72,7 +72,7 @@ def _set_rates(
     entries: Sequence[RaceEntry], contestants: Sequence[Contestant], rates: Mapping[str, float],
     rate: float | None,
 ) -> list[Contestant]:  # fmt: skip
-    """Return contestants with `rates` or `rate` set; raise RaceError if building one fails."""
+    """Return contestants with `rates` or `rate` set; raise RaceError for an invalid rate."""
     by_key = {name.lower(): value for name, value in rates.items()}
     exact = {contestant.name.lower() for contestant in contestants}
     used: set[str] = set()

@@ -1,4 +1,4 @@
-"""MARS: AdamW of gradients; the previous gradient reduces their variance (Yuan et al. 2024)."""
+"""MARS: AdamW of gradients whose variance the previous gradient reduces (Yuan et al. 2024)."""
 
 from thalweg.formula import Rule, Slot, maximum, narrow, sqrt, where
 from thalweg.rules.modern.common import SLOTS, lerp, mean_square, root_of

@@ -34,7 +34,7 @@ OPTIMIZERS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop"
 
 
 class DigitLines(Problem):
-    """Problem with CTC loss; its accuracy is 1 minus the label error rate, at least 0."""
+    """Problem with CTC loss. The accuracy is 1 minus the label error rate, at least 0."""
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
         """Return the loss per label, averaged over the lines of a batch."""
@@ -172,7 +172,7 @@ def distance(labels: list[int], target: list[int]) -> int:
 
 @torch.no_grad()
 def measured(model: nn.Module, examples: Examples, decodes: bool = True) -> tuple[float, float]:
-    """Return (mean loss per label, label error rate). The rate is 0 if `decodes` is False."""
+    """Return (mean loss per label, label error rate). Without `decodes`, the second is 0."""
     loss, edits, labels = 0.0, 0, 0
     model.eval()
     for inputs, targets in zip(

@@ -168,7 +168,7 @@ def resume(plan: StudyPlan, path: Path) -> Results:
     """Read the results of a plan from a file.
 
     Raises:
-        RaceError: The file does not exist, is damaged, or belongs to a different plan.
+        RaceError: The file does not exist, is damaged, or has different settings.
     """
     document = _read(path)
     _check_settings(plan, document["settings"], path)
