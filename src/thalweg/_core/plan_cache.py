@@ -60,7 +60,7 @@ class PlanCache:
     def count_repeated(self) -> bool:
         """Count a step that reused its plan; return True if the next step should prepare a replay.
 
-        Return True after 1 step, then after 2, 4, ... more steps, at most `longest_wait`.
+        The first call returns True, then calls do so 2, 4, ..., at most `longest_wait` calls later.
         """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:

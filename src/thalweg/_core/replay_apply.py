@@ -64,8 +64,8 @@ class ReplayedApply(ABC):
     def take(self, optimizer: Any, cache: PlanCache, arguments: Any) -> bool:
         """Take the step if all guards hold; return True if it was taken.
 
-        Otherwise no tensors are changed. If an exception is raised before the step was taken, the
-        replay removes itself from `cache`.
+        If a guard fails, no tensor is changed. If an exception is raised before the step was taken,
+        the replay removes itself from `cache`.
 
         Args:
             optimizer: The optimizer.
@@ -136,8 +136,8 @@ class ReplayedApply(ABC):
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`;
-        else one. Return False if none was stored: a formula failed, scalars are not computed
+        Compute one step; twice as many as last time, at most `MOST_COMING`, if all of the last
+        were taken. Return False if none was stored: a formula failed, scalars are not computed
         natively, or the hyperparameters were read again meanwhile.
 
         Args:
