@@ -73,10 +73,10 @@ importing = Awaited()
 class Guard(Lock):
     """Lock of an object with state, held for each access to the state.
 
-    If another thread holds it during a fork, the object's `_lock` in the child is a `Mark` instead.
+    If another thread holds it during a fork, the object has a `Mark` instead in the child.
 
     Args:
-        owner: The object, which has this lock as its attribute `_lock`.
+        owner: The object, which has this lock as an attribute.
         forget: Optional. Called with the object in such a child, to drop caches of the lost thread.
     """
 
@@ -107,8 +107,15 @@ class Guard(Lock):
             return
         if self._forget is not None:
             self._forget(owner)
-        if thread not in _excused and owner._lock is self:
-            vars(owner)["_lock"] = Mark(self, owner)
+        if thread not in _excused:
+            _replace_attribute(owner, self, Mark(self, owner))
+
+
+def _replace_attribute(owner: object, former: object, replacement: object) -> None:
+    """Set each attribute of `owner` that is the object `former` to `replacement`."""
+    for name, attribute in vars(owner).items():
+        if attribute is former:
+            vars(owner)[name] = replacement
 
 
 class Mark(Guard):
@@ -134,7 +141,7 @@ class Mark(Guard):
     def loaded(self) -> None:
         owner = self._owner()
         if owner is not None:
-            vars(owner)["_lock"] = self._guard
+            _replace_attribute(owner, self, self._guard)
 
     def _reason(self) -> str:
         """Return the error message: the owner, the fork, and what to do."""
