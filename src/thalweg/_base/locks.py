@@ -108,14 +108,8 @@ class Guard(Lock):
         if self._forget is not None:
             self._forget(owner)
         if thread not in _excused:
-            _replace_attribute(owner, self, Mark(self, owner))
-
-
-def _replace_attribute(owner: object, former: object, replacement: object) -> None:
-    """Set each attribute of `owner` that is the object `former` to `replacement`."""
-    for name, attribute in vars(owner).items():
-        if attribute is former:
-            vars(owner)[name] = replacement
+            mark = Mark(self, owner)
+            vars(owner).update({name: mark for name, x in vars(owner).items() if x is self})
 
 
 class Mark(Guard):
@@ -141,7 +135,8 @@ class Mark(Guard):
     def loaded(self) -> None:
         owner = self._owner()
         if owner is not None:
-            _replace_attribute(owner, self, self._guard)
+            names = [name for name, x in vars(owner).items() if x is self]
+            vars(owner).update(dict.fromkeys(names, self._guard))
 
     def _reason(self) -> str:
         """Return the error message: the owner, the fork, and what to do."""
