@@ -12,7 +12,7 @@ from thalweg._core.options import accumulation as sums_of_optim
 from thalweg._core.options import iter_size
 from thalweg._core.state import loading
 from thalweg._engines import dispatcher as gate
-from thalweg._engines import layout, reference
+from thalweg._engines import layout, torch_part
 from thalweg._engines.cpu import kernel_cache
 from thalweg._engines.dense_plan import DensePlan
 from thalweg._engines.metadata_guard import MetadataGuard
@@ -102,7 +102,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
         gate, "_copy_overlapping", lambda variables, gradients, slots, copies: list(gradients)
     ),
     "copies are not looked at": _instead(layout, "check_copy", lambda *_: None),
-    "what is written to copies is not seen": _instead(reference, "resumed", lambda var, copy: var),
+    "what is written to copies is not seen": _instead(torch_part, "resumed", lambda var, copy: var),
     "indices are not looked at": _instead(IndexedSlices, "check_range", lambda *_: None),
     "sums are not looked at": _unchecked_sums,
     "gradients are read at once": _instead(backward, "check_readable", lambda *_: None),

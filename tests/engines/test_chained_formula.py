@@ -10,7 +10,6 @@ import torch
 
 from thalweg import Hyper, Rule, Slot, optim, where
 from thalweg import engine as engine_of
-from thalweg.errors import RuleError
 from thalweg.formula import ChainedFormula
 
 F = np.float32
@@ -78,9 +77,9 @@ def test_rules_of_many_slots_are_averaged_in_rows_without_a_gradient_too() -> No
     assert optimizer.state[param]["d"].flatten().tolist() == [2.0, 2.0, 0.0]
 
 
-def test_rule_with_too_many_slots_raises_with_its_name() -> None:
+def test_rule_of_seven_slots_is_averaged() -> None:
     def seven(var, grad, a, b, c, d, e, f, g, *, learning_rate):  # pyright: ignore
-        return var - learning_rate * grad, a, b, c, d, e, f, g
+        return var - learning_rate * grad, a, b, c, d, e, f, g + grad
 
     kind = Rule(
         name="seven",
@@ -88,5 +87,9 @@ def test_rule_with_too_many_slots_raises_with_its_name() -> None:
         slots=tuple(map(Slot, "abcdefg")),
         hypers=(Hyper("learning_rate", 0.5),),
     )
-    with pytest.raises(RuleError, match="'seven' has 7 slots"):
-        optim.RuleOptimizer([torch.ones(1, requires_grad=True)], kind, ema_decay=0.5)
+    param = torch.ones(1, requires_grad=True)
+    optimizer = optim.RuleOptimizer([param], kind, ema_decay=0.75)
+    param.grad = torch.tensor([2.0])
+    optimizer.step()
+    state = optimizer.state[param]
+    assert [float(x.detach()) for x in (param, state["g"], state["ema"])] == [0.0, 2.0, 0.0]

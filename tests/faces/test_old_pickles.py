@@ -10,6 +10,7 @@ import io
 import json
 import pickle
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def test_torch_save_state_resumes(name: str) -> None:
 def test_old_checkpoint_files_resume(name: str, tmp_path: Path) -> None:
     if name.startswith("keras3"):
         pytest.importorskip("keras", reason="Keras 3 is not installed")
+        # Keras finds only classes of modules that the program has imported.
+        import_module("thalweg.integrations.keras3")
     prefix = f"{name}/files/"
     for member, content in recorded().items():
         if member.startswith(prefix):

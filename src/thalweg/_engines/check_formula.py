@@ -17,8 +17,9 @@ def check_value_counts(formula: Any, names: list[str], results: int, results_tex
 
     Args:
         formula: The formula, named in the error.
-        names: The positional values after `var` and `grad`.
-        results_text: The results as the error shows them.
+        names: The expected positional values after `var` and `grad`.
+        results: The expected number of results.
+        results_text: The expected results, for the error.
     """
     formula_graph, count = trace_formula(formula), 2 + len(names)
     if (len(formula_graph.positional), len(formula_graph.results)) == (count, results):
@@ -31,7 +32,7 @@ def check_value_counts(formula: Any, names: list[str], results: int, results_tex
 
 
 def check_numbers(rule: Rule, formula: Any, scalars: Mapping[str, Any]) -> None:
-    """Raise RuleError if a scalar that a formula takes is not in `scalars`, or is not a number."""
+    """Raise RuleError if a scalar of a formula is missing in `scalars`, or is not a number."""
     formula_graph = trace_formula(formula)
     check_given(place_of(formula), formula_graph.scalars, scalars, rule)
     for name in formula_graph.scalars:
@@ -70,11 +71,11 @@ def check_sides(slots: list[str], formula: Any, first: int, scalars: Mapping[str
 
 
 def check_order(slots: list[str], formula: Any, has_gradient: bool) -> None:
-    """Raise RuleError if a positional parameter is named like the value of another position.
+    """Raise RuleError if a positional parameter has the name of a value at another position.
 
     Args:
         slots: The names of the values that follow `var` and `grad`, in order.
-        has_gradient: Whether the formula takes `grad` after `var`.
+        has_gradient: True if the formula takes `grad` after `var`.
     """
     positional, names = trace_formula(formula).positional, {"var", "grad", *slots}
     expected_names = ["var", *["grad"] * has_gradient, *slots]
@@ -88,7 +89,7 @@ def check_order(slots: list[str], formula: Any, has_gradient: bool) -> None:
 
 
 def _correct_signature(formula: Any, early: list[str], late: list[str]) -> str:
-    """Return a corrected `def` line: `early` names come after the `*`, `late` names before it."""
+    """Return a `def` line with the names `early` moved behind the `*` and `late` before it."""
     formula_graph = trace_formula(formula)
     positional = [name for name in formula_graph.positional if name not in early] + late
     scalars = early + [name for name in formula_graph.scalars if name not in late]

@@ -36,13 +36,12 @@ from thalweg.formula import Rule, Slot
 
 
 class _Available(NamedTuple):
-    """Values that a stage may take at its place among the passes of a rule.
+    """Values that a stage may take, which depend on its position among the passes of a rule.
 
     Attributes:
         pass_names: Names of values that earlier passes compute.
-        measure_dims: "row", "column" or "variable" of each earlier measure, by name.
-        scalars: Scalars of the first step by name, and 1 for earlier measures and for slots of rows
-            or columns.
+        measure_dims: {name of an earlier measure: "row", "column" or "variable"}.
+        scalars: {name: scalar of the first step}; 1 for earlier measures and row or column slots.
     """
 
     rule: Rule
@@ -52,7 +51,7 @@ class _Available(NamedTuple):
 
 
 def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
-    """Raise a RuleError unless passes, measures and stages fit the rule.
+    """Raise RuleError unless passes, measures and stages are valid for the rule.
 
     Each stage is called twice, with random matrices.
 
@@ -80,7 +79,7 @@ def check_passes(rule: Rule, scalars: Mapping[str, Any]) -> None:
 
 
 def _check_stage(stage: Stage, available: _Available) -> None:
-    """Raise a RuleError if a stage takes an unknown value or fails over random matrices."""
+    """Raise RuleError if a stage takes an unknown value or fails over random matrices."""
     rule, pass_names, measure_dims, scalars = available
     takes_sizes = rule.is_of_lines and not stage.of_matrices
     allowed = {*scalars, *SIZES} if takes_sizes else scalars
@@ -96,7 +95,7 @@ def _check_stage(stage: Stage, available: _Available) -> None:
 def _check_measure(
     rule: Rule, measure: Measure, inputs: list[str], scalars: Mapping[str, Any]
 ) -> None:
-    """Raise a RuleError if a measure has several results, unknown inputs, or reads itself."""
+    """Raise RuleError if a measure has several results, unknown inputs, or reads itself."""
     formula_graph = trace_formula(measure.function)
     check_order(inputs, measure.function, True)
     if len(formula_graph.results) != 1 or len(formula_graph.positional) > 2 + len(inputs):
@@ -114,15 +113,13 @@ def _check_measure(
 
 
 def _try_stage(stage: Stage, available: _Available) -> None:
-    """Call a stage with random float32 matrices of 3 by 2 and of 2 by 3 elements, to find its
-    errors.
+    """Call a stage with random 3 x 2 and 2 x 3 float32 matrices, to find its errors.
 
-    The random numbers are from a generator of its own. `available` describes the values that the
-    stage may take, and is not changed.
+    Random numbers are from a private generator. `available` is not changed.
 
     Raises:
-        RuleError: The stage raises an exception; its result is not a dict of tensors that it also
-            takes, of the same shapes; or it writes to an argument other than a measure that it
+        RuleError: The stage raises an exception, returns an invalid dict (see
+            `check_stage_outputs`), or writes to an argument. It may write to a measure that it
             returns.
     """
     rule, pass_names, measure_dims, _ = available
@@ -154,14 +151,14 @@ def _try_stage(stage: Stage, available: _Available) -> None:
 def _make_inputs(
     stage: Stage, matrix_shape: tuple[int, int], available: _Available, rand: Callable[..., Tensor]
 ) -> dict[str, Any]:
-    """Return inputs of a stage for two variables, by name.
+    """Return {name: input} of a stage for two variables.
 
-    They are scalars, initial slots, random values of passes and measures, and random numbers.
+    Inputs are scalars, initial slots, random values of passes and measures, random numbers.
 
     Args:
         matrix_shape: Rows and columns of the matrices.
         available: The values that the stage may take.
-        rand: Returns random numbers from 0 to 1 of a shape; `dtype` replaces float32.
+        rand: `rand(*shape, dtype=torch.float32)` returns random numbers from 0 to 1.
     """
     rule, pass_names, measure_dims, scalars = available
     params = stage_inputs(stage)
@@ -185,7 +182,7 @@ def _make_inputs(
 
 
 def _compute_shape(slot: Slot, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of a slot of a matrix; raise a RuleError if it is not a tuple of sizes."""
+    """Return the shape of a slot of a matrix; raise RuleError if it is not a tuple of sizes."""
     if slot.per is not None:
         # Stages receive squeezed slots with a dimension of size 1, too.
         return shape_beside(Slot(slot.name, per=slot.per), torch.Size(shape))

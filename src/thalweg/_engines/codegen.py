@@ -1,4 +1,4 @@
-"""Kernel text of all engines: formulas, their scalars, and the streams that they write.
+"""Kernel text of all engines: formulas, their scalars, and the streams (tensors) that they write.
 
 A stream is a kernel's tensor with a number for each element: the variable, its gradient, a slot or
 the copy. Streams are numbered in this order.
@@ -42,8 +42,8 @@ class Kernel:
     Attributes:
         name: Name of the kernel function, with a hash of everything that determines the kernel.
         source: Text of the kernel.
-        scalars: Names of the scalars, in the order of a row of scalars.
-        measures: Numbers that a measuring kernel computes for each leaf; else 0.
+        scalars: Names of the scalars, in the order of a row of the scalar table.
+        measures: How many results a reducing kernel computes for each leaf; else 0.
     """
 
     name: str
@@ -60,8 +60,8 @@ def digest(*parts: str) -> str:
 def fill(template: str, **fields: Field) -> list[str]:
     """Return the lines of a template with `{field}`s replaced, as by `str.format`.
 
-    A field whose value is a list of lines must be alone in its line; each of the lines gets its
-    indentation.
+    A field whose value is a list must be alone in its line. The field's indentation is added to
+    each line of the list.
     """
     blocks = {f"{{{name}}}": value for name, value in fields.items() if isinstance(value, list)}
     lines: list[str] = []
@@ -86,7 +86,7 @@ def join_lines(lines: Iterable[str]) -> str:
 
 
 def find_codecs(storage: Sequence[str]) -> dict[int, Codec]:
-    """Return the codec of each encoded stream among storage types, by the index of the stream."""
+    """Return {index of an encoded stream: its codec} for the storage types of all streams."""
     encoded = [k for k, name in enumerate(storage) if name not in STORAGE_NAMES.values()]
     if not encoded:
         return {}
@@ -96,24 +96,24 @@ def find_codecs(storage: Sequence[str]) -> dict[int, Codec]:
 
 
 def name_scalars(*formulas: FormulaGraph, vectors: Mapping[str, str] = NONE) -> dict[str, str]:
-    """Return the names of scalars in a kernel, by their names in formulas.
+    """Return {name of a scalar in formulas: name in the kernel}.
 
     Args:
-        vectors: Scalars that are values of a "row" or a "column"; they are left out.
+        vectors: {name of a scalar: "row" or "column"} of scalars to leave out.
     """
     names = dict.fromkeys(name for graph in formulas for name in graph.scalars)
     return {name: f"s{index}" for index, name in enumerate(x for x in names if x not in vectors)}
 
 
 def name_vectors(*formulas: FormulaGraph, vectors: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of vectors in a kernel, by the scalars that read them in formulas."""
+    """Return {name of a vector in formulas: name in the kernel}; see `name_scalars`."""
     names = dict.fromkeys(name for graph in formulas for name in graph.scalars)
     vector_names = [name for name in names if name in vectors]
     return {name: f"{vectors[name]}{index}" for index, name in enumerate(vector_names)}
 
 
 def read_vectors(names: Mapping[str, str]) -> dict[str, str]:
-    """Return expressions of vectors (`name_vectors`) at element i of a row, by names of scalars."""
+    """Return {name in formulas: expression of the vector at element i of a row} for all `names`."""
     return {name: f"{x}[i]" if x.startswith("column") else x for name, x in names.items()}
 
 
@@ -121,7 +121,7 @@ class FormulaWriter:
     """Writer of formulas in the language of an engine.
 
     Args:
-        literal: Name of the function that makes a number of the type of the arithmetic.
+        literal: Name of the kernel function that makes a number of the compute dtype.
     """
 
     decorator = ""
@@ -145,10 +145,10 @@ class FormulaWriter:
     def write_formula(
         self, formula_graph: FormulaGraph, name: str = "node"
     ) -> tuple[list[str], list[str]]:
-        """Return assignments that compute a formula, and the names of its results.
+        """Return lines that compute a formula, and the expressions of its results.
 
         Args:
-            formula_graph: The formula, whose values have names that begin with `LOCAL_PREFIX`.
+            formula_graph: The formula; values have names that begin with `LOCAL_PREFIX`.
             name: The beginning of the names of intermediate values.
         """
         texts, lines = dict[Node, str](), list[str]()
@@ -157,7 +157,7 @@ class FormulaWriter:
         return lines, [texts[result] for result in formula_graph.results]
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """Add the expression of a node to `texts`, and an operation's assignment to `lines`."""
+        """Set `texts[node]` to a node's expression; append an operation's assignment to `lines`."""
         if node.op in ("stream", "scalar"):
             texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
         elif node.op == "const":
@@ -169,7 +169,7 @@ class FormulaWriter:
             lines.append(f"{names} = {self.write_operation(node.op, operands)}")
 
     def name_results(self, operation: str, name: str) -> str:
-        """Return the target of the assignment of an operation's results."""
+        """Return the left side of the assignment of an operation's result: `name` itself."""
         return name
 
     def define_function(self, name: str, formula_graph: FormulaGraph) -> str:
@@ -188,19 +188,19 @@ class Update:
     Attributes:
         formula: `update`, `update_sparse` or `update_untouched` of a rule.
         storage: Storage types of variable, gradient (if any), slots and copy (if any): names of
-            dtypes, and of codecs for encoded slots.
+            dtypes, or of codecs for encoded slots.
         stages: Formulas `(grad, *, scalars) -> grad` applied to the gradient first.
-        grad: Whether the formula takes a gradient.
-        entries: Stages applied to the entries of a sparse gradient, before they are summed. Of a
-            16-bit variable they are rounded to its type then.
-        before: A formula `(var, *, scalars) -> var` applied to the variable first, once per element
-            and rounded to its type, but where random bits round.
-        copy: Whether the last of `storage` is a copy of the variable in another type, which is
-            written and not read. A number that is too large for it becomes the largest it has.
-        from_copy: Whether the copy is read, too: where it is not the variable, rounded, the update
-            begins at the copy. One that leaves the variable alone then leaves the copy alone.
-        vectors: Name and "row" or "column" of each scalar that differs between rows or columns.
-        draws: Whether numbers of 16 bits are rounded by random bits.
+        grad: True if the formula takes a gradient.
+        entries: Formulas applied to the entries of a sparse gradient before entries are summed.
+            Entries of a 16-bit variable are then rounded to 16 bits.
+        before: A formula `(var, *, scalars) -> var` applied to the variable first. The result is
+            rounded to the variable's dtype, unless random bits round.
+        copy: True if the last stream is a copy of the variable in another dtype. The copy is
+            written, and saturates.
+        from_copy: True if the copy is read, too. If the copy is not the rounded variable, the
+            update begins at the copy. An update that keeps the variable then keeps the copy.
+        vectors: (name, "row" or "column") of each scalar that differs between rows or columns.
+        draws: True if 16-bit numbers are rounded by random bits.
     """
 
     formula: Formula
@@ -222,7 +222,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Formulas that a kernel reduces, and the memory that they read: the key of the kernel.
+    """Formulas that a kernel reduces, and the memory that formulas read: the key of the kernel.
 
     Attributes:
         formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
@@ -251,24 +251,22 @@ class TracedUpdate:
     """Graphs of an update, and the names that kernels give to its scalars and vectors.
 
     Args:
-        update: The update. With `draws`, or with slots in blocks of codes, which are rounded by the
-            number of the step, a row of the table also has the number of the variable and its
-            positions, see `Streams`.
+        update: The update. With `draws`, or with slots in blocks of codes, a row of the address
+            table has two more fields: random stream and positions (see `Streams`).
 
     Attributes:
         storage: Storage types of the streams; "float32" for slots that are decoded first.
         formula: The graph of the update.
         stages, entries, before: Names of functions and graphs of the formulas of `Update`.
-        scalar, vectors: Names in the kernel of scalars and vectors, by their names in formulas.
+        scalar, vectors: {name in formulas: name in the kernel} of scalars and of vectors.
         scalars: The names of scalars in formulas, in the order of a row of scalars.
         vectors_at, width: The index of the first vector in a row of the table, and its length.
-        blocks: Codecs of the slots in blocks of codes, by stream.
+        blocks: {stream: codec} of the slots in blocks of codes.
         lower: The stream with the lower bits of the variable, in `split8`; None without one.
-        random_streams: The streams that random bits round, each with the index of the random
-            number of an element that it uses.
+        random_streams: {stream rounded by random bits: index of the random number per element}.
 
     Raises:
-        RuleError: A formula takes or returns another number of values.
+        RuleError: A formula takes or returns a wrong number of values.
     """
 
     def __init__(self, update: Update) -> None:
@@ -311,12 +309,12 @@ class TracedUpdate:
 
     @property
     def written_blocks(self) -> dict[int, Codec]:
-        """Codecs of the slots in blocks of codes that the update changes, by stream."""
+        """Return {stream: codec} of the slots in blocks of codes that the update changes."""
         output_streams = {stream for _, stream in self.written_results()}
         return {k: codec for k, codec in self.blocks.items() if k in output_streams}
 
     def define_functions(self, writer: FormulaWriter) -> dict[str, str]:
-        """Return definitions, by name, of the functions that the lines of an element call."""
+        """Return {name: source} of the functions that the lines of an element call."""
         return {name: writer.define_function(name, graph) for name, graph in self._named_formulas}
 
     def name_of(self, stream: int) -> str:
@@ -341,11 +339,10 @@ class TracedUpdate:
         return [f"{self.name_of(1)} = {self.apply_stages(self.stages, self.name_of(1))}"]
 
     def local_scalars(self, vectors: Mapping[str, str] | None = None) -> list[str]:
-        """Return lines that set the scalars of the formula, for each element anew.
+        """Return lines that set the scalars of the formula; they run for each element.
 
         Args:
-            vectors: Expressions of the values of vectors at an element; by default those of
-                `read_vectors`.
+            vectors: {name: expression of the vector at an element}; by default `read_vectors`.
         """
         values = {**self.scalar, **(read_vectors(self.vectors) if vectors is None else vectors)}
         return [f"{LOCAL_PREFIX}{name} = {values[name]}" for name in self.formula.scalars]
@@ -353,7 +350,7 @@ class TracedUpdate:
     def compute_results(self, writer: FormulaWriter, extra_nodes: Sequence[Node] = ()) -> list[str]:
         """Return lines that compute the formula and name its results `out0`, `out1`, ...
 
-        Nodes in `extra_nodes` are named like results behind the last one.
+        The values of `extra_nodes` get the next names.
         """
         outputs = (*self.formula.outputs, *extra_nodes)
         graph = FormulaGraph(self.formula.positional, self.formula.scalars, outputs)
@@ -361,7 +358,7 @@ class TracedUpdate:
         return [*lines, *(f"out{index} = {result}" for index, result in enumerate(results))]
 
     def written_results(self) -> Iterator[tuple[int, int]]:
-        """Yield the index and the stream of each result, except results that are inputs."""
+        """Yield (index of a result, index of its stream), except for results that are inputs."""
         for result in range(len(self.formula.results)):
             stream = result + (self.grad and result > 0)
             if not self.formula.passes_through(result, stream) or (self.before and result == 0):

@@ -1,4 +1,4 @@
-"""Formulas and inputs of a measuring kernel, for the code generators of all engines."""
+"""Formulas and inputs of a reducing kernel, for the code generators of all engines."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ReductionType = TypeVar("ReductionType", bound="Targets")
 
 
 class Sweep:
-    """Graphs of a measurement, and the streams and scalars that it reads per element.
+    """Graphs of a measurement, and the streams and scalars that a kernel reads per element.
 
     Attributes:
         measures, stages: The graphs of formulas, and of stages if a formula reads the gradient.
         used, read: The streams that formulas read, in order; `read` includes the copy.
-        codecs: Codecs of the encoded slots that formulas read, by stream.
+        codecs: {stream: codec} of the encoded slots that formulas read.
         copy: The stream of the copy, or None if formulas do not read the variable.
-        scalar, vectors: Names in the kernel of scalars and vectors, by their names in formulas.
+        scalar, vectors: {name in formulas: name in the kernel} of scalars and of vectors.
         arguments: The names of the kernel's parameters: streams, vectors, scalars.
 
     Raises:
@@ -65,7 +65,7 @@ class Sweep:
         self.arguments = [*(f"p{stream}" for stream in self.read), *parameter_names]
 
     def define_decoders(self, writer: FormulaWriter) -> list[str]:
-        """Return the definitions of the functions that decode the slots that formulas read."""
+        """Return the source of each function that decodes a slot read by formulas."""
         if not self.codecs:
             return []
         with importing:
@@ -92,11 +92,10 @@ def _check_measure(formula: Formula, formula_graph: FormulaGraph, streams: int) 
 
 
 class Targets:
-    """Measures that take one reduction of a formula.
+    """Measures that use one reduction of a formula.
 
     Attributes:
-        targets: The indices of measures over "row", "column" and "variable", by these words; two
-            measures may be alike.
+        targets: {"row", "column" or "variable": indices of measures}; measures may be equal.
     """
 
     def __init__(self) -> None:
@@ -104,7 +103,7 @@ class Targets:
 
     @property
     def has_columns(self) -> bool:
-        """Return True if measures need the reductions of columns, or of variables, made of them."""
+        """Return True if a measure needs column results: a measure over columns or variables."""
         return not self.targets.keys().isdisjoint(("column", "variable"))
 
 
@@ -113,10 +112,10 @@ def share_reductions(
 ) -> list[ReductionType]:
     """Return one reduction for each distinct pair of a formula and a `Measure.reduce`.
 
-    The indices of measures that take a reduction are stored in its `targets`.
+    The indices of all measures that use a reduction are stored in its `targets`.
 
     Args:
-        make: Returns a new reduction, given the index of its formula and "sum" or "largest".
+        make: `make(index of the formula, "sum" or "largest")` returns a new reduction.
     """
     formulas = distinct_formulas(measures)
     reductions: dict[tuple[int, str], ReductionType] = {}

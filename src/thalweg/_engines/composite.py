@@ -1,4 +1,4 @@
-"""Plan of a step that is composed of parts: dense and sparse, of several engines or rounds."""
+"""Plan of a step that is composed of parts (plans for some of the variables of the step)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thalweg._engines.protocol import (
 
 
 class Part(Protocol):
-    """Plan for some of the variables of a step, each once; methods are those of `StepPlan`.
+    """Plan for distinct variables of a step; see `StepPlan` for its methods.
 
     Attributes:
         written: The tensors that the part writes.
@@ -33,13 +33,12 @@ class Part(Protocol):
     def written(self) -> Sequence[Tensor]: ...
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """Bind the part to the gradients of a request; return False if anything else in it differs.
+        """Bind the part to the gradients of a request for the part's variables.
 
-        Return False, too, if a gradient overlaps the memory that the step writes.
+        Return False if the request differs in anything else, or if a gradient overlaps `bounds`.
 
         Args:
-            request: A request for the variables of the part.
-            bounds: Begin and end addresses of that memory, in ascending order.
+            bounds: Begin and end addresses of the memory that the step writes, ascending.
         """
         ...
 
@@ -57,7 +56,7 @@ class CompositeStep:
     """A `StepPlan` of parts.
 
     Args:
-        rounds: For each round its parts, each with the indices of its variables in the step.
+        rounds: [(indices of variables in the step, part)] for each round.
 
     Attributes:
         parts: The parts of all rounds.
@@ -78,9 +77,9 @@ class CompositeStep:
         )
 
     def try_rebind(self, request: StepRequest) -> bool:
-        """Bind all parts to the gradients of a request; return True if each part could be bound.
+        """Bind all parts to the gradients of a request and return True.
 
-        Otherwise, and for a plan of several rounds, return False; no part then has gradients.
+        Return False if a part cannot be bound, or for several rounds; then no part has gradients.
         """
         if not self.is_single or len(request.variables) != self._count:
             return False
@@ -96,7 +95,7 @@ class CompositeStep:
         return reduction.gather(self._count, _reduce_parts(self.parts, reduction, columns))
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """Yield for each round its variables, and the calls that write them."""
+        """Yield for each round the indices of its variables, and functions that write them."""
         for plans in self._rounds:
             round_members = [index for members, _ in plans for index in members]
             calls = [
@@ -112,10 +111,10 @@ class CompositeStep:
 
 
 class JoinedReductions:
-    """Reductions over the variables of several plans, one plan after the other.
+    """Reductions over the variables of several plans, one plan after another.
 
     Args:
-        parts: The reductions of each plan, and the number of its variables.
+        parts: (reductions, number of variables) of each plan.
     """
 
     def __init__(self, plans: Sequence[tuple[Reductions, int]]) -> None:
@@ -130,7 +129,7 @@ class JoinedReductions:
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """Return the results of all plans, joined; see `Reductions`.
 
-        Sums and peaks are a tensor if all plans are on one device. Other results are on the host.
+        Sums and peaks are a tensor if all plans are on one device, else an array on the host.
         """
         results = list(_reduce_parts(self._parts, reduction, columns))
         if self.device is None or reduction.kind in ("leaves", "measures"):

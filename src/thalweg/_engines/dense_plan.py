@@ -54,10 +54,10 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
 
 
 def _group_by_signature(request: StepRequest) -> list[list[int]]:
-    """Return groups of indices of variables that one kernel can update; none without elements.
+    """Group the indices of variables that one kernel can update; skip variables without elements.
 
-    The variables of a group have equal dtypes of all tensors, one device, and equal `short`; if
-    that is True, also equal rows and columns.
+    A group has one device, one value of `short`, and equal dtypes of corresponding tensors. If
+    `short` is True, matrices also have equal shapes.
     """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
@@ -85,11 +85,11 @@ def _select_one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Group(Protocol):
-    """Variables of one storage signature on one device: one kernel, one table.
+    """Variables with equal dtypes on one device: one kernel, one table of addresses.
 
     Attributes:
-        members: Indices of these variables in the plan.
-        has_all_variables: The group has all variables of the plan.
+        members: Indices of the group's variables in the plan.
+        has_all_variables: True if the group has all variables of the plan.
         bytes: The size of each gradient in bytes.
         device: The device of sums and peaks, or None for the host.
     """
@@ -116,27 +116,27 @@ class Group(Protocol):
         ...
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """Return the results of a reduction for each member, on `device` or on the host."""
+        """Return the results of a reduction for each member; see `Reductions`."""
         ...
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return C functions without arguments that launch the kernel."""
+        """Return functions without arguments that launch the kernel."""
         ...
 
 
 class DensePlan:
-    """A `StepPlan` for variables with dense gradients that support access by address.
+    """A `StepPlan` for variables with dense gradients that kernels access by address.
 
     The plan holds references to all tensors whose addresses are in its tables.
 
     Args:
         request: The step. Its variables are distinct; each gradient has its variable's strides.
-        make_group: Returns an engine's group for a step and the indices of its members.
+        make_group: `make_group(request, indices of variables)` returns an engine's `Group`.
 
     Attributes:
         written: The tensors that the step writes; one slot for each storage of slots.
         bounds: The sorted memory ranges that the step writes; see `layout.merge_byte_spans`.
-        is_bound: The tables have the addresses of a step's gradients.
+        is_bound: True if the tables have the addresses of a step's gradients.
     """
 
     is_single = True
@@ -188,14 +188,13 @@ class DensePlan:
         return [list(map(getter, tensors)) for getter in (Tensor.size, Tensor.stride, _DTYPE)]
 
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
-        """Bind the plan to the gradients of a request; return True if this was possible.
+        """Bind the plan to the gradients of a request and return True.
 
-        False means that the request differs from the plan in anything but gradients, slots and
-        titles, that memory has moved, or that a gradient has to be validated or copied.
+        Return False if the request differs in anything but gradients, slots and titles, if memory
+        has moved, or if a gradient must be validated or copied.
 
         Args:
-            bounds: Optional. Memory that gradients must not overlap with, in place of
-                `self.bounds`.
+            bounds: Optional. Memory that gradients must not overlap with; by default `self.bounds`.
         """
         if (
             request.rule is not self.rule
@@ -212,7 +211,7 @@ class DensePlan:
     def serves(self, request: StepRequest) -> bool:
         """Return True if the plan has the rule, options, tensors and dtypes of a request.
 
-        The plan can then execute the request after `point_at` of its gradients.
+        Then the plan can execute the request after `point_at(request.gradients)`.
         """
         return (
             request.rule is self.rule
@@ -228,7 +227,7 @@ class DensePlan:
         )
 
     def _has_copies_of(self, request: StepRequest) -> bool:
-        """Return True if the request and the plan have the same copies, or both have none."""
+        """Return True if the request and the plan have identical copies, or no copies."""
         copies = request.copies
         if copies is None:
             return not self._copy_tensors
@@ -237,7 +236,7 @@ class DensePlan:
         return len(copies) == len(self.copies) and all(map(is_, copies, self.copies))
 
     def _is_unmoved(self, variables: Sequence[Tensor]) -> bool:
-        """Return True if these are the plan's variables, in unchanged memory and layout."""
+        """Return True if `variables` are the plan's, in unchanged memory and layout."""
         if len(variables) != len(self.variables) or not all(map(is_, variables, self.variables)):
             return False
         try:
@@ -256,9 +255,9 @@ class DensePlan:
         return True
 
     def _bind(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
-        """Bind gradients and return True, or return False if one has to be validated or copied.
+        """Bind gradients and return True; return False if a gradient must be validated or copied.
 
-        Addresses are written to the tables of the groups unless they are those of the last call.
+        Addresses are written to the tables of the groups, unless unchanged since the last call.
         """
         try:
             if not self._gradient_guard.holds(gradients):
@@ -287,9 +286,9 @@ class DensePlan:
         return True
 
     def _points_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
-        """Return True if the gradients and their addresses are those of the last step.
+        """Return True if gradients, addresses and bounds are unchanged since the last `_bind`.
 
-        A storage that was resized has another address.
+        A resized storage has another address.
         """
         return (
             self._checked_bounds is bounds
@@ -334,7 +333,7 @@ class DensePlan:
         """Return the results of a reduction for all variables; see `Reductions`.
 
         Sums and peaks are a tensor on `device`, or an array if `device` is None. Variables without
-        elements have zeros, or no leaves and measures.
+        elements have sums and peaks of 0, and no leaves or measures.
         """
         groups = self.groups
         if reduction.kind in ("sums", "leaves"):
@@ -371,7 +370,7 @@ class DensePlan:
         return self._row_major_groups.refresh(groups, self._gradients, formulas)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return C functions without arguments that write all variables, slots and copies."""
+        """Return functions without arguments that write all variables, slots and copies."""
         calls = [call for group in self.groups for call in group.make_calls(columns)]
         return [*calls, self.mark_written]
 

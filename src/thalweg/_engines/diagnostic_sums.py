@@ -1,11 +1,11 @@
-"""Sums of products per leaf for diagnostics, bitwise equal on every engine.
+"""Sums of products per leaf (65,536 elements) for diagnostics, bitwise equal on every engine.
 
-They are float64 sums of short float32 sums, cheap enough for the kernel of an update. A leaf is cut
-into blocks of `ROWS` rows of `COLUMNS` elements; the last block is padded with +0. In a block each
-operand is scaled by a power of two that brings its largest magnitude near 1: no square overflows,
-and squares that underflow are negligible. The products of a column are rounded to float32 and added
-row by row. The sums of columns, unscaled in float64, are added to one lane per column, block by
-block; finally the upper half of the lanes is added to the lower half until one is left.
+The sums are float64 sums of short float32 sums, cheap enough for the kernel of an update. A leaf is
+cut into blocks of `ROWS` rows of `COLUMNS` elements; the last block is padded with +0. In a block
+each operand is scaled by a power of two that brings its largest magnitude near 1: no square
+overflows, and squares that underflow are negligible. The products of a column are rounded to
+float32 and added row by row. The sums of columns, unscaled in float64, are added to one lane per
+column, block by block; finally the upper half of the lanes is added to the lower half.
 
 Float64 operands are not scaled, and all sums are float64.
 """
@@ -38,11 +38,11 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Arr
     """Return the sum of each product over each leaf.
 
     Args:
-        values: Arrays or tensors (n,), all of one dtype, float32 or float64, by name.
-        pairs: For each product the names of its two operands, by the name of the product.
+        values: {name: array or tensor (n,)}, all of one dtype, float32 or float64.
+        pairs: {name of a product: names of its two operands}.
 
     Returns:
-        By the name of the product an array or a tensor (leaves,), float64.
+        {name of a product: float64 array or tensor (leaves,)}.
     """
     scaled_arrays = {name: _in_scale(_in_blocks(array)) for name, array in values.items()}
     is_torch = any(isinstance(array, Tensor) for array in values.values())
@@ -85,7 +85,7 @@ def _in_scale(values: Array) -> tuple[Array, Array]:
         values: (leaves, blocks, rows, columns). Only float32 is scaled.
 
     Returns:
-        The scaled blocks, and the factor of each block that undoes the scale: (leaves, blocks, 1)
+        The scaled blocks, and each block's factor that undoes the scale: (leaves, blocks, 1)
         float64.
     """
     library: Any = torch if isinstance(values, Tensor) else np

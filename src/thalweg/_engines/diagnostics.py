@@ -1,10 +1,10 @@
-"""Reference of the measurements of diagnostics: sums, largest magnitudes and counts.
+"""Reference of diagnostics: sums, largest magnitudes and counts, in spans (ranges of elements).
 
-They are bitwise reproducible, in the order of `MEASURED` for each variable, of the numbers that the
-update reads and writes, in its compute dtype. The move of an element is its new value minus the old
-one, rounded once. Sums are those of `diagnostic_sums` per leaf; leaves are combined by
-`reduction_order`. Largest magnitudes are NaN if an element is. Counts of the gradient are those of
-its stored numbers, before denormals are flushed.
+Measurements are bitwise reproducible. `MEASURED` lists them for each variable. They use the numbers
+that the update reads and writes, in its compute dtype. The move of an element is its new value
+minus its old value, rounded once. Sums are computed by `diagnostic_sums` per leaf (65,536
+elements), and leaves are combined by `reduction_order`. Largest magnitudes are NaN if an element is
+NaN. Gradients are counted as stored, before denormals are flushed.
 """
 
 # torch.from_numpy has no types.
@@ -62,7 +62,7 @@ Measurements = dict[str, Any]
 
 
 class VariableDiagnostics:
-    """Measurements of one variable in two sweeps: the constructor's, and `finish` after the writes.
+    """Measurements of a variable: the constructor reads old values, `finish` reads new values.
 
     Args:
         index: The index of the variable in the step.
@@ -99,10 +99,10 @@ class VariableDiagnostics:
         return {**columns.shared[dtype], **by_variable}
 
     def _read_weight(self, is_pre_write: bool) -> Tensor:
-        """Return the variable's elements in one dimension and the compute dtype.
+        """Return the variable's elements as a vector in the compute dtype.
 
-        A split weight has all of its bits. With `is_pre_write` the result is a new tensor, and has
-        the numbers at which the step begins; see `StepRequest.from_copies`.
+        A split weight has all of its bits. With `is_pre_write`, the result is a new tensor of the
+        values at which the step begins; see `StepRequest.from_copies`.
         """
         var = self._var.detach()
         if is_pre_write and self._copy is not None and not layout.is_far(self._copy, var.device):
@@ -126,7 +126,7 @@ class VariableDiagnostics:
     def _measure_gradient(
         self, grad: Tensor, stages: Stages, scalars: dict[str, Any], request: StepRequest
     ) -> None:
-        """Set the measurements of the stored gradient, and of the gradient after stages."""
+        """Add measurements of the gradient, before and after `stages`, to `self._found`."""
         grad = grad.to(self._var.device)
         staged_grad = reference.transform(stages, grad, scalars, self._flush, self._kind)
         raw = reference.flatten_like(grad, self._var)
@@ -145,7 +145,7 @@ class VariableDiagnostics:
         self._found |= _merge_spans(span_measurements)
 
     def finish(self) -> Measurements:
-        """Return all measurements of the variable; call it after the writes."""
+        """Return {name: measurement} of the variable; call it after the writes."""
         with no_grad():
             new_weight, raw = self._read_weight(is_pre_write=False), None
             span_measurements: list[Measurements] = []
@@ -180,9 +180,9 @@ def find_momentum(rule: Rule) -> tuple[int | None, int]:
 
 
 def combine_measurements(per_variable: Sequence[Measurements], sizes: Sequence[int]) -> Any:
-    """Return measurements of variables of one device: (variables, len(MEASURED)) float64.
+    """Return measurements of variables of one device as float64 (variables, len(MEASURED)).
 
-    A tensor on a device, an array on the CPU. A missing measurement is NaN.
+    The result is an array on the CPU, else a tensor. A missing measurement is NaN.
     """
     entries = (entry for measurements in per_variable for entry in measurements.values())
     device = next((entry.device for entry in entries if isinstance(entry, Tensor)), None)
@@ -203,7 +203,7 @@ def combine_measurements(per_variable: Sequence[Measurements], sizes: Sequence[i
 
 @lru_cache(maxsize=32)
 def _make_tree(counts: tuple[int, ...], device: torch.device | None) -> Tree:
-    """Return a cached tree; the copy of its indices to a device would synchronize each time."""
+    """Return a cached tree; a new tree would synchronize with the device to copy its indices."""
     return Tree(np.array(counts, np.int64), device)
 
 
@@ -230,7 +230,7 @@ def _iterate_spans(flat: Tensor) -> Iterator[slice]:
 
 
 def _convert_to_array(flat: Tensor) -> Array:
-    """Return a NumPy array on the CPU, whose arithmetic is exact and can flush denormals."""
+    """Return a CPU tensor as an array, which can flush denormals; return GPU tensors unchanged."""
     if flat.device.type != "cpu":
         return flat
     source = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
@@ -279,7 +279,7 @@ def type_of(values: Array) -> Any:
 
 
 def _merge_spans(spans: Sequence[Measurements]) -> Measurements:
-    """Return the measurements of a variable from those of its spans."""
+    """Merge the measurements of all spans of a variable into measurements of the variable."""
     measurements: Measurements = {}
     for name in spans[0] if spans else ():
         span_values = [span[name] for span in spans]

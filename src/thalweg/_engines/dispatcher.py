@@ -48,15 +48,15 @@ def check_gradients(
 
     Args:
         variables, gradients, names: The variables, with a gradient and a name for each.
-        scatter: Word errors of indices like TensorFlow's scatter kernels (True) or its fused
-            sparse kernels (False).
-        narrow: Accept 16-bit gradients of float32 variables.
-        devices: The device of each dense gradient, if not the variable's.
+        scatter: True to word errors about indices like TensorFlow's scatter kernels, False like its
+            fused sparse kernels.
+        narrow: True to accept 16-bit gradients of float32 variables.
+        devices: The device of each dense gradient; by default the variable's.
 
     Raises:
         InvalidTypeError: A dtype is not supported, or a gradient's differs from its variable's.
         InvalidArgumentError: A shape or device differs, or an index is out of range.
-        LayoutError: Memory cannot be updated in place.
+        LayoutError: A variable cannot be updated in place.
     """
     grad_devices = devices or [None] * len(variables)
     for var, grad, name, device in zip(variables, gradients, names, grad_devices, strict=True):
@@ -86,7 +86,7 @@ def engine_of(device: torch.device, name: EngineName) -> EngineKind:
 
 @cache
 def _warn_unfused(device: torch.device) -> None:
-    """Warn once per process that torch functions compute the steps of a device."""
+    """Warn once per process that torch functions, not kernels, compute the steps on a device."""
     warn(
         f"thalweg has no kernels for {device}, because {why_unfused(device)}. Its steps are"
         " computed by torch functions: the results are those of kernels, but each operation of a"
@@ -113,11 +113,10 @@ class Dispatcher:
     def plan_step(self, request: StepRequest) -> StepPlan:
         """Return the plan of a step that `check_gradients` accepted, bound to its gradients.
 
-        Gradients that overlap with written memory are copied; no other tensor is written.
+        Nothing is written. Gradients that overlap with memory written by the step are cloned.
 
         Raises:
-            InvalidTypeError, InvalidArgumentError, LayoutError: A slot or copy does not fit its
-                variable.
+            InvalidTypeError, InvalidArgumentError, LayoutError: A slot or copy is invalid.
         """
         if request.rule.passes:
             return self._plan_passes(request)
@@ -148,7 +147,7 @@ class Dispatcher:
         return CompositeStep(request, plans)
 
     def _plan_passes(self, request: StepRequest) -> StagedStep:
-        """Return the plan of a rule with passes, with a dispatcher for each pass and the update."""
+        """Return the plan of a rule with passes; passes and update have separate dispatchers."""
         with importing:
             from thalweg._engines.staged_step import StagedStep
         count = 1 + len(request.rule.passes)
@@ -162,7 +161,7 @@ class Dispatcher:
         return StagedStep(request, [dispatcher.plan_step for dispatcher in dispatchers])
 
     def _plan_transfers(self, request: StepRequest) -> OffloadTransfers | NoTransfers:
-        """Return the transfers of offloaded copies between devices, or `NoTransfers`."""
+        """Return the transfers between devices of an offloaded step, or `NoTransfers`."""
         transfers: OffloadTransfers | NoTransfers = NoTransfers(request)
         pairs = zip(request.variables, request.copies or (), strict=False)
         if any(copy is not None and layout.is_far(copy, var.device) for var, copy in pairs):
@@ -175,7 +174,10 @@ class Dispatcher:
         return transfers
 
     def _select_engines(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
-        """Return the engine of each variable; all occurrences of a variable have the same one."""
+        """Return the engine of each variable.
+
+        If `repeats`, an engine without kernels is used for all occurrences of its variable.
+        """
         engines: list[EngineKind] = [
             self._select_engine(request, index) for index in range(len(request.variables))
         ]
@@ -189,7 +191,7 @@ class Dispatcher:
         return engines
 
     def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
-        """Return the engine of the variable at `index`; warn if its layout needs the reference."""
+        """Return the engine of the variable at `index`; warn if no kernel can update it."""
         device = request.variables[index].device
         engine = engine_of(device, request.selection.name)
         if engine == "torch" and request.selection.name == "auto" and device.type != "meta":
@@ -202,13 +204,12 @@ class Dispatcher:
         return engine
 
     def _fits_or_warns(self, request: StepRequest, index: int) -> bool:
-        """Return True if kernels can update the variable at `index` by the addresses of its
-        tensors.
+        """Return True if kernels can update the variable at `index` by memory addresses.
 
-        The variable must be aligned and dense, slots and copy must have its strides, and it must be
-        contiguous if slots are encoded or formulas read vectors; otherwise warn about its strides,
-        once per variable. A sparse gradient with too many indices, or of a variable that is not
-        contiguous, gives False without a warning.
+        The variable must be aligned and dense, and contiguous if slots are encoded or formulas read
+        vectors. Slots and copy must have the variable's strides. Otherwise, warn about strides,
+        once per variable, and return False. Return False without a warning for a sparse gradient
+        with too many indices, or of a variable that is not contiguous.
         """
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
@@ -237,7 +238,7 @@ class Dispatcher:
         engines: Sequence[EngineKind],
         transfers: OffloadTransfers | NoTransfers,
     ) -> Parts:
-        """Return the parts of the round of `members`, each with the indices of its variables."""
+        """Return [(indices of variables, plan)] for the variables `members`, each listed once."""
         groups: dict[tuple[EngineKind, int, torch.device | None, int], list[int]] = {}
         for index in members:
             var, engine = request.variables[index], engines[index]
@@ -262,11 +263,11 @@ class Dispatcher:
         return plans
 
     def _find_rows_plan(self, request: StepRequest, engine: EngineKind, round_index: int) -> Part:
-        """Return the plan of one variable with a sparse gradient, bound to the gradient.
+        """Return a cached or new plan of a variable with a sparse gradient, bound to the gradient.
 
         Args:
             engine: An engine with kernels.
-            round_index: The index of the round, for the cache of plans.
+            round_index: How often the variable occurs earlier in the step; part of the cache key.
         """
         key = (engine, id(request.variables[0]), round_index)
         plan = self._sparse.get(key)
@@ -281,11 +282,11 @@ class Dispatcher:
         return plan
 
     def _find_dense_plan(self, request: StepRequest, key: tuple[EngineKind, int]) -> DensePlan:
-        """Return the cached plan if it serves the request, or a new one, bound to the gradients.
+        """Return the cached plan if it serves the request, else a new plan; bind the gradients.
 
         Args:
             request: A step over dense gradients.
-            key: The engine and the offload run, under which the plan is cached.
+            key: The cache key: the engine, and the index of the offload run.
         """
         fitting = map(layout.with_strides_of, request.gradients, request.variables)
         request = request._replace(gradients=list(fitting))
@@ -299,7 +300,7 @@ class Dispatcher:
 
 
 def _make_array_part(request: StepRequest, engine: EngineKind) -> Part:
-    """Return a part whose formulas are evaluated by functions of NumPy or torch."""
+    """Return a part that evaluates formulas by NumPy ("reference") or torch functions ("torch")."""
     is_sparse = isinstance(request.gradients[0], IndexedSlices)
     with importing:
         if engine == "reference":
@@ -312,7 +313,7 @@ def _make_array_part(request: StepRequest, engine: EngineKind) -> Part:
 
 
 def _make_group(engine: EngineKind, request: StepRequest, members: list[int]) -> Group:
-    """Return the kernel and the table of variables of one storage signature."""
+    """Return the `dense_plan.Group` of variables with equal dtypes, for an engine with kernels."""
     with importing:
         if engine == "cuda":
             from thalweg._engines.cuda.kernel_group import Group as group_class
@@ -330,7 +331,10 @@ def _check_memory(
     copies: Sequence[Tensor | None],
     codecs: Sequence[str | None],
 ) -> None:
-    """Raise an error unless slots and copies fit their variables, and all memory is disjoint."""
+    """Raise LayoutError, InvalidTypeError or InvalidArgumentError for invalid slots or copies.
+
+    All variables, slots and copies must have disjoint memory.
+    """
     tensors: list[Tensor] = []
     labels: list[str] = []
     seen_ids: set[int] = set()
@@ -358,7 +362,7 @@ def _copy_overlapping(
     slots: Sequence[Sequence[Tensor]],
     copies: Sequence[Tensor | None],
 ) -> list[Gradient]:
-    """Return the gradients; values or indices in memory that the step writes are cloned."""
+    """Return the gradients; clone values and indices in memory that the step writes."""
     targets = [*variables, *(slot for var_slots in slots for slot in var_slots)]
     targets += [copy for copy in copies if copy is not None]
     spans = sorted(
@@ -368,7 +372,7 @@ def _copy_overlapping(
     ends = np.maximum.accumulate(np.array([end for _, end in spans], np.int64))
 
     def copy_if_overlapping(memory: Tensor) -> Tensor:
-        """Return the memory, or a copy if the step writes to some of its bytes."""
+        """Return `memory`, or a clone if the step writes to some of its bytes."""
         if memory.device.type not in layout.BY_ADDRESS:
             return memory
         start, end = layout.byte_span(memory)

@@ -35,7 +35,7 @@ choices = _overrides.get
 
 
 def current(default: Selection = DEFAULT) -> Selection:
-    """Return `default`, with the choices of the `engine` blocks around the call."""
+    """Return `default` with the options of the enclosing `engine` blocks."""
     overrides = _overrides.get()
     return default._replace(**overrides) if overrides else default
 
@@ -44,7 +44,7 @@ def check_name(name: str) -> EngineName:
     """Return the name of an engine.
 
     Raises:
-        ValueError: The name is not that of an engine; lists the engines.
+        ValueError: There is no engine `name`; the message lists the engines.
     """
     if name not in ENGINES:
         raise ValueError(
@@ -65,24 +65,24 @@ def engine(
     Args:
         name: "reference" computes whole arrays with NumPy and is the specification; "cpu" and
             "cuda" run each rule as one fused, compiled pass over variables of that device; "torch"
-            computes with torch functions, on any device; "auto", the default, takes the fused
-            engine of a device where the memory layout allows it. Variables on the CPU that the
-            engine does not support use "reference", others "torch". None keeps the engine in force.
-        denormals: "flush" treats numbers below 1.2e-38 (float32) as zero, as TensorFlow does;
-            "keep" is IEEE arithmetic, as torch has it. None keeps the setting in force: by default
-            "flush", and "keep" for the optimizers of `thalweg.optim` that have torch's numbers.
-        check_numerics: Whether a step whose gradients hold a NaN or an infinity raises
-            InvalidArgumentError, naming the variable, before anything changes. It costs a sweep
-            over the gradients. Where a loss scaler decides on the step, it does so instead. None
-            keeps the setting in force, False by default.
+            computes with torch functions, on any device; "auto", the default, selects the fused
+            engine of the variable's device if the engine supports the variable, else "reference" on
+            the CPU and "torch" on other devices. None keeps the present engine.
+        denormals: "flush" treats numbers below 1.2e-38 (float32) as zero, like TensorFlow; "keep"
+            is IEEE arithmetic, like torch. None keeps the present setting: by default "flush", and
+            "keep" for the optimizers of `thalweg.optim` that have torch's numbers.
+        check_numerics: True to raise InvalidArgumentError, naming the variable, if a gradient has a
+            NaN or an infinity. The error is raised before anything changes. The check reads all
+            gradients once more. A loss scaler that decides on the step replaces the check. None
+            keeps the present setting, by default False.
         math: "exact", the default, rounds each operation once, so that all engines give the same
             bits. "fast" lets kernels for GPUs round a product and a sum together, and divide and
             take roots of float32 approximately, within the bounds of `docs/cuda.md`; the other
-            engines stay exact. None keeps the setting in force.
+            engines stay exact. None keeps the present setting.
 
     Raises:
-        ValueError: If a name is unknown.
-        TypeError: If `check_numerics` is not a bool.
+        ValueError: A name is unknown.
+        TypeError: `check_numerics` is not a bool.
 
     Example:
         >>> import thalweg

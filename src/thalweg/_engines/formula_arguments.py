@@ -17,7 +17,7 @@ from thalweg.formula import FORMULAS, Formula, Rule
 
 
 def read_parameter_names(function: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a function's parameters without a default, and of those with one."""
+    """Return names of a function's parameters: a tuple without, and a tuple with a default."""
     parameters = inspect.signature(function).parameters.values()
     required = tuple(param.name for param in parameters if param.default is param.empty)
     return required, tuple(param.name for param in parameters if param.default is not param.empty)
@@ -32,7 +32,7 @@ def parameter_names(formula: Formula) -> tuple[tuple[str, ...], tuple[str, ...]]
 def bind_arguments(
     rule: Rule, role: str, scalars: Scalars, function: Formula | None = None
 ) -> dict[str, Any]:
-    """Return the scalars that a function of a rule takes, by name.
+    """Return {name: scalar} for the parameters of a function of a rule.
 
     Args:
         role: The attribute of the rule that is the function.

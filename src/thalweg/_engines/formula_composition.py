@@ -37,7 +37,7 @@ def compose(formula: ComposedFormula, first: FormulaGraph, second: FormulaGraph)
         first, second: The graphs of the two formulas.
 
     Raises:
-        RuleError: The second formula cannot wrap the step of the first.
+        RuleError: The second formula cannot wrap the step of the first formula.
     """
     if isinstance(formula, WrappedStepFormula):
         return _wrap(formula, first, second)
@@ -45,7 +45,7 @@ def compose(formula: ComposedFormula, first: FormulaGraph, second: FormulaGraph)
 
 
 def _chain(first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
-    """Return the graph of a `ChainedFormula`."""
+    """Return the graph of a `ChainedFormula`: `second` reads the variable that `first` returns."""
     var = first.results[0]
     values = stream_nodes(len(second.positional) - 1, len(first.positional))
     results = second.apply((var, *values))
@@ -59,7 +59,7 @@ def _chain(first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
 
 
 def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph) -> FormulaGraph:
-    """Return the graph of a `WrappedStepFormula`."""
+    """Return the graph of a `WrappedStepFormula`: `outer` reads base and step of `inner`."""
     if outer.positional != _WRAPPER_PARAMETERS or len(outer.outputs) != 1:
         raise RuleError(
             f"{place_of(formula.how)} lies around a step: it takes"
@@ -86,14 +86,13 @@ def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph)
 
 
 def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], literal: Any) -> Any:
-    """Return a function that evaluates a graph; it returns a tuple of results.
+    """Return a function `f(*values, **scalars)` that returns the tuple of a graph's results.
 
-    It takes the positional values and the scalars by name, and drops each intermediate value after
-    its last use.
+    The function drops each intermediate value after its last use.
 
     Args:
-        namespace: An engine's functions by name.
-        literal: Returns a number of the engine's type, given a float.
+        namespace: {name: function} of an engine.
+        literal: `literal(value)` returns a float as a number of the engine's type.
     """
     last_use = {arg: node for node in formula_graph.nodes for arg in (node, *node.inputs)}
     last_use |= dict.fromkeys(formula_graph.results)
@@ -103,7 +102,7 @@ def bind_graph(formula_graph: FormulaGraph, namespace: Mapping[str, Any], litera
     functions = {**namespace, **_OPERATORS, "const": literal}
 
     def evaluate(*values: Any, **scalars: Any) -> tuple[Any, ...]:
-        """Return the results of the graph; values that no later node reads are dropped."""
+        """Return the results of the graph; drop each value after its last use."""
         inputs = {"stream": values.__getitem__, "scalar": scalars.__getitem__}
         results = dict[Node, Any]()
         for node in formula_graph.nodes:

@@ -1,4 +1,4 @@
-"""Formulas of rules as graphs of pure operations, as engines compile them."""
+"""Formulas of rules as graphs of pure operations; engines compile the graphs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _make_binary(operation: str) -> Callable[[Node, Node], Node]:
 
 
 class Node:
-    """An operation. Equal operations on the same arguments are usually one object.
+    """An operation. Equal operations on equal arguments are usually one object.
 
-    Operators build further nodes, `==` included: compare nodes with `is`.
+    Operators, `==` included, build new nodes: compare nodes with `is`.
 
     Attributes:
         op: An infix operator, "neg", a function of formulas, "stream" for a value that a formula
@@ -72,12 +72,12 @@ def make_const(value: float) -> Node:
 
 
 def stream_nodes(count: int, first: int = 0) -> list[Node]:
-    """Return the nodes of `count` values that a formula takes by position, from `first` on."""
+    """Return "stream" nodes for the positions `first`, `first + 1`, ... of `count` inputs."""
     return [make_node("stream", position) for position in range(first, first + count)]
 
 
 def in_order(roots: Iterable[Node]) -> list[Node]:
-    """Return roots and all nodes that they depend on, arguments before their operations."""
+    """Return all nodes of the graphs that end in `roots`, arguments before their operations."""
     ordered: dict[Node, None] = {}
     stack = [*roots][::-1]
     while stack:
@@ -90,11 +90,11 @@ def in_order(roots: Iterable[Node]) -> list[Node]:
 
 
 def rewrite(roots: Iterable[Node], replace: Callable[[Node], Node | None]) -> list[Node]:
-    """Return roots after the replacement of nodes; unaffected nodes are returned as they are.
+    """Return new roots with nodes replaced; nodes without replaced arguments are reused.
 
     Args:
-        replace: Called with each node that the roots depend on, arguments first and replaced
-            already; returns the node to put in its place, or None to keep it.
+        replace: `replace(node)` returns a replacement, or None to keep the node. Called for roots
+            and all their inputs; a node's arguments are already replaced.
     """
     roots, rewritten = list(roots), dict[Node, Node]()
     for node in in_order(roots):
@@ -123,7 +123,7 @@ class FormulaGraph:
     """Checked formula.
 
     Attributes:
-        positional: Names of `var`, `grad` and the slots; those of a composed formula may repeat.
+        positional: Names of `var`, `grad` and the slots; names of a composed formula may repeat.
         scalars: Names of the scalars.
         outputs: The results. A "moved" node among their operations marks the step of the variable.
     """
@@ -156,7 +156,7 @@ class FormulaGraph:
         return self.results[result].op in ROUNDED
 
     def apply(self, values: Sequence[Node]) -> list[Node]:
-        """Return `outputs` with nodes in place of the values that the formula takes by position."""
+        """Return `outputs` with `values[position]` in place of each "stream" node."""
 
         def replace(node: Node) -> Node | None:
             return values[int(node.args[0])] if node.op == "stream" else None

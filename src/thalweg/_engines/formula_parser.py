@@ -45,7 +45,7 @@ class Composed:
     """Formula of an engine that builds its own graph.
 
     Attributes:
-        is_pass: Whether its results are visible only to later passes.
+        is_pass: True if only later passes read the results.
     """
 
     is_pass = False
@@ -64,13 +64,13 @@ _sources: weakref.WeakKeyDictionary[Any, dict[bool, FormulaSource]] = weakref.We
 
 
 def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
-    """Return the checked source of a formula.
+    """Return the cached, checked source of a formula.
 
     Args:
-        is_stage: Whether the formula is that of a `FusedStage`.
+        is_stage: True for the formula of a `FusedStage`.
 
     Raises:
-        RuleError: The formula contains anything but straight arithmetic; names it and its line.
+        RuleError: The formula is not straight arithmetic. The message names formula and line.
     """
     sources = _sources.get(function, {}) if isinstance(function, types.FunctionType) else {}
     if is_stage not in sources:
@@ -80,7 +80,7 @@ def read_source(function: Any, is_stage: bool = False) -> FormulaSource:
 
 
 def _parse_source(function: Any, is_stage: bool) -> FormulaSource:
-    """Return the source of a formula, checked and rewritten; arguments as `read_source`."""
+    """Check and rewrite the source of a formula; see `read_source`, which caches the result."""
     node = parse_definition(function)
     helpers = HelperFunctions()
     rewriter = FormulaRewriter(function, helpers, is_stage)
@@ -105,10 +105,10 @@ _graphs: weakref.WeakKeyDictionary[Any, FormulaGraph] = weakref.WeakKeyDictionar
 
 
 def trace_formula(function: Any) -> FormulaGraph:
-    """Return the graph of a formula, which is built at the first call.
+    """Return the graph of a formula; the first call for a formula builds the graph.
 
     Raises:
-        RuleError: The formula contains anything but straight arithmetic; names it and its line.
+        RuleError: The formula is not straight arithmetic. The message names formula and line.
     """
     is_formula = isinstance(function, types.FunctionType | ComposedFormula | Composed)
     graph = _graphs.get(function) if is_formula else None
@@ -126,7 +126,7 @@ def trace_formula(function: Any) -> FormulaGraph:
 
 
 def build_graph(function: Any, is_stage: bool = False) -> FormulaGraph:
-    """Return a new graph of a function; `trace_formula` returns the kept one of a formula.
+    """Build a new graph of a function; `trace_formula` returns a cached graph instead.
 
     Args:
         is_stage: As for `read_source`.
@@ -141,15 +141,14 @@ def build_graph(function: Any, is_stage: bool = False) -> FormulaGraph:
 def bind_formula(
     formula: Any, namespace: Mapping[str, Any], literal: Any, is_stage: bool = False
 ) -> Any:
-    """Return a function that evaluates a formula; it returns a tuple of results.
+    """Return a function `f(*values, **scalars)` that returns the tuple of a formula's results.
 
-    It takes the positional values and the scalars by name. The code has the file and line numbers
-    of the formula, so that a debugger steps through its source.
+    The function's code has the formula's file and line numbers, for debuggers.
 
     Args:
-        namespace: The engine's functions by name.
-        literal: Returns a number of the engine's type, given a float.
-        is_stage: Whether the formula is that of a `FusedStage`.
+        namespace: {name: function} of the engine.
+        literal: `literal(value)` returns a float as a number of the engine's type.
+        is_stage: True for the formula of a `FusedStage`.
     """
     if isinstance(formula, ComposedFormula | Composed):
         with importing:
@@ -178,14 +177,11 @@ def bind_formula(
 
 
 def check_counts(function: Any, has_gradient: bool, slots: int) -> None:
-    """Raise unless a formula takes and returns as many values as its rule has.
+    """Raise RuleError unless a formula takes and returns the variable and all slots of its rule.
 
     Args:
         function: The formula, `(var, *slots)`, or `(var, grad, *slots)` if `has_gradient`.
-        slots: How many slots the rule has.
-
-    Raises:
-        RuleError: Names the formula, its place and both numbers.
+        slots: The number of slots of the rule.
     """
     formula_graph, count = trace_formula(function), 1 + has_gradient + slots
     if (len(formula_graph.positional), len(formula_graph.outputs)) == (count, 1 + slots):

@@ -1,8 +1,7 @@
 """Check the syntax tree of a formula and rewrite it for any kind of number.
 
-Numeric literals become calls of the engine's number type, functions of `thalweg.formula` become
-those of a namespace, helper functions are included, and everything else raises an error with the
-line in the formula.
+Numeric literals become calls of the engine's number type. Functions of `thalweg.formula` get a
+prefix. Helper functions are included. Other syntax raises RuleError with the formula's line.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _OPERATORS = (*_LOGICAL, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 
 def _advice_for(syntax: ast.AST) -> str:
-    """Return advice for an error about syntax that a formula cannot contain, or ""."""
+    """Return the end of an error message: advice about unsupported syntax, or ""."""
     if isinstance(syntax, ast.IfExp):
         arguments = ", ".join(map(ast.unparse, (syntax.test, syntax.body, syntax.orelse)))
         return f"; write `where({arguments})`"
@@ -81,7 +80,7 @@ _STAGE_ADVICE = "; a FusedStage may call mean_over_rows and mean_over_columns, a
 
 
 def _advice_for_call(call: ast.Call, is_stage: bool) -> str:
-    """Return advice for an error about a call that a formula cannot contain."""
+    """Return the end of an error message: advice about an unsupported call."""
     last = ast.unparse(call.func).rpartition(".")[2]
     name = _ALIASES.get(last, last)
     # `max` of two values is no reduction.
@@ -120,7 +119,7 @@ class FormulaRewriter(ast.NodeTransformer):
         raise self.error_at(node, f"a formula cannot contain `{first_line}`{_advice_for(node)}.")
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Return a local name with its prefix, or the number that another name stands for."""
+        """Prefix a local name; replace a global number by a literal. Raise RuleError otherwise."""
         if node.id in self.locals or isinstance(node.ctx, ast.Store):
             return ast.copy_location(ast.Name(LOCAL_PREFIX + node.id, node.ctx), node)
         if node.id not in self.outer:
@@ -135,6 +134,7 @@ class FormulaRewriter(ast.NodeTransformer):
         )
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Raise RuleError; the message has advice if the attribute is of a module."""
         owner = node.value
         if isinstance(owner, ast.Name) and isinstance(self.outer.get(owner.id), types.ModuleType):
             text = ast.unparse(node)
@@ -165,6 +165,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return ast.copy_location(ast.UnaryOp(node.op, self.as_number(node.operand)), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Rewrite arithmetic, or `&` and `|` of conditions; raise RuleError otherwise."""
         if not isinstance(node.op, _OPERATORS):
             return self.generic_visit(node)
         operand = self.as_condition if isinstance(node.op, _LOGICAL) else self.as_number
@@ -192,7 +193,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.error_at(call, f"a formula cannot call `{text}`{advice}.")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Return a call of a formula function, helper or `moved`; raise RuleError for others."""
+        """Rewrite a call of a formula function, helper or `moved`; raise RuleError otherwise."""
         if not isinstance(node.func, ast.Name) or node.keywords:
             raise self.call_error(node, ast.unparse(node))
         function = self.outer.get(node.func.id)
@@ -229,7 +230,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
     def write_helper(self, node: ast.Call, helper: types.FunctionType, result: int = 0) -> ast.expr:
-        """Return a call of a helper's definition for one result, with rewritten arguments."""
+        """Return a call of the function that computes a helper's result with index `result`."""
         name = self.helpers.name_helper(helper, result)
         self.check_count(node, helper.__code__.co_argcount)
         kinds = self.helpers.parameters[helper, result]
@@ -242,7 +243,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, accepted)
 
     def write_move(self, node: ast.Call) -> ast.expr:
-        """Return a call of `moved`, or of `moved_back` if the step is subtracted."""
+        """Return and record a call of `moved`, or of `moved_back` for a step with a minus sign."""
         self.check_count(node, 2)
         base, step = node.args
         name = "moved"
@@ -253,7 +254,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return call
 
     def place_of_move(self, definition: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
-        """Return the index of the value that is a call of `moved`, or None if there is no call."""
+        """Return the index in `values` of the only call of `moved`, or None; raise if misplaced."""
         indices = [
             index for index, value in enumerate(values) if any(value is move for move in self.moves)
         ]
@@ -271,9 +272,9 @@ class FormulaRewriter(ast.NodeTransformer):
         first: ast.expr,
         move: int | None,
     ) -> None:
-        """Raise RuleError if the first result is not the name that `moved` was assigned to.
+        """Raise RuleError unless `first` is the variable that `body[move]` assigns from `moved`.
 
-        `move` is from `place_of_move`.
+        Do nothing if `move`, the result of `place_of_move`, is None or `len(body)`.
         """
         if move is None or move == len(body):
             return
@@ -292,7 +293,7 @@ class FormulaRewriter(ast.NodeTransformer):
             raise self.error_at(call, problem)
 
     def is_condition(self, expression: ast.expr) -> bool | None:
-        """Return True if an expression is a condition; None for a parameter that may be either."""
+        """Return True for a condition, False for a number, None for a parameter of unknown kind."""
         if isinstance(expression, ast.Compare):
             return True
         if isinstance(expression, ast.BinOp):
@@ -308,7 +309,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return False
 
     def as_number(self, expression: ast.expr) -> ast.expr:
-        """Return an expression rewritten, as a number; raise RuleError if it is a condition."""
+        """Rewrite an expression that must be a number; raise RuleError for a condition."""
         rewritten = self.visit(expression)
         if self.fix_kind(expression, False):
             return rewritten
@@ -316,7 +317,7 @@ class FormulaRewriter(ast.NodeTransformer):
         raise self.error_at(expression, f"`{text}` is not a number; write where({text}, 1, 0).")
 
     def as_condition(self, expression: ast.expr) -> ast.expr:
-        """Return an expression rewritten; raise RuleError if it is a number."""
+        """Rewrite an expression that must be a condition; raise RuleError for a number."""
         rewritten = self.visit(expression)
         if self.fix_kind(expression, True):
             return rewritten
@@ -324,9 +325,9 @@ class FormulaRewriter(ast.NodeTransformer):
         raise self.error_at(expression, f"`{text}` is not a condition; write `{text} != 0`.")
 
     def fix_kind(self, expression: ast.expr, is_condition: bool) -> bool:
-        """Return True if an expression is a condition, or a number, as `is_condition` has it.
+        """Return True if an expression has the expected kind: a condition or a number.
 
-        A parameter that may be either is recorded as what is expected here.
+        A parameter of unknown kind is recorded with the expected kind.
         """
         kind = self.is_condition(expression)
         if kind is None and isinstance(expression, ast.Name):
@@ -334,7 +335,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return kind is is_condition
 
     def write_tuple_assignment(self, assignment: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
-        """Return assignments of a helper's results: first to new names, then to the targets."""
+        """Rewrite `a, b = helper(...)` as assignments to new names, then to the targets."""
         names = [element.id for element in target.elts if isinstance(element, ast.Name)]
         call = assignment.value
         used = [(index, name) for index, name in enumerate(names) if name != "_"]
@@ -379,7 +380,7 @@ class FormulaRewriter(ast.NodeTransformer):
             self.conditions[name] = is_condition
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        """Return the assignment of a number or condition to one name, and record its kind."""
+        """Rewrite an assignment to one name; record whether the name is a number or a condition."""
         target = node.targets[0]
         if len(node.targets) != 1 or not isinstance(target, ast.Name):
             raise self.error_at(node, "assign one name at a time.")
@@ -403,9 +404,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
 
     def write_body(self, definition: ast.FunctionDef) -> tuple[list[ast.Assign], ast.expr]:
-        """Return the rewritten assignments of a definition, and the value that it returns, which
-        is not rewritten yet.
-        """
+        """Return the rewritten assignments of a function, and its returned value, not rewritten."""
         arguments = definition.args
         if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
             raise self.error_at(
@@ -432,9 +431,9 @@ class FormulaRewriter(ast.NodeTransformer):
 
 
 class HelperFunctions:
-    """Helper functions of one formula, each after the helpers that it calls.
+    """Definitions of a formula's helper functions, callees first.
 
-    A helper with several results has one definition for each of them.
+    A helper with several results has one definition per result.
     """
 
     def __init__(self) -> None:
@@ -451,11 +450,9 @@ class HelperFunctions:
         return len(value.elts) if isinstance(value, ast.Tuple) else 1
 
     def name_helper(self, helper: types.FunctionType, result: int) -> str:
-        """Return the name, without `FUNCTION_PREFIX`, of the function that computes one result of a
-        helper.
+        """Return the name of a helper's definition for one result, without `FUNCTION_PREFIX`.
 
-        At the first call for a helper and a result, rewrite the helper and append the function to
-        `definitions`.
+        The first call for a helper and a result appends the definition to `definitions`.
 
         Args:
             helper: A Python function that a formula calls.
@@ -475,7 +472,7 @@ class HelperFunctions:
         return self._names[key]
 
     def _write_definition(self, helper: types.FunctionType, index: int) -> ast.FunctionDef:
-        """Return the rewritten definition of a helper's result; record the kinds of its values."""
+        """Return the definition of a helper's result; record which values are conditions."""
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)
         assignments, result = writer.write_body(node)

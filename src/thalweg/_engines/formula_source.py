@@ -1,4 +1,4 @@
-"""Read the source of a formula, and the checked form of it."""
+"""Read the source of a formula, and the checked form of the source."""
 
 from __future__ import annotations
 import __future__
@@ -37,11 +37,11 @@ class FormulaSource:
     """Formula that passed the checks, as syntax trees.
 
     Attributes:
-        positional: `var`, `grad` and the slots, as the formula calls them.
-        scalars: Its keyword-only parameters.
-        body: Its assignments, re-typed and renamed.
-        results: The expressions it returns.
-        helpers: The helper functions it calls, as definitions, in order of need.
+        positional: The formula's names of `var`, `grad` and the slots.
+        scalars: Names of keyword-only parameters.
+        body: The assignments, with literals and names rewritten.
+        results: The returned expressions.
+        helpers: Definitions of called helper functions, callees first.
         filename: The file that holds the formula.
     """
 
@@ -54,7 +54,7 @@ class FormulaSource:
 
 
 def place_of(function: Any, line: int | None = None) -> str:
-    """Return the name of a function with its file and its first line, or another line."""
+    """Return a function's name with its file and line; by default its first line."""
     function = getattr(function, "func", function)  # of a `functools.partial`
     name = f"{getattr(function, '__qualname__', type(function).__qualname__)!s}"
     code = getattr(function, "__code__", None)
@@ -70,7 +70,7 @@ def parse_definition(function: Any) -> ast.FunctionDef:
     """Return the syntax tree of a function, with the line numbers of its file.
 
     Raises:
-        RuleError: The source cannot be read, changed after the import, or is not a `def`.
+        RuleError: The source cannot be read, has changed since the import, or is not a `def`.
     """
     if not isinstance(function, types.FunctionType):
         raise RuleError(
@@ -120,10 +120,10 @@ def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
 
 
 def _read_cached_code(path: str) -> types.CodeType | None:
-    """Return the cached bytecode of a file, or None if the cache is not of the file's present text.
+    """Return the cached bytecode of a file; None unless the cache is of the file's present text.
 
-    An import uses this bytecode. Another release of Python with the same format number may have
-    written it, with other instructions for the same text.
+    An import uses this bytecode. Another release of Python with an equal format number may have
+    written it, with other instructions for the text.
     """
     try:
         cached = Path(cache_from_source(path)).read_bytes()

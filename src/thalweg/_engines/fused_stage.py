@@ -1,4 +1,4 @@
-"""Formulas of fused stages, over numbers of rows, columns and whole matrices."""
+"""Formulas of fused stages, over a value per row, per column or per matrix."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class LineFormula(NamedTuple):
 
     Attributes:
         graph: The formula, which takes all values by name.
-        kinds: For each node of the graph the axis of its value: "row", "column" or "matrix"; "" for
-            a scalar.
+        kinds: {node of the graph: axis of its value}: "row", "column", "matrix", or "" for a
+            scalar.
         scalars: Names of the parameters that are scalars.
     """
 
@@ -60,7 +60,7 @@ def bind_stage(
     NumPy takes a fraction of torch's time for vectors on the host.
 
     Args:
-        kind: The dtype of its numbers, literals included, as in kernels.
+        kind: The dtype of literals, equal to the dtype in kernels.
         device: The device of tensors; None for arrays.
     """
     if device is None:
@@ -79,8 +79,8 @@ def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
     """Return the checked formula of a fused stage of a rule.
 
     Raises:
-        RuleError: The formula is not straight arithmetic, or takes or returns values of another
-            kind than numbers of rows, of columns, and scalars.
+        RuleError: The formula is not straight arithmetic, or takes or returns anything but scalars
+            and vectors over rows or columns.
     """
     graph, kinds = build_graph(stage.function, is_stage=True), dict[Node, str]()
     try:
@@ -95,7 +95,7 @@ def read_stage(rule: Rule, stage: FusedStage) -> LineFormula:
 
 
 def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
-    """Raise unless all parameters are scalars, or numbers of rows or columns."""
+    """Raise RuleError unless all parameters are scalars, or vectors over rows or columns."""
     if formula_graph.positional:
         raise RuleError(f"takes {formula_graph.positional[0]} by position: write it after *")
     for name in formula_graph.scalars:
@@ -113,7 +113,7 @@ def _infer_kind(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
     """Return the kind of a node (see `LineFormula`), given the kinds of its arguments.
 
     Raises:
-        RuleError: The operation is not allowed on these kinds; without the name of the stage.
+        RuleError: The operation is not allowed on the kinds. The caller adds the stage's name.
     """
     if node.op == "scalar":
         return rule.vectors.get(node.args[0], "")
@@ -141,10 +141,10 @@ def _infer_kind(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
 
 
 def _show(node: Node, is_argument: bool = False, depth: int = _MAX_DEPTH) -> str:
-    """Return the formula of a node for messages, with "..." for deeper operations.
+    """Return the formula of a node for messages, with "..." for deeply nested operations.
 
     Args:
-        is_argument: Put an operator in parentheses.
+        is_argument: True to put an infix operation in parentheses.
         depth: The number of nested operations to show.
     """
     if node.op in ("scalar", "const"):
@@ -161,7 +161,7 @@ def _show(node: Node, is_argument: bool = False, depth: int = _MAX_DEPTH) -> str
 def _check_results(
     rule: Rule, stage: FusedStage, formula_graph: FormulaGraph, node_kinds: Mapping[Node, str]
 ) -> None:
-    """Raise RuleError unless the results are the values that the stage makes, of their axes."""
+    """Raise RuleError unless the results match the names and the axes of `stage.makes`."""
     if len(formula_graph.results) != len(stage.makes):
         count, names = count_of(len(formula_graph.results), "value"), ", ".join(stage.makes)
         raise RuleError(f"returns {count}, and makes {names}")

@@ -30,7 +30,7 @@ class Guard(NamedTuple):
     Attributes:
         address: The address of the function.
         mask: The bits of the result that are compared with 0.
-        is_pointer: True if the function returns the address of these bits.
+        is_pointer: True if the function returns a pointer to the result.
     """
 
     address: int
@@ -40,7 +40,7 @@ class Guard(NamedTuple):
 
 @cache
 def find_guards() -> tuple[Guard, ...]:
-    """Return the guards, first that of profilers; () if torch lacks one of the functions."""
+    """Return the guards, beginning with the profilers' guard; () if torch lacks a function."""
     libraries, guards = list(_open_libraries()), list[Guard]()
     for name, mask, is_pointer in (_PROFILER_SYMBOL, *_TRACING_SYMBOLS):
         function = next((getattr(x, name) for x in libraries if hasattr(x, name)), None)
@@ -69,6 +69,6 @@ def _find_recording() -> object:
 
 
 def is_recorded() -> bool:
-    """Return True if profilers record operations; True if torch lacks the function."""
+    """Return True if profilers record operations, or if torch lacks the function to find out."""
     recording = _find_recording()
     return not callable(recording) or bool(recording())

@@ -20,22 +20,23 @@ _BEGINNING: Place = (None, 0)
 
 
 class Streams(NamedTuple):
-    """The memory of several variables of one storage signature.
+    """The memory of several variables with equal dtypes that one kernel updates.
 
     Attributes:
         names: Storage types of variable, gradient, slots and copy (if any); encoded slots have the
             name of their codec.
-        copied: The variables have copies.
-        from_copy: The step begins at a copy to which other code has written.
+        copied: True if the variables have copies.
+        from_copy: True if the step begins at a copy that other code has written.
         compute: The compute dtype.
         gradient: The dtype of the gradients.
         sizes: The number of elements of each variable.
         base: Addresses, (variables, streams); 0 for gradients. With `positions`, two more columns
-            have the number of each variable's random stream, and the position of its first element.
-        draws: 16-bit numbers are rounded stochastically.
-        positions: Numbers are rounded by the positions of their elements, which holds with `draws`
-            and for slots in blocks of codes.
-        runs: With `positions`, those of the elements of each variable; None if all are adjacent.
+            have the variable's random stream, and the position of its first element.
+        draws: True if 16-bit numbers are rounded stochastically.
+        positions: True if rounding depends on positions of elements: with `draws`, and for slots in
+            blocks of codes.
+        runs: With `positions`, the positions of each variable's elements; None for adjacent
+            elements.
     """
 
     names: tuple[str, ...]
@@ -55,7 +56,7 @@ class Streams(NamedTuple):
         return self.names if self.from_copy else self.names[: len(self.names) - self.copied]
 
     def describe_update(self, request: StepRequest) -> Update:
-        """Return the description of the update of these variables in a step."""
+        """Return the `Update` of the variables in a step: the key of their kernel."""
         rule = request.rule
         return Update(
             rule.update,
@@ -72,8 +73,7 @@ class Streams(NamedTuple):
         """Return a measurement without formulas, to which callers add formulas and stages.
 
         Args:
-            storage: The storage types of the streams: `names`, or `measured_types` without the
-                copy.
+            storage: The streams' storage types: `names`, or `measured_types` to leave out the copy.
         """
         has_copy = self.copied and len(storage) == len(self.names)
         name = np.dtype(self.compute).name
@@ -89,8 +89,8 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     """Return the dtypes, sizes and addresses of variables that one kernel updates, as tables.
 
     A *stream* is a tensor of a variable: the variable itself, its gradient, a slot or its 16-bit
-    copy. The dtypes are those of the first variable, which the others must share. Addresses of
-    gradients are left 0. The result does not keep the tensors alive.
+    copy. All variables must have the dtypes of the first. Addresses of gradients are left 0. The
+    result does not keep the tensors alive.
 
     Args:
         members: The indices of the variables in the request; the rows of tables are in this order.

@@ -38,7 +38,7 @@ def compute_dtype(dtype: torch.dtype) -> type[np.floating]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return True if the elements fill contiguous memory once, in any order of dimensions."""
+    """Return True if elements fill contiguous memory without gaps, in any order of dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -71,9 +71,9 @@ def is_far(tensor: Any, device: torch.device) -> bool:
 
 
 def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> None:
-    """Raise if the storage of a tensor does not hold its elements: fake, distributed or freed.
+    """Raise if a storage does not hold the tensor's elements: fake, distributed or freed tensors.
 
-    Tensors of the meta device have no memory; steps of them compute shapes alone.
+    Meta tensors are accepted, unless `param` is on another device.
 
     Args:
         subject: The tensor's name as the subject of the message.
@@ -107,9 +107,9 @@ def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> N
 
 
 def all_have_memory(tensors: Sequence[Tensor]) -> bool:
-    """Return True if all tensors are plain and contiguous and have memory for their elements.
+    """Return True if all tensors are plain, contiguous, and have memory for their elements.
 
-    False means that `check_memory` must decide. The loops run in C.
+    If the result is False, the caller must call `check_memory` for each tensor.
     """
     if not {*map(type, tensors)} <= _PLAIN_CLASSES or not {*map(_LAYOUT, tensors)} <= _STRIDED:
         return False
@@ -124,7 +124,7 @@ def all_have_memory(tensors: Sequence[Tensor]) -> bool:
 
 
 def check_parts(tensor: Tensor, subject: str, param: Tensor | None = None) -> None:
-    """Check the memory of a tensor, or of the values and indices of a sparse COO tensor.
+    """Check the memory of a dense tensor, or of values and indices of a sparse COO tensor.
 
     Raises:
         LayoutError: See `check_memory`.
@@ -140,8 +140,8 @@ def check_variable(var: Tensor, name: str) -> None:
     """Raise if no engine can update a variable in place.
 
     Raises:
-        InvalidTypeError: If the dtype is not a real floating type that engines compute.
-        LayoutError: If elements share memory, or the layout is not strided.
+        InvalidTypeError: The dtype is not a supported real floating type.
+        LayoutError: Elements share memory, or the layout is not strided.
     """
     if var.layout != torch.strided:
         raise LayoutError(f"cannot update '{name}' in place: its layout is {var.layout}.")
@@ -166,9 +166,9 @@ def check_slots(var: Tensor, slots: Sequence[Tensor], name: str) -> None:
     """Raise if no engine can update the slots of a variable in place.
 
     Raises:
-        InvalidTypeError: For a dtype that is not computed.
-        InvalidArgumentError: If shapes or devices differ.
-        LayoutError: If elements of a slot share memory.
+        InvalidTypeError: The dtype of a slot is not supported.
+        InvalidArgumentError: A slot and the variable differ in shape or device.
+        LayoutError: Elements of a slot share memory.
     """
     for slot in slots:
         if slot.dtype not in STORAGE_NAMES:
@@ -202,7 +202,7 @@ def without_records(slots: Sequence[Tensor], codecs: Sequence[str | None]) -> Se
 
 
 def may_overlap(tensor: Tensor) -> bool:
-    """Return True if two elements of a tensor may have the same address."""
+    """Return True if two elements have one address, or if the tensor is too large to find out."""
     if is_dense(tensor):
         return False
     extents = zip(tensor.stride(), tensor.shape, strict=True)
@@ -227,7 +227,10 @@ def _compute_element_offsets(tensor: Tensor) -> Int64 | None:
 
 
 def byte_span(tensor: Tensor) -> tuple[int, int]:
-    """Return the address of a tensor's first byte, and the address behind its last byte."""
+    """Return the address of a tensor's first byte, and the address behind its last byte.
+
+    Return (0, 0) for a tensor without elements.
+    """
     if tensor.numel() == 0:
         return 0, 0
     if tensor.is_contiguous():
@@ -241,7 +244,7 @@ def byte_span(tensor: Tensor) -> tuple[int, int]:
 
 
 def merge_byte_spans(tensors: Sequence[Tensor]) -> Int64:
-    """Return the disjoint address ranges of tensors, ascending: start, end, start, end ...
+    """Return the address ranges of tensors as an ascending array: start, end, start, end, ...
 
     Ranges that overlap or touch are merged.
     """
@@ -251,7 +254,7 @@ def merge_byte_spans(tensors: Sequence[Tensor]) -> Int64:
 
 
 def merge_ranges(runs: Sequence[Int64]) -> Int64:
-    """Return the union of several results of `merge_byte_spans`, in the same form."""
+    """Return the union of results of `merge_byte_spans`, in the form of `merge_byte_spans`."""
     spans = np.concatenate([run.reshape(-1, 2) for run in runs])
     spans = spans[np.argsort(spans[:, 0])]
     reach = np.maximum.accumulate(spans[:, 1])
@@ -261,10 +264,10 @@ def merge_ranges(runs: Sequence[Int64]) -> Int64:
 
 
 def lie_apart(starts: Int64 | int, sizes: Int64 | int, bounds: Int64) -> bool:
-    """Return True if no range of memory overlaps with a range of `bounds`.
+    """Return True if no memory range overlaps with a range of `bounds`.
 
     Args:
-        starts, sizes: The addresses and the sizes in bytes, as arrays or as one number each.
+        starts, sizes: The addresses and the sizes in bytes: two arrays, or two numbers.
         bounds: A result of `merge_byte_spans`.
     """
     # A range that begins inside has an odd number of bounds before its start; one that ends inside
@@ -295,7 +298,7 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return True if tensors whose spans overlap share a byte, or are too large to find out."""
+    """Return True if tensors with overlapping spans share a byte, or are too large to find out."""
     if tensor1.device != tensor2.device:
         return False
     # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.
@@ -318,10 +321,10 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
     """Raise if a tensor cannot be a copy of a variable, in a 16-bit dtype or on another device.
 
     Raises:
-        InvalidTypeError: If the dtype is neither a 16-bit type nor, on another device, that of
-            the variable.
-        InvalidArgumentError: If shapes differ.
-        LayoutError: If elements of the copy share memory.
+        InvalidTypeError: The copy is not 16-bit. On another device, the variable's dtype is
+            allowed.
+        InvalidArgumentError: Shapes differ.
+        LayoutError: Elements of the copy share memory.
     """
     has_same_dtype = is_far(copy, var.device) and copy.dtype == var.dtype
     if var.dtype in REDUCED and not has_same_dtype:
@@ -345,7 +348,7 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
 def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
     """Raise if a gradient, dense or sparse, does not have the shape of its variable.
 
-    Only the rows of slices are compared, not their `dense_shape`, which TensorFlow never reads.
+    For `IndexedSlices`, only the shape of a row is compared, and not `dense_shape`.
 
     Raises:
         InvalidArgumentError: The shapes differ.
@@ -371,14 +374,14 @@ def check_kind(
     """Raise if the elements of a gradient have the wrong dtype, device or no memory.
 
     Args:
-        values: A dense gradient, or the values of a sparse one.
+        values: A dense gradient, or the values of a sparse gradient.
         narrow: True if the gradient of a float32 variable may have a 16-bit dtype.
         device: Optional. The required device; by default the variable's.
 
     Raises:
-        InvalidTypeError: If the dtypes differ.
-        InvalidArgumentError: If the devices differ.
-        LayoutError: If the elements are not in memory.
+        InvalidTypeError: The dtypes differ.
+        InvalidArgumentError: The devices differ.
+        LayoutError: The elements are not in memory.
     """
     fits = values.dtype == var.dtype
     if narrow and var.dtype == torch.float32:
@@ -397,7 +400,7 @@ def check_kind(
 def check_slices(
     slices: IndexedSlices, var: Tensor, name: str, scatter: bool, narrow: bool = False
 ) -> None:
-    """Raise if a sparse gradient does not fit its variable.
+    """Raise if a sparse gradient is invalid for its variable.
 
     Args:
         slices, var, name: Gradient, variable, and the variable's name.
@@ -405,9 +408,9 @@ def check_slices(
         narrow: True if the values for a float32 variable may have a 16-bit dtype.
 
     Raises:
-        InvalidTypeError: If the dtypes differ.
-        InvalidArgumentError: If shapes or devices differ, or an index is out of range.
-        LayoutError: If values or indices are not in memory.
+        InvalidTypeError: The dtypes differ.
+        InvalidArgumentError: Shapes or devices differ, or an index is out of range.
+        LayoutError: Values or indices are not in memory.
     """
     check_kind(slices.values, var, name, narrow)
     check_shape(slices, var, name)
@@ -420,7 +423,7 @@ def check_slices(
 
 
 def with_strides_of(grad: Tensor, var: Tensor) -> Tensor:
-    """Return a gradient with the strides of its variable, copied only if its strides differ."""
+    """Return a gradient with the strides of its variable; copy it only if strides differ."""
     grad = grad.detach()
     if grad.is_neg() or grad.is_conj():
         grad = grad.resolve_neg().resolve_conj()
@@ -431,23 +434,23 @@ def with_strides_of(grad: Tensor, var: Tensor) -> Tensor:
 
 
 def as_packed(values: Tensor) -> Tensor:
-    """Return values contiguous, aligned and without a lazy negation; copy only if necessary."""
+    """Return values contiguous, aligned and without lazy negation; a copy only if necessary."""
     values = values.detach().resolve_neg().contiguous()
     return values if is_aligned(values) else values.clone()
 
 
 def from_memory_order(flat: Tensor, var: Tensor) -> Tensor:
-    """Return elements as a view of the variable's shape.
+    """Return elements in the shape of a variable, as a view.
 
     Args:
-        flat: The elements in the order of the variable's memory if it is dense (`is_dense`), else
-            in row-major order.
+        flat: The elements. They are in the order of the variable's memory if the variable is dense
+            (`is_dense`), else in row-major order.
     """
     return flat.as_strided(var.shape, var.stride()) if is_dense(var) else flat.view(var.shape)
 
 
 def warn_slow(name: str, reason: str) -> None:
-    """Warn that the reference engine updates a variable, for a reason that follows its name."""
+    """Warn that the reference engine updates a variable; the message is `name`, then `reason`."""
     warn(
         f"'{name}' {reason}, so it is updated by the reference engine, slowly."
         " Make it contiguous to have it fused.",

@@ -15,19 +15,17 @@ HALF_PLACE = 0x8000
 
 
 def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return values rounded to `dtype`, a new tensor; larger numbers become its largest number."""
+    """Return values clamped to the finite range of `dtype` and rounded to it, as a new tensor."""
     largest = torch.finfo(dtype).max
     return values.detach().clamp(-largest, largest).to(dtype)
 
 
 def resumed(var: Tensor, copy: Tensor) -> Tensor:
-    """Return `var` as a new tensor, with the values of `copy` in elements that other code has
-    changed.
+    """Return a new tensor: elements of `copy` that other code has written, elsewhere `var`.
 
-    A step leaves `copy` equal to `var`, rounded to its 16-bit dtype. An element of `copy` with
-    other bits than that rounding was written by other code; -0 is not 0, and a bfloat16 may be
-    either neighbour of a tie. A write that leaves the bits as they were is not detected. The result
-    has the dtype of `var`; neither argument changes.
+    A step leaves `copy` equal to `var`, rounded to the 16-bit dtype of `copy`. An element of `copy`
+    with different bits was written by other code. -0 differs from 0. A bfloat16 may be either
+    neighbour of a tie. A write of equal bits is not detected. The result has the dtype of `var`.
     """
     original = flushed = var.detach()
     # A product with 1 flushes the denormals that a step would have flushed.
@@ -45,14 +43,14 @@ def resumed(var: Tensor, copy: Tensor) -> Tensor:
 
 
 def is_nearest(values: Tensor, candidates: Tensor) -> Tensor:
-    """Return a mask: True where a bfloat16 candidate is at most half a place from the number.
+    """Return a mask: True if a bfloat16 candidate is at most half a place from the number.
 
     A tie counts for both neighbours: master weights round it to even, the upper part of a split
-    weight away from zero, because no code stands for half a place up; see `codecs.split8`. NaN is
-    near nothing.
+    weight away from zero, because no code stands for half a place up; see `codecs.split8`. The
+    result is False for NaN.
 
     Args:
-        values: The numbers; those above the largest bfloat16 count as the largest.
+        values: The numbers; numbers above the largest bfloat16 count as the largest.
         candidates: A bfloat16 for each number.
     """
     largest = torch.finfo(torch.bfloat16).max

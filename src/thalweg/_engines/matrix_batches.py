@@ -1,4 +1,4 @@
-"""Batches of variables with equal matrix shapes, the inputs of stages, and their outputs."""
+"""Stages (functions of matrices), called over batches of variables with equal matrix shapes."""
 
 from __future__ import annotations
 
@@ -71,23 +71,24 @@ class Batch:
     """Variables whose matrices have one shape, dtype and device.
 
     Args:
-        members: Positions of the variables of the batch.
+        members: Indices in the step of the variables of the batch.
         shape: Optional. The full shape of each variable, if `variables` are shards.
 
     Attributes:
         is_of_lines: True if the rule has passes over rows and columns.
-        shape: Rows and columns of a matrix; with `is_of_lines` matrices, rows and columns.
-        matrix: Rows and columns of each variable as one matrix.
-        full_shape: The shape of the first variable; the others' have the same matrices.
-        sizes: Sizes that stages may take as inputs, by name.
+        shape: (rows, columns) of a matrix; (matrices, rows, columns) with `is_of_lines`.
+        matrix: (rows, columns) of each variable as one matrix.
+        full_shape: The full shape of the first variable.
+        sizes: {name: size}, the sizes that stages may take as inputs.
         stays_on_device: True if no value is copied to the host.
-        pass_values: The value of each variable that a pass computes, by name, in its shape.
-        measured_values: Measures of the variables, and values of stages over measures, by name:
-            (variables, matrices, rows, 1), (variables, matrices, 1, columns), (variables, 1, 1, 1).
-        vectors: The vectors of rows or columns that formulas read, by name, in these shapes.
-        slots: The dtypes of slots of rows and columns, by name.
-        new_slot_values: New values of slots of rows and columns, by name.
-        memories: The addresses of the storages of `pass_values`.
+        pass_values: {name: a tensor per variable, of the variable's shape, that a pass computes}.
+        measured_values: {name: measure of all variables, or output of a stage over measures}.
+            Shapes: (variables, matrices, rows, 1), (variables, matrices, 1, columns), (variables,
+            1, 1, 1).
+        vectors: {name: row or column vectors of all variables, inputs of formulas}; same shapes.
+        slots: {name of a row or column slot: dtype}.
+        new_slot_values: {name of a row or column slot: new values of all variables}.
+        memories: Addresses of the storages of `pass_values`.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Batch:
     def _allocate_pass_values(
         self, rule: Rule, variables: Sequence[Tensor], shape: torch.Size | None
     ) -> None:
-        """Set `pass_values` to new memory, in one tensor per name if variables are row-major."""
+        """Allocate `pass_values`. Row-major variables share one tensor per name."""
         self.pass_values: dict[str, list[Tensor]] = {}
         self._blocks: dict[str, Tensor] = {}  # pass values of all variables in one tensor
         for name in rule.made:
@@ -140,13 +141,10 @@ class Batch:
                 self.pass_values[name] = list(map(empty_like_elements, variables))
 
     def matrices(self, name: str, rows: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return a value that passes computed for some variables, as a tensor of shape (rows,
-        *shape).
-
-        The result may share memory with the value.
+        """Return a pass value of some variables as a tensor (len(rows), *shape), perhaps a view.
 
         Args:
-            name: The name of the value.
+            name: The name of the pass value.
             rows: The indices of the variables in the batch.
             shape: The shape of one variable in the stage.
         """
@@ -156,10 +154,10 @@ class Batch:
         return torch.stack([self.pass_values[name][row].reshape(shape) for row in rows])
 
     def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
-        """Overwrite a value that passes computed with the output of a stage.
+        """Copy the output of a stage into a pass value.
 
         Args:
-            name: The name of the value.
+            name: The name of the pass value.
             rows: The indices in the batch of the variables that are overwritten.
             values: The new values, one for each of `rows`.
         """
@@ -171,11 +169,11 @@ class Batch:
             target.copy_(row_values.reshape(target.shape))
 
     def set_values(self, name: str, values: Tensor, rows: Sequence[int] | None = None) -> None:
-        """Set a measured value, or a vector of rows or columns, for formulas and stages.
+        """Set `measured_values[name]`; copy the result into `vectors[name]` if the vector exists.
 
         Args:
-            values: (rows, ...), in the order of the variables.
-            rows: The rows of the variables in the batch; None for all.
+            values: (len(rows), ...), in the order of the variables.
+            rows: The indices in the batch of the variables to set; None for all.
         """
         if rows is not None and len(rows) < len(self.members):
             values = _replace_rows(self.measured_values[name].clone(), rows, values)
@@ -184,10 +182,9 @@ class Batch:
             self.vectors[name].copy_(values)
 
     def set_slot(self, name: str, values: Tensor, rows: Sequence[int]) -> None:
-        """Store new values of slots of rows or columns in `new_slot_values`, rounded to the slots'
-        dtype.
+        """Set `new_slot_values[name]` to `values`, rounded to the dtype of the slots.
 
-        Variables that are not at `rows` get their earlier new value, or else their old value.
+        Variables outside `rows` keep the new value of an earlier stage, or else the slot's value.
         """
         values = values.to(self.slots[name])
         if len(rows) < len(self.members):
@@ -196,10 +193,9 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return the indices of variables in this batch, in one list for each step number.
+        """Return indices of variables in the batch, as one list for each step number.
 
-        Variables whose step number, from 1, is not 1 plus a multiple of `period` are left out. The
-        result is [] if that leaves none.
+        Variables that are not due (see `is_due`) are left out.
         """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
@@ -208,17 +204,17 @@ class Batch:
         return list(rows_by_step.values())
 
     def scalar(self, name: str, columns: Columns, rows: Sequence[int], shape: Sequence[int]) -> Any:
-        """Return a scalar of the step: a number, or a tensor with a row for each variable if they
-        differ.
+        """Return a scalar of the step as a float, or as a tensor if it is on a GPU.
+
+        If variables have different values, return a tensor (len(rows), 1, ...).
 
         Args:
             name, columns: The name of the scalar, and all scalars.
-            rows: The rows of the batch whose variables take part.
-            shape: The shape of one variable in the stage; the tensor has a dimension of size 1 for
-                each of its dimensions.
+            rows: The indices in the batch of the variables that the stage computes.
+            shape: The shape of a variable in the stage; a tensor gets `len(shape)` dimensions of 1.
 
         Raises:
-            KeyError: The step has no such scalar.
+            KeyError: The step has no scalar `name`.
         """
         if name not in columns.by_variable:
             shared_scalar = columns.shared[self.dtype][name]
@@ -234,10 +230,7 @@ class Batch:
 
 
 def sides_of(rule: Rule, shape: torch.Size) -> tuple[int, ...]:
-    """Return the shape of a variable in stages: (rows, columns), or (matrices, rows, columns).
-
-    The latter is for rules with passes over rows and columns.
-    """
+    """Return (matrices, rows, columns) if `rule` has row or column passes, else (rows, columns)."""
     return tuple(view_of(shape)) if rule.is_of_lines else matrix_shape(shape)
 
 
@@ -270,16 +263,14 @@ def counts_of(columns: Columns, members: Sequence[int]) -> list[float]:
 
 
 def is_due(count: float, period: int) -> bool:
-    """Return True if a stage with a period runs in the step with the number `count`: 1, 1 + period,
-    ...
-    """
+    """Return True for the step numbers 1, 1 + period, 1 + 2 * period, ..."""
     return not (count - 1) % period
 
 
 def group_by_shape(rule: Rule, variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return groups of positions of variables that make one `Batch`.
+    """Group the indices of variables; each group becomes a `Batch`.
 
-    They have equal shapes of matrices, dtype and device, and are all contiguous, or none is.
+    A group has one matrix shape, dtype and device. Its variables are all contiguous or all not.
     """
     groups: dict[Any, list[int]] = {}
     for index, var in enumerate(variables):
@@ -305,8 +296,8 @@ class StageCall(NamedTuple):
     Attributes:
         rule, stage, batch: The rule, one of its stages, and the batch.
         columns: The scalars of the step.
-        slot_of: Returns a shaped slot, given the variable's position in the step and the index of
-            the slot among the rule's shaped slots.
+        slot_of: `slot_of(member, index)` returns the slot `rule.shaped_slots[index]` of the step's
+            variable `member`.
     """
 
     rule: Rule
@@ -317,10 +308,10 @@ class StageCall(NamedTuple):
 
 
 def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
-    """Return the outputs of a stage by name, each with a row per variable; write nothing.
+    """Call a stage and return {name: output (len(rows), ...)}; write nothing.
 
     Args:
-        rows: The rows of the batch whose variables take part.
+        rows: The indices in the batch of the variables that the stage computes.
 
     Raises:
         RuleError: An input of the stage does not exist, or an output is invalid.
@@ -345,7 +336,7 @@ def call_stage(call: StageCall, rows: Sequence[int]) -> dict[str, Tensor]:
 def _call_divided(
     call: StageCall, inputs: Mapping[str, Any], division: Division, label: str
 ) -> dict[str, Tensor]:
-    """Call a stage once for the matrices of each shape; return outputs of whole variables by name.
+    """Call a stage once for each matrix shape; return {name: output for whole variables}.
 
     Args:
         inputs: The inputs of the stage for whole variables, by name.
@@ -382,14 +373,14 @@ def _call_divided(
 
 
 def _disable_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Return a context without autocast, which some types of devices do not have."""
+    """Return a context manager that disables autocast, or does nothing on devices without it."""
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
 
 
 def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], label: str) -> Any:
-    """Call the function of a stage without autocast; errors have a note with its title."""
+    """Call the function of a stage without autocast; add a note with `label` to exceptions."""
     call = stage.call
     if isinstance(stage, FusedStage):
         call = partial(_call_fused, stage, batch)
@@ -402,9 +393,9 @@ def _call_function(stage: Stage, batch: Batch, inputs: dict[str, Any], label: st
 
 
 def _gather_inputs(call: StageCall, rows: Sequence[int]) -> dict[str, Any]:
-    """Return the inputs of a stage by name: tensors (rows, ...), numbers, or a `StageRandom`.
+    """Return {name: input} of a stage: tensors (len(rows), ...), numbers or a `StageRandom`.
 
-    An optional parameter of the stage without a value is left out.
+    Optional parameters without a value are left out.
 
     Raises:
         RuleError: A required parameter has no value.
@@ -444,7 +435,7 @@ def _gather_inputs(call: StageCall, rows: Sequence[int]) -> dict[str, Any]:
 
 
 def _make_random(call: StageCall, rows: Sequence[int]) -> StageRandom:
-    """Return the random numbers of a stage for variables that have the same step number."""
+    """Return the random numbers of a stage for variables with one step number."""
     batch, members = call.batch, [call.batch.members[row] for row in rows]
     variable_indices = call.columns.by_variable[NUMBER][members].tolist()
     step = int(counts_of(call.columns, members)[0])
@@ -459,7 +450,7 @@ def sizes_by_name(shape: Sequence[int]) -> dict[str, float]:
 
 
 def _call_fused(stage: FusedStage, batch: Batch, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the outputs of a fused stage by name."""
+    """Evaluate the formula of a fused stage over a batch; return {name: output}."""
     kind = batch.kind if is_like_update(stage.function) else wide_dtype(batch.device)
     arguments = {
         x: argument.to(kind) if isinstance(argument, Tensor) else argument
@@ -479,7 +470,7 @@ def _call_fused(stage: FusedStage, batch: Batch, inputs: Mapping[str, Any]) -> d
 def _call_over_arrays(
     stage: FusedStage, shape: Sequence[int], kind: torch.dtype, inputs: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Return the outputs of a fused stage on the CPU, computed in pieces that fit the cache."""
+    """Evaluate a fused stage on the CPU in pieces that fit the cache; return {name: output}."""
     bound, dtype = bind_stage(stage.function, kind, None), compute_dtype(kind)
     arrays: dict[str, Any] = {
         x: array.numpy() if isinstance(array, Tensor) else dtype(array)
@@ -501,7 +492,7 @@ def _call_over_arrays(
 
 
 def _slice_matrices(array: Any, matrices: int, first: int, size: int) -> Any:
-    """Return an array's part for matrices from `first` on; the array if all matrices share it."""
+    """Return `size` matrices of an array from `first` on; the array if all matrices share it."""
     has_all_matrices = array.ndim and array.shape[1] == matrices
     return array[:, first : first + size] if has_all_matrices else array
 
@@ -509,18 +500,17 @@ def _slice_matrices(array: Any, matrices: int, first: int, size: int) -> Any:
 def run_stage(
     rule: Rule, stage: Stage, batch: Batch, columns: Columns, slot_of: Callable[[int, int], Tensor]
 ) -> dict[str, list[tuple[int, Tensor]]]:
-    """Run a stage over a batch, once for each group of variables with one step number.
+    """Run a stage over a batch, in one call if the stage does not depend on the step number.
 
-    Variables with different numbers share a run if the stage runs in each step and takes neither
-    the number nor random numbers. New pass values, measures, and slots of rows and columns are
-    stored in `batch`; no slot is written.
+    Otherwise, call the stage once for each step number that is due. Pass values, measures, and new
+    values of row and column slots are stored in `batch`. No slot is written.
 
     Args:
         rule, stage, batch, columns, slot_of: As for `StageCall`.
 
     Returns:
-        For each output name a list of pairs: the index of a variable in the step, and the new value
-        of its shaped slot. The list is empty for outputs that are stored in `batch`.
+        {name of an output: [(index of a variable in the step, new value of its shaped slot)]}. The
+        list is empty for outputs stored in `batch`.
     """
     call = StageCall(rule, stage, batch, columns, slot_of)
     parameters, new_slots = stage_inputs(stage), dict[str, list[tuple[int, Tensor]]]()
@@ -547,6 +537,7 @@ def check_stage_input(
     """Raise if an input of a stage does not exist.
 
     Args:
+        label: The stage, as the message names it.
         pass_values: The names of values that earlier passes compute.
         scalars: The names of the scalars of the step.
 
@@ -572,13 +563,9 @@ def check_stage_input(
 def check_stage_outputs(
     rule: Rule, label: str, outputs: Any, inputs: Mapping[str, Any], pass_values: Mapping[str, Any]
 ) -> None:
-    """Raise if the outputs of a stage are invalid.
+    """Raise RuleError unless `outputs` is {name of an input: real tensor of the input's shape}.
 
-    Valid outputs are a dict of pass values and shaped slots that are inputs, too, each of the shape
-    of the input.
-
-    Raises:
-        RuleError: The outputs are not such a dict.
+    Each name must be the name of a pass value or of a shaped slot.
     """
     if not isinstance(outputs, Mapping):
         raise RuleError(f"{label} must return a dict, not a {type(outputs).__name__}.")

@@ -1,6 +1,6 @@
-"""Division of a batch of variables into the matrices of a layout, and back.
+"""Division of a batch of variables into the matrices (blocks) of a layout, and back.
 
-Matrices are in the order (variable, index in the batch of the layout, block). Those of one shape
+Matrices are in the order (variable, index in the batch of the layout, block). Matrices of one shape
 are one tensor, so that a stage runs once for each shape.
 """
 
@@ -35,7 +35,7 @@ class SlotParts(NamedTuple):
 def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
     """Return the parts of a slot of a variable, one for each matrix of its layout.
 
-    Parts that differ in their first dimension alone are stacked along it; others are flattened.
+    Parts with equal trailing dimensions are concatenated. Other parts are flattened.
     """
     layout = slot.layout or ONE_MATRIX
     batch = layout.matrix_sizes(shape)[0]
@@ -54,7 +54,7 @@ def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
 
 @lru_cache(4096)
 def block_groups(layout: MatrixLayout, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of indices of a layout's blocks, each of blocks with one shape."""
+    """Group the indices of a layout's blocks by the shape of the block."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, block in enumerate(layout.blocks(shape)):
         groups.setdefault(block.shape, []).append(index)
@@ -62,7 +62,7 @@ def block_groups(layout: MatrixLayout, shape: Sequence[int]) -> tuple[tuple[int,
 
 
 class Division:
-    """Division of tensors of a batch of variables into matrices."""
+    """Division of each variable's tensors into matrices."""
 
     def __init__(self, layout: MatrixLayout, shape: Sequence[int]) -> None:
         self._layout, self._shape = layout, tuple(shape)
@@ -71,13 +71,13 @@ class Division:
         self.groups = block_groups(layout, self._shape)
 
     def matrix_count(self, group: Sequence[int]) -> int:
-        """Return the number of matrices of a variable in a group of blocks."""
+        """Return the number of matrices of a variable for the blocks in `group`."""
         return self._sizes[0] * len(group)
 
     def take(self, values: Tensor, group: Sequence[int]) -> Tensor:
-        """Return the matrices of a group of blocks, (matrices, rows, columns), row-major.
+        """Return the matrices of some blocks, (matrices, rows, columns), row-major.
 
-        They are new memory, or `values` itself if each variable is a batch of matrices.
+        The result is new memory, or a view of `values` if each variable is a batch of matrices.
 
         Args:
             values: A number for each element of each variable, (variables, ...).
@@ -95,7 +95,7 @@ class Division:
         return stack(matrices, 2).reshape(-1, rows, columns)
 
     def put(self, values: Tensor, group: Sequence[int], matrices: Tensor) -> None:
-        """Write the matrices of a group of blocks into `values`, the inverse of `take`."""
+        """Write the matrices of some blocks into `values`; the inverse of `take`."""
         variables = values.view(len(values), *self._sizes)
         rows, columns = self._blocks[group[0]].shape
         split = matrices.view(len(values), self._sizes[0], len(group), rows, columns)
@@ -105,7 +105,7 @@ class Division:
             target.copy_((block.mT if self._layout.transposed else block).reshape(target.shape))
 
     def take_slot(self, slot: Slot, values: Tensor, group: Sequence[int]) -> Tensor:
-        """Return the parts of a slot of a group of blocks, (matrices, *part shape), in new memory.
+        """Return the parts of a slot for some blocks, (matrices, *part shape), in new memory.
 
         Args:
             values: The slot of each variable, (variables, *slot shape).
@@ -118,13 +118,13 @@ class Division:
         return stack(split, 2).flatten(0, 2)
 
     def put_slot(self, slot: Slot, values: Tensor, group: Sequence[int], parts: Tensor) -> None:
-        """Write the parts of a group of blocks into `values`, the inverse of `take_slot`."""
+        """Write the parts of a slot for some blocks into `values`; the inverse of `take_slot`."""
         split = parts.view(len(values), self._sizes[0], len(group), *parts.shape[1:])
         for position, target in enumerate(self._split_slot(slot, values, group)):
             target.copy_(split[:, :, position].reshape(target.shape))
 
     def _split_slot(self, slot: Slot, values: Tensor, group: Sequence[int]) -> list[Tensor]:
-        """Return a view of the part of each block of a group, (variables, batch, size, ...)."""
+        """Return for each block of a group a view of its part, (variables, batch, size, ...)."""
         shape, _, sizes = slot_parts(slot, self._shape)
         split = values.view(len(values), self._sizes[0], sum(sizes), *shape[1:])
         return [split.narrow(2, sum(sizes[:index]), sizes[index]) for index in group]
@@ -137,7 +137,7 @@ class Division:
 
 
 def _cut(values: Tensor, dim: int, pieces: Pieces) -> Tensor:
-    """Return a view in which a dimension is cut into `pieces`: two dimensions, repeats and size."""
+    """Return a view with dimension `dim` cut into `pieces`: replaced by (repeats, size)."""
     period = values.shape[dim] // pieces.repeats
     sizes = (*values.shape[:dim], pieces.repeats, period, *values.shape[dim + 1 :])
     return values.view(sizes).narrow(dim + 1, pieces.first, pieces.size)
@@ -145,5 +145,5 @@ def _cut(values: Tensor, dim: int, pieces: Pieces) -> Tensor:
 
 @lru_cache(4096)
 def division_of(layout: MatrixLayout, shape: Sequence[int]) -> Division | None:
-    """Return the division of variables of a shape, or None if each is one matrix as it is."""
+    """Return the division of variables of a shape, or None if a variable is one whole matrix."""
     return None if layout == ONE_MATRIX else Division(layout, shape)

@@ -24,7 +24,7 @@ STACK_CHOICES = (
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Return the rows and columns of a variable: its first dimension, and all others."""
+    """Return (rows, columns) of a variable: its first dimension, and the product of all others."""
     return shape[0], shape[1:].numel()
 
 
@@ -38,8 +38,8 @@ def check_matrices(
         variables, labels: The variables, with a name for each.
 
     Raises:
-        InvalidArgumentError: A variable has fewer than two dimensions, three without a layout, or
-            a shape that the layout does not fit.
+        InvalidArgumentError: A variable has fewer than two dimensions, three without a layout, or a
+            shape that does not match the layout.
         InvalidTypeError: A variable is not float32, float64 or bfloat16.
     """
     for var, label in zip(variables, labels, strict=True):
@@ -62,7 +62,7 @@ def check_matrices(
 
 
 def stack_message(label: str, shape: torch.Size, rule_label: str) -> str:
-    """Return the error for a variable of three dimensions without a layout."""
+    """Return the error message for a variable of three dimensions without a layout."""
     size, *matrix = shape
     return (
         f"{label} has shape {tuple(shape)}: it may be a stack of {size} matrices of shape"
@@ -98,7 +98,7 @@ def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
     """Return the shape of a slot of a variable.
 
     Args:
-        slot: A slot per row or column, or with a `shape` for each matrix; () for others.
+        slot: A slot per row or column, or with a `shape` for each matrix; otherwise () is returned.
     """
     if slot.per == "row":
         return tuple(shape[:-1]) if slot.squeezed else (*shape[:-1], 1)
@@ -124,12 +124,12 @@ def check_shaped_slots(
 
     Args:
         variables, labels: The variables, with a name for each.
-        element_slots: For each variable its other slots; no slot may overlap with them.
+        element_slots: For each variable its slots of its own shape; they must not overlap `slots`.
         slots: For each variable its `shaped_slots`, in the rule's order.
         shapes: The expected shapes of `slots`.
 
     Raises:
-        InvalidArgumentError: A slot has another shape or device.
+        InvalidArgumentError: A slot has a wrong shape or device.
         InvalidTypeError: A slot has an unsupported dtype.
         LayoutError: A slot overlaps with another tensor or itself, or has no memory.
     """

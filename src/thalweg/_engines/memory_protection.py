@@ -52,13 +52,13 @@ _writable_numbers: WeakKeyDictionary[UntypedStorage, set[int]] = WeakKeyDictiona
 def check_numbers_writable(tensors: Sequence[Tensor], name_of: Callable[[int], str]) -> None:
     """Raise if a tensor that a step writes lies in memory that was mapped for reading only.
 
-    A tensor that was found writable is not checked again while it keeps its storage and address.
+    A writable tensor is not checked again while it keeps its storage and address.
 
     Args:
-        name_of: Returns the name of the tensor at an index, for messages.
+        name_of: `name_of(index)` returns the name of a tensor, for messages.
 
     Raises:
-        LayoutError: A tensor is read-only; the message names the first.
+        LayoutError: A tensor is read-only; the message names the first such tensor.
     """
     if are_allocated_by_torch(tensors):
         return
@@ -75,24 +75,21 @@ def check_numbers_writable(tensors: Sequence[Tensor], name_of: Callable[[int], s
 
 
 def are_allocated_by_torch(tensors: Iterable[Tensor]) -> bool:
-    """Return True if torch allocated the memory of all tensors, so that it can be written.
-
-    The loops run in C.
-    """
+    """Return True if torch allocated the memory of all tensors. The memory is then writable."""
     return all(map(UntypedStorage.resizable, map(Tensor.untyped_storage, tensors)))
 
 
 def check_writable(named_tensors: Iterable[tuple[Tensor, str]]) -> None:
     """Raise if memory of a tensor was mapped read-only, as by `np.memmap` of mode "r".
 
-    NumPy arrays that are read-only only by their flag are not detected: their memory can be
-    written, and tensors over them do not have the flag.
+    A NumPy array that only has the read-only flag is not detected. Its memory is writable, and a
+    tensor over the array has no flag.
 
     Args:
         named_tensors: Pairs of a tensor and its name for messages.
 
     Raises:
-        LayoutError: A tensor is read-only; the message names the first.
+        LayoutError: A tensor is read-only; the message names the first such tensor.
     """
     # Memory that torch allocated is resizable, and can be written.
     foreign = [

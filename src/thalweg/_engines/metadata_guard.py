@@ -14,11 +14,11 @@ except ImportError:
 
 
 class MetadataGuard:
-    """Types, dtypes, devices, layouts, shapes and strides of tensors when they were checked.
+    """Recorded types, dtypes, devices, layouts, shapes and strides of tensors.
 
-    One call into torch, which `torch.compile` makes before it runs its code again, compares all of
-    them, in a fifth of the time of Python's access to each property. If this torch does not have
-    the function, `holds` returns False for all tensors, so that callers compare them in Python.
+    One call into torch compares all of them, as `torch.compile` does, in a fifth of the time of
+    Python's access to each property. If torch lacks the function, `holds` always returns False, so
+    that callers compare in Python.
 
     Args:
         tensors: The tensors; without any, `holds` returns False.
@@ -35,7 +35,7 @@ class MetadataGuard:
                 )
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if tensors have the recorded metadata, in order, and none occurs twice.
+        """Return True if tensors have the recorded metadata, in order, and no tensor occurs twice.
 
         Addresses are not compared.
         """

@@ -16,7 +16,7 @@ from thalweg.formula import Formula, maximum, minimum, narrow, sign, wide
 def _round_once(function: Callable[..., float], arity: int) -> Callable[..., Any]:
     """Return a function of arrays that calls a double function of C for each element.
 
-    The result is rounded once, to the common dtype of the arguments.
+    The result is rounded once, to the promoted dtype of the arguments.
     """
     elementwise = np.frompyfunc(function, arity, 1)
 
@@ -50,5 +50,5 @@ NUMPY: dict[str, Callable[..., Any]] = {
 
 @cache
 def numpy_formula(formula: Formula, dtype: type[np.floating]) -> Formula:
-    """Return a formula as a function of NumPy arrays of a dtype; it returns a tuple of arrays."""
+    """Return a function over NumPy arrays of a dtype that returns a formula's results, a tuple."""
     return bind_formula(formula, NUMPY, dtype)

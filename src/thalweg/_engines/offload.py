@@ -1,7 +1,7 @@
 """Offload: variables and slots on the CPU, gradients and copies of the variables on a GPU.
 
-A step updates the variables in runs. While one run is updated, the gradients of the next are being
-transferred from the GPU, and the values of the previous run to the GPU.
+A step updates the variables in groups, named runs. During the update of a run, the GPU sends the
+gradients of the next run, and receives the values of the previous run.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ RUN = 1 << 25  # bytes of the variables of a run
 class Prefetch:
     """Transfer of a gradient to the CPU that starts before the step.
 
-    The gradient keeps it as an attribute, and the step uses it if the gradient has not changed.
+    The gradient keeps the transfer as an attribute. The step uses it if the gradient is unchanged.
 
     Args:
         grad: A dense gradient.
-        param: The parameter, whose strides the copy has.
+        param: The parameter, whose strides `buffer` gets.
 
     Attributes:
-        buffer: The copy on the CPU.
+        buffer: The copy of the gradient on the CPU.
         event: The CUDA event of the transfer; None for a gradient that is not on a GPU.
     """
 
@@ -59,7 +59,7 @@ class Prefetch:
 
     @staticmethod
     def of(grad: Any) -> Prefetch | None:
-        """Return the transfer of an unchanged gradient, or None."""
+        """Return the transfer of a gradient; None without one, or if the gradient has changed."""
         prefetch = getattr(grad, "_thalweg_prefetch", None)
         return prefetch if prefetch and prefetch._version == grad._version else None
 
@@ -86,10 +86,10 @@ class OffloadLink:
         return var is self._var and copy is self.copy and copy.dtype == self._dtype
 
     def fetch_gradient(self, grad: Any) -> Any:
-        """Start the transfer of a gradient; return its tensor on the variable's device.
+        """Start the transfer of a gradient; return a tensor on the variable's device.
 
-        The next call reuses that tensor. A sparse gradient, and a gradient on that device, is
-        returned unchanged; for a gradient with a `Prefetch` its buffer is returned.
+        The next call reuses the tensor. Return a sparse gradient, or a gradient on the variable's
+        device, unchanged. Return the buffer of a gradient with a `Prefetch`.
         """
         if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
@@ -100,7 +100,7 @@ class OffloadLink:
         return self._gradient.copy_(grad.detach(), non_blocking=grad.is_cuda)
 
     def send_rows(self, rows: Tensor | None) -> list[Call]:
-        """Return C functions that copy the variable, or its `staged_copy`, to the other device.
+        """Return functions that copy the variable, or its `staged_copy`, to the copy's device.
 
         Args:
             rows: The rows that have changed; None for all.
@@ -122,22 +122,22 @@ class OffloadLink:
 def empty_transfer_tensor(var: Tensor, template: Tensor) -> Tensor:
     """Return an uninitialized tensor like a variable, with the dtype of `template`.
 
-    Its memory is pinned if the template is on a GPU, for fast transfers.
+    The tensor's memory is pinned, for fast transfers, if `template` is on a GPU.
     """
     return torch.empty_like(var, dtype=template.dtype, pin_memory=template.is_cuda).detach()
 
 
 class OffloadTransfers:
-    """Transfers between devices in a step; the constructor starts those of gradients.
+    """Transfers between devices in a step; the constructor starts the transfers of gradients.
 
     Args:
-        request: The step, some of whose copies are on another device. A variable with such a copy
-            and a dense gradient occurs once.
-        links: The links of variables by their `id`; missing ones are added.
+        request: The step. Some copies are on another device. A variable with a copy on another
+            device and a dense gradient occurs once.
+        links: {id(variable): link}; missing links are added.
 
     Attributes:
         request: The step with gradients and copies on the devices of the variables.
-        runs: The index of the run of each variable with a dense gradient, by position.
+        runs: {index of a variable with a dense gradient: index of its run}.
     """
 
     def __init__(self, request: StepRequest, links: dict[int, OffloadLink]) -> None:
@@ -187,15 +187,15 @@ class OffloadTransfers:
                 self._events[self.runs[index]], arrivals = [*arrivals, *events], []
 
     def take_share(self, request: StepRequest, members: Sequence[int]) -> StepRequest:
-        """Return the request of some variables, which reads no copies of other devices."""
+        """Return the request of the variables `members`; offloaded copies are not read."""
         sub_request = select_members(request, members)
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
     def wrap_part(self, members: Sequence[int], plan: Part) -> Part:
-        """Return a part with its transfers, or the part itself if none of its variables has a link.
+        """Return the part with its transfers; `plan` itself if its variables are not offloaded.
 
         Args:
-            members: The indices of its variables in the step, all of one run.
+            members: The indices in the step of the part's variables, all of one run.
         """
         if members[0] not in self._links:
             return plan
@@ -222,7 +222,7 @@ class OffloadedPart:
     Args:
         inner: The part that updates the variables.
         events: CUDA events of the transfers of gradients.
-        sends: C functions that start the transfers of values to the copies.
+        sends: Functions that start the transfers of values to the copies.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class OffloadedPart:
         return self._inner.reduce(reduction, columns)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return calls that await gradients, update the variables, send copies to the device."""
+        """Return functions that await gradients, update the variables, and send copies."""
         wait_calls = self._wait_calls()
         # Parts of these classes compute when their calls are made.
         if isinstance(self._inner, TorchPart):

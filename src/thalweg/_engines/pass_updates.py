@@ -1,4 +1,4 @@
-"""Conversion of a rule's passes to update rules whose slots hold all values of passes."""
+"""Conversion of a rule's passes to update rules whose slots include the values of all passes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class JointPassFormula(Composed):
     Args:
         formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
         earlier_count: Number of values that earlier passes make.
-        made_count: Number of values that this pass makes; 0 for the update, which returns
-            `(var, *slots)`. A pass leaves everything else unchanged.
+        made_count: Number of values that this pass makes. It is 0 for the update, which returns
+            `(var, *slots)`.
         rule: The rule. Options may have added slots that the formula does not take.
     """
 
@@ -32,7 +32,7 @@ class JointPassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the values of all passes and all slots; the rest passes through."""
+        """Return the graph over pass values and slots; values not computed pass through."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         value_count = len(self.rule.made)
         inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
@@ -62,7 +62,7 @@ class VisiblePassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the values of all passes."""
+        """Return the graph; values of later passes are unused inputs."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         inputs = stream_nodes(len(graph.positional) + self.value_count - self.earlier_count)
         results = graph.apply([*inputs[:first_slot], *inputs[2 + self.value_count :]])
@@ -78,10 +78,10 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 @cache
 def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """Return the measures of each sweep over memory, by the sweep's first measure.
+    """Group measures that are computed in one pass over memory: {first measure: all measures}.
 
-    Consecutive measures share a sweep, unless one reads the result of another. The formulas of the
-    returned measures take the values of all passes, also of later ones.
+    Consecutive measures are in one group, unless a measure reads the result of an earlier measure
+    of the group. Formulas of the returned measures take the values of all passes.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -103,12 +103,12 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 
 class PassGroup(NamedTuple):
-    """Measures of one reading of memory, with the stages after them.
+    """Measures that are computed in one pass over memory, and the stages after them.
 
     Attributes:
-        measures: The measures, () for stages before the first measure or after another stage.
-        fused_stages: The fused stages after them.
-        stages: The stages after these, which read no vectors of rows and columns.
+        measures: The measures; () for stages before the first measure or after a plain stage.
+        fused_stages: The fused stages after the measures.
+        stages: The stages after the fused stages; they read no vectors over rows or columns.
     """
 
     measures: tuple[Measure, ...]
@@ -118,8 +118,10 @@ class PassGroup(NamedTuple):
 
 @cache
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
-    """Return the passes of a rule in order, the first group without measures; None if one is a
-    `Pass`, or another stage than those of `PassGroup`.
+    """Group the passes of a rule, in order; the first group has no measures.
+
+    Return None if the rule has a `Pass`, or a stage that is not fused and is of matrices or reads
+    vectors over rows or columns.
     """
     groups, measures = [PassGroup(())], group_measures(rule)
     for entry in rule.passes:
@@ -140,9 +142,9 @@ def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return for each sweep over memory the names of the values that it computes, in order.
+    """Return a tuple of names of computed values for each pass over memory, in order.
 
-    The last entry, (), is the update.
+    The last tuple, (), is for the update.
     """
     sweeps, names_by_sweep = group_measures(rule), list[tuple[str, ...]]()
     for rule_pass in rule.passes:
@@ -170,7 +172,7 @@ def count_read_streams(rule: Rule) -> int:
 def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
     """Return a rule without passes for each `Pass` of a rule, in order, and for its update.
 
-    The slots of these rules are the values of all passes, then the rule's slots of elements.
+    The slots of the returned rules are the values of all passes, then the rule's element slots.
     """
     names, updates = rule.made, list[Rule]()
     slots = (*map(Slot, names), *rule.element_slots)

@@ -30,7 +30,7 @@ DrawnElements = tuple[int, Positions, int]
 
 
 def philox(counter: tuple[Any, ...], key: Key) -> tuple[Any, ...]:
-    """Return the four random words of each counter, 32 bits each.
+    """Return four random words of 32 bits for each counter.
 
     Args:
         counter: Four words of 32 bits, each an int or an int64 tensor.
@@ -55,11 +55,11 @@ def draw_bits(
     key: Key,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Return 16 random bits for each element of some variables, int32 in one dimension.
+    """Return 16 random bits for each element of some variables, an int32 vector.
 
     Args:
-        variables: For each variable its number in the optimizer, the positions of its elements in
-            the full variable (an int is the first of adjacent ones), and the number of elements.
+        variables: For each variable: its index in the optimizer; the positions of its elements in
+            the full variable (an int is the first of adjacent positions); the number of elements.
         step: The number of the step.
         stream: The index of the stored tensor: 0 for the variable, 1 for its first slot ...
         key: Two words of the seed.
@@ -82,11 +82,11 @@ def draw_bits(
 
 
 def _locate_groups(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
-    """Return the groups of eight that contain some elements, and where the elements are in them.
+    """Return the groups of eight that contain some elements, and the elements' index in the groups.
 
     Returns:
-        The numbers of the groups, ascending, and an index (a slice or a tensor) of the elements
-        among the groups' numbers in one dimension.
+        The ascending numbers of the groups, and a slice or tensor that selects the elements from
+        the flattened groups.
     """
     if not isinstance(origin, ElementRuns):
         first = origin // GROUP
@@ -104,8 +104,11 @@ def _locate_groups(origin: Positions, count: int, device: torch.device | str) ->
 def round_to_bfloat(values: Tensor, bits: Tensor) -> Tensor:
     """Return float32 values rounded stochastically to bfloat16.
 
-    The upper neighbor is chosen with the probability that makes the mean exact. Infinities, NaN
-    and values beyond the largest bfloat16 are rounded to nearest.
+    The mean of rounded values is the value. Infinities, NaN and values beyond the largest bfloat16
+    are rounded to nearest.
+
+    Args:
+        bits: 16 random bits for each value, int32.
     """
     value_bits = values.view(torch.int32)
     magnitude = value_bits & 0x7FFFFFFF

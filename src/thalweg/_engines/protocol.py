@@ -2,7 +2,7 @@
 
 An engine receives a `StepRequest` and returns a `StepPlan`; planning writes nothing. A `StepPlan`
 computes reductions, and returns the writes as functions that cannot fail or be interrupted. A step
-that lists a variable twice has several rounds, in each of which a variable occurs once.
+that lists a variable twice has several rounds. A variable occurs at most once in a round.
 """
 
 from __future__ import annotations
@@ -44,24 +44,22 @@ class StepRequest(NamedTuple):
         slots: For each variable its slots of the variable's shape, in the rule's order.
         titles: The names of the variables for messages.
         selection: The engine, and the handling of denormals.
-        copies: For each variable a tensor of its shape that receives its new value, or None; or
-            None for no copies at all. A copy is of a 16-bit dtype, or on another device; a dense
+        copies: For each variable None, or a tensor of its shape that receives the new value; None
+            for no copies at all. A copy is of a 16-bit dtype, or on another device; a dense
             gradient may be on that device, too. Rows without a gradient are not copied.
-        from_copies: If a 16-bit copy differs from its rounded variable, because other code has
-            written to the copy, the step begins at the copy. Copies on other devices are only
-            written.
-        matrices: Returns the full matrices for a rule with passes, if `variables` are shards.
-        vectors: For each variable the vectors that formulas read, by name. Vectors of rows have the
-            variable's shape with 1 in place of the last dimension; those of columns, in place of
-            the last but one. They are contiguous, have the compute dtype, and overlap with no other
+        from_copies: True to begin the step at a 16-bit copy that differs from its rounded variable,
+            because other code has written to the copy. Copies on other devices are only written.
+        matrices: `matrices(request)` returns the `Matrices` of a rule with passes, if variables are
+            shards.
+        vectors: For each variable {name: vector that formulas read}. Row vectors have the
+            variable's shape with a last dimension of 1, column vectors with a second-to-last
+            dimension of 1. Vectors are contiguous, have the compute dtype, and overlap with no
             tensor of the step.
-        places: For stochastic rounding, and for shards with encoded slots: for each variable the
-            number of its random stream, or None, and the positions of its elements in the unsharded
-            variable.
-        short: For each variable whether an engine runs the passes inside its own sweeps, over small
-            matrices side by side. Such a variable has no vectors.
-        numbers: For a rule whose stages draw random numbers: for each variable its number in the
-            optimizer.
+        places: For stochastic rounding, and for shards with encoded slots: for each variable its
+            random stream or None, and the positions of its elements in the unsharded variable.
+        short: For each variable True if an engine runs the passes inside its kernels, over small
+            matrices side by side. Variables with True have no vectors.
+        numbers: For each variable its index in the optimizer, if stages draw random numbers.
     """
 
     rule: Rule
@@ -84,11 +82,11 @@ class Columns(NamedTuple):
     """The scalars of a step.
 
     Attributes:
-        shared: For each compute dtype the scalars of all its variables, by name.
-        by_variable: Scalars that differ between variables, by name: arrays over the variables of
-            the step, or tensors, if only a device knows them.
-        apply_flag: A bool tensor of shape () on that device, True if the step is applied; None if
-            it is always applied.
+        shared: {compute dtype: {name: scalar of all variables of the dtype}}.
+        by_variable: {name: scalar that differs between variables}: arrays over the variables of the
+            step, or tensors for scalars that only a device has.
+        apply_flag: A bool tensor of shape () on the device, True if the step is applied; None if
+            the step is always applied.
     """
 
     shared: Mapping[Dtype, Scalars]
@@ -96,7 +94,7 @@ class Columns(NamedTuple):
     apply_flag: Tensor | None = None
 
     def of_members(self, members: Sequence[int]) -> Columns:
-        """Return the scalars of some of the variables."""
+        """Return the scalars of the variables at the indices `members`."""
         if not self.by_variable:
             return self
         by_variable = {
@@ -105,7 +103,7 @@ class Columns(NamedTuple):
         return self._replace(by_variable=by_variable)
 
     def scalars_of(self, index: int, dtype: Dtype) -> Scalars:
-        """Return all scalars of the variable at `index`, by name, in the compute dtype `dtype`."""
+        """Return {name: scalar} of the variable at `index`, in the compute dtype `dtype`."""
         shared = self.shared[dtype]
         if not self.by_variable:
             return shared
@@ -115,7 +113,7 @@ class Columns(NamedTuple):
         return {**shared, **by_variable}
 
     def write_calls(self, slots: Iterable[Tensor], values: Iterable[Tensor]) -> list[Call]:
-        """Return calls that copy values to slots; they write nothing if `apply_flag` is False."""
+        """Return functions that copy values to slots; no slot changes if `apply_flag` is False."""
         slots, values = list(slots), list(values)
         if not slots:
             return []
@@ -127,7 +125,7 @@ class Columns(NamedTuple):
 
 
 def pick_members(vector: Any, members: Sequence[int]) -> Any:
-    """Return the elements of some variables, from an array or a tensor over all variables."""
+    """Return the elements at the indices `members` of an array or tensor over all variables."""
     if not isinstance(vector, Tensor):
         return vector[members]
     if len(members) == len(vector):
@@ -140,8 +138,8 @@ class WriteRound(NamedTuple):
     """Part of a step in which each variable occurs at most once.
 
     Attributes:
-        members: The indices of its variables in the step.
-        calls: C functions without arguments that write the new values.
+        members: The indices of the round's variables in the step.
+        calls: Functions without arguments that write the new values.
     """
 
     members: Sequence[int]
@@ -149,7 +147,7 @@ class WriteRound(NamedTuple):
 
 
 def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of first occurrences of variables, of second ones, and so on."""
+    """Return lists of indices: first occurrences of all variables, second occurrences, ..."""
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):
@@ -169,9 +167,9 @@ def select_row_formula(rule: Rule, var: Tensor) -> Formula:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Reductions over the elements of each variable, computed in one sweep over memory.
+    """Reductions over the elements of each variable, computed in one pass over memory.
 
-    A sum has the order of `reduction_order`; measures have that of `row_column_reductions`.
+    A sum has the order of `reduction_order`; measures have the order of `row_column_reductions`.
 
     Attributes:
         kind: The results, for n variables:
@@ -206,7 +204,7 @@ class Reduction:
         Args:
             count: The number of variables. A variable in no part has zeros, or no leaves and
                 measures.
-            member_results: The indices of the variables of each part, and the results of the part.
+            member_results: (indices of variables, results of these variables) for each part.
         """
         if self.kind in ("sums", "peaks"):
             shape = (count, len(self.formulas)) if self.kind == "sums" else count
@@ -223,7 +221,7 @@ class Reduction:
 
 
 def as_array(results: Results) -> Float64:
-    """Return sums or peaks on the host; raise TypeError for lists of leaves or measures."""
+    """Return sums or peaks as an array; raise TypeError for lists of leaves or measures."""
     if isinstance(results, list):
         raise TypeError("leaves and measures of variables are no single array")
     return results.cpu().numpy() if isinstance(results, Tensor) else results
@@ -244,10 +242,10 @@ class Reductions(Protocol):
     def device(self) -> torch.device | None: ...
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """Return the results of a reduction, without waiting for the device if they stay there.
+        """Return the results of a reduction; do not wait for a device on which results stay.
 
         Args:
-            columns: The scalars of its stages and formulas.
+            columns: The scalars that the reduction's stages and formulas read.
         """
         ...
 
@@ -256,8 +254,8 @@ class StepPlan(Reductions, Protocol):
     """Plan of a step, bound to gradients.
 
     Attributes:
-        dtypes: The compute dtypes of its variables, that of the first variable first.
-        is_single: The step has one round, whose calls cannot be interrupted.
+        dtypes: The compute dtypes of all variables, beginning with the first variable's.
+        is_single: True if the step has one round, whose calls cannot be interrupted.
     """
 
     @property
@@ -269,12 +267,12 @@ class StepPlan(Reductions, Protocol):
     def try_rebind(self, request: StepRequest) -> bool:
         """Bind the plan to the gradients of a request; return False if anything else differs.
 
-        Slots and titles are not compared: the caller passes those of the last request.
+        Slots and titles are not compared: the caller passes slots and titles of the last request.
         """
         ...
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """Yield the rounds of the step; the caller runs a round before it takes the next one."""
+        """Yield the rounds of the step; the caller runs a round before it takes the next round."""
         ...
 
     def release_gradients(self) -> None:

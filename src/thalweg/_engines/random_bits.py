@@ -22,7 +22,7 @@ UNCOUNTED = {SCALARS[0]: -1.0}
 
 @dataclass(frozen=True, eq=False)
 class ElementRuns:
-    """Positions of the elements of a shard in the full variable, in runs of adjacent ones.
+    """Positions of the elements of a shard in the full variable, as runs of adjacent positions.
 
     Attributes:
         firsts: (runs,) the position of the first element of each run.
@@ -52,7 +52,7 @@ def tensor_of_positions(origin: Positions, count: int, device: torch.device | st
 
 
 def scalars_of(seed: int, step: Any) -> dict[str, Any]:
-    """Return the scalars with which kernels draw random bits, by name.
+    """Return {name: scalar} for kernels that draw random bits.
 
     Args:
         step: The number of the step from 0: a number, or a tensor, which stays on its device.
@@ -62,7 +62,7 @@ def scalars_of(seed: int, step: Any) -> dict[str, Any]:
 
 
 def step_scalar(step: Any) -> dict[str, Any]:
-    """Return the scalar for the number of a step, by name; see `scalars_of`."""
+    """Return {name: scalar} for the number of a step; see `scalars_of`."""
     # A number, a tensor or a symbol.
     remainder = step % STEPS
     return {SCALARS[0]: float(remainder) if isinstance(remainder, int | float) else remainder}

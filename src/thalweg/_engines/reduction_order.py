@@ -1,4 +1,4 @@
-"""Summation order of measures, which all engines follow to produce equal bits.
+"""Sums over leaves (blocks of 65,536 elements), in an order that gives equal bits on all engines.
 
 A measure is an element formula `(var, grad, *slots) -> number`, evaluated in float64 on the stored
 numbers, and its sum. The elements of a tensor, in row-major order of their indices for any memory
@@ -31,18 +31,18 @@ Array = TypeVar("Array", npt.NDArray[np.float64], Tensor)
 
 
 def leaf_counts(sizes: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the number of leaves of tensors with these numbers of elements; 0 for no elements."""
+    """Return the number of leaves for each number of elements in `sizes`; 0 for no elements."""
     return -(-np.asarray(sizes, np.int64) // LEAF)
 
 
 def leaves_of(values: Array) -> Array:
-    """Return the sums of the leaves of one tensor, without synchronizing with the device.
+    """Return the sum of each leaf of one tensor, without synchronizing with the device.
 
     Args:
         values: (n,) float64, in NumPy or in torch on any device.
 
     Returns:
-        (leaves,) float64 in the same library and on the same device.
+        (leaves,) float64, an array or a tensor on the device of `values`.
     """
     library: Any = np if isinstance(values, np.ndarray) else torch
     options = {"dtype": values.dtype, "device": values.device}
@@ -57,7 +57,7 @@ def leaves_of(values: Array) -> Array:
 
 
 def fold_lanes(rows: Any, lanes: Any) -> Any:
-    """Return the sums of leaves (leaves, height, LANES), added to `lanes` of zeros."""
+    """Return the sums of leaves (leaves, height, LANES); `lanes` are zeros (leaves, LANES)."""
     with np.errstate(all="ignore"):
         for row in range(rows.shape[1]):
             lanes = lanes + rows[:, row]
@@ -125,7 +125,7 @@ class Tree:
 
 
 def combine_few(values: list[float]) -> float:
-    """Return the sum of the leaves of one tensor, as `Tree.combine`, faster for few leaves."""
+    """Return the sum of one tensor's leaves; equal to `Tree.combine`, but faster for few leaves."""
     while len(values) > 1:
         unpaired = values[-1:] if len(values) % 2 else []
         values = [first + second for first, second in zip(values[::2], values[1::2], strict=False)]

@@ -46,10 +46,10 @@ def evaluate_on(
 ) -> list[Array]:
     """Return the results of a formula over NumPy copies of tensors.
 
-    Results have the first tensor's shape. They may be views or the copies themselves.
+    Results have the first tensor's shape. A result can be a copied input or a view of it.
 
     Args:
-        scalars: Scalars by name, of which the formula may take a part.
+        scalars: {name: scalar}; scalars that the formula does not take are ignored.
         dtype: The dtype of the arithmetic; by default the compute dtype of the first tensor.
     """
     dtype = dtype or compute_dtype(tensors[0].dtype)
@@ -66,7 +66,7 @@ def _flush_results(
 ) -> list[Array]:
     """Return results as arrays of the variable's shape and dtype, with denormals flushed.
 
-    A product with 1 flushes a number that was only selected; unchanged inputs are left as they are.
+    A product with 1 flushes a selected number. Results that are unchanged inputs are not flushed.
 
     Args:
         grad_count: 1 if the second input is a gradient, which has no result; else 0.
@@ -84,14 +84,13 @@ def _flush_results(
 def transform(
     stages: Stages, grad: Tensor, scalars: Scalars, flush: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return the gradient after the stages, a new tensor; the gradient itself without stages.
+    """Return a new tensor, the gradient after the formulas `stages`; `grad` itself without stages.
 
     Args:
-        stages: The stages; results between them have the compute dtype.
-        grad: A gradient, or the values of a sparse one.
-        flush: Treat denormals as zero.
-        dtype: The dtype of the returned tensor, usually the variable's; by default the
-            gradient's.
+        stages: The formulas; results of a formula have the compute dtype.
+        grad: A dense gradient, or the values of a sparse gradient.
+        flush: True to treat denormals as zero.
+        dtype: The dtype of the returned tensor; by default the gradient's.
     """
     if not stages:
         return grad
@@ -122,7 +121,7 @@ def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
 
 
 def measure_elements(formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
-    """Return the values of a measure's formula for each element, float64."""
+    """Evaluate a measure's formula for each element; return a float64 tensor."""
     dtype = compute_dtype(tensors[0].dtype) if is_like_update(formula) else np.float64
     kind = torch_dtype(dtype)
     inputs = [tensor.detach().to(kind) for tensor in tensors][

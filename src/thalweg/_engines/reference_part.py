@@ -29,7 +29,7 @@ class ReferencePart(TorchPart):
         return False
 
     def _select_scalars(self, batch: Batch, columns: Columns) -> Scalars:
-        """Return the scalars of the variable and its vectors over rows and columns, by name."""
+        """Return {name: scalar of the variable, or its vector over rows or columns}."""
         request = self._request
         dtype = compute_dtype(request.variables[0].dtype)
         vectors = dict(request.vectors[0]) if request.vectors else {}
@@ -48,7 +48,7 @@ class ReferencePart(TorchPart):
         return measure_elements(formula, tensors, scalars)
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return the measures; denormals are flushed where stages of the gradient flush them."""
+        """Return the measures; flush denormals only if `reduction.stages` is not empty."""
         with set_denormals(self._flush and bool(reduction.stages)):
             return super()._reduce_lines(reduction, columns)
 
@@ -57,7 +57,7 @@ class ReferenceRows(ReferencePart, TorchRows):
     """Plan for one variable on the CPU with a sparse gradient; a `Part` of a step."""
 
     def _add_rows(self, values: Tensor, row_indices: Tensor, count: int) -> Tensor:
-        """Return sums of values by place; duplicates are added in their order."""
+        """Return the sum of values for each row; duplicate rows are added in their order."""
         dtype = compute_dtype(values.dtype)
         sums = np.zeros((count, *values.shape[1:]), dtype)
         with np.errstate(all="ignore"):

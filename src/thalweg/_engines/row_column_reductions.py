@@ -1,11 +1,12 @@
 """Reductions over rows and columns, in an order of additions that all engines share.
 
-A variable of shape (..., rows, columns) is a batch of matrices, each cut into tiles of `TILE_ROWS`
-rows and `TILE_COLUMNS` columns. In a tile the elements of a column are added to +0 one by one.
-Those of a row are padded with +0 to a power of two; the upper half is added to the lower half until
-one is left. The sum of a tile is that of the sums of its columns, folded likewise. The partial
-results of tiles are added in pairs of neighbours, then their sums are, and so on; one without a
-neighbour is unchanged. Maxima need no order. No result is -0; a NaN can have any payload.
+A variable of shape (..., rows, columns) is a batch of matrices. A matrix is cut into tiles of
+`TILE_ROWS` rows and `TILE_COLUMNS` columns. In a tile the elements of a column are added to +0 one
+by one. The elements of a row are padded with +0 to a power of two; then the upper half is added to
+the lower half until one element is left. The sum of a tile folds the sums of its columns in this
+way. The partial results of tiles are added in pairs of neighbours, then the sums are added in
+pairs, and so on; a result without a neighbour is unchanged. Maxima need no order. No result is -0;
+a NaN can have any payload.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class View(NamedTuple):
 
     Attributes:
         matrices: The number of matrices.
-        rows, columns: The shape of each.
+        rows, columns: The shape of a matrix.
     """
 
     matrices: int
@@ -55,14 +56,14 @@ def view_of(shape: torch.Size) -> View:
 def make_line_rows(
     names: Sequence[str], vectors: Sequence[Mapping[str, Tensor]], views: Sequence[View]
 ) -> Int64:
-    """Return the table that a kernel reads: an int64 array of shape (variables, len(names) + 2).
+    """Return the table of vectors for a kernel: int64 of shape (variables, len(names) + 2).
 
-    The row of a variable has the addresses of its vectors, in the order of `names`, and then the
-    number of rows and the number of columns of a matrix. The table does not keep the vectors alive.
+    A row has the addresses of a variable's vectors, in the order of `names`, then the rows and
+    columns of a matrix. The table does not keep the vectors alive.
 
     Args:
         names: The names of vectors.
-        vectors: For each variable its vectors, by name; may be empty if `names` is.
+        vectors: {name: vector} for each variable; may be empty if `names` is.
         views: For each variable its shape as a batch of matrices.
     """
     no_vectors: list[Mapping[str, Tensor]] = [{}] * len(views)
@@ -79,7 +80,7 @@ class TileMeasures:
     """Partial results of measures per tile, written by kernels, and their reduction.
 
     Attributes:
-        targets: Addresses (variables, measures) to which kernels write the partial results.
+        targets: int64 addresses (variables, measures) of the memory for partial results.
     """
 
     def __init__(
@@ -100,10 +101,10 @@ class TileMeasures:
                 self.targets[members, number] = block.data_ptr() + steps
 
     def combine(self, flush: bool) -> list[list[Tensor]]:
-        """Return the measures of each variable; overwrites the partial results.
+        """Return [tensor per measure] for each variable; overwrite the partial results.
 
         Args:
-            flush: Treat denormals as zero.
+            flush: True to treat denormals as zero.
         """
         tensors_by_variable: list[list[Tensor]] = [[] for _ in self.targets]
         for blocks, members in zip(self._blocks, self._members_by_view.values(), strict=True):
@@ -124,7 +125,7 @@ class TileMeasures:
 def _allocate_partials(
     measure: Measure, view: View, count: int, device: torch.device
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return memory for partial results of a measure of `count` variables, and its `pairs_of`."""
+    """Return (memory for partial results of a measure of `count` variables, `pairs_of(memory)`)."""
     shapes = {
         "row": (count, view.matrices, view.rows, view.across),
         "column": (count, view.matrices, view.down, view.columns),
@@ -135,14 +136,14 @@ def _allocate_partials(
 
 
 def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
-    """Return a measure of matrices, reduced from the values of all elements.
+    """Reduce the values of all elements over rows, columns or the whole variable.
 
     Args:
         values: (matrices, rows, columns) float64, not empty; on any device.
         over, reduce: The attributes of a `Measure`.
 
     Returns:
-        (matrices, rows, 1), (matrices, 1, columns), or (1, 1, 1), float64.
+        float64 (matrices, rows, 1), (matrices, 1, columns) or (1, 1, 1), depending on `over`.
     """
     view = View(*values.shape)
     missing = 0.0 if reduce == "sum" else -torch.inf
@@ -163,13 +164,13 @@ def reduce_lines(values: Tensor, over: str, reduce: str) -> Tensor:
 
 
 def combine_tiles(partial: Tensor, dim: int, reduce: str) -> Tensor:
-    """Reduce partial results along `dim`, overwriting them; return a new tensor."""
+    """Return a new tensor with partial results reduced along `dim`; overwrite `partial`."""
     join_pairs(pairs_of(partial, dim), reduce)
     return partial.narrow(dim, 0, 1) + 0.0
 
 
 def _reduce_columns(values: Tensor, view: View, reduce: str) -> Tensor:
-    """Return the reduction of the columns within each row of tiles: (matrices, down, columns)."""
+    """Reduce the columns of each tile; return (matrices, tiles along a column, columns)."""
     totals: list[Tensor] = []
     for first in range(0, view.rows, TILE_ROWS):
         band = values[:, first : first + TILE_ROWS]
@@ -187,7 +188,7 @@ def places_for(count: int) -> int:
 
 
 def _fold_places(values: Tensor, reduce: str) -> Tensor:
-    """Return values with the last dimension, a power of two, folded and dropped."""
+    """Reduce the last dimension, a power of two, by adding its upper half to its lower half."""
     while values.shape[-1] > 1:
         half = values.shape[-1] // 2
         values = _join(values[..., :half], values[..., half:], reduce)

@@ -1,8 +1,8 @@
 """Measures of variables whose memory is dense but not in row-major order, such as channels last.
 
-The bits of a sum depend on the order of its elements, so all engines add them up in row-major order
-of the indices. Kernels that read memory from its first element to its last measure copies of
-variables in another order. CPU kernels read offsets of elements instead, if that is faster.
+The bits of a sum depend on the order of its elements. All engines add elements in row-major order
+of the indices. Kernels that read memory in address order measure row-major copies of other
+variables. CPU kernels read offsets of elements instead, if that is faster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RowMajorGroups:
 
     Args:
         request: The step, without gradients.
-        make_group: Returns a `dense_plan.Group` for a request and the positions of its members.
+        make_group: `make_group(request, indices of variables)` returns a `dense_plan.Group`.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class RowMajorGroups:
         """Return groups whose memory holds the present values in row-major order.
 
         Args:
+            groups: Groups of the variables in their own memory.
             formulas: The measures; streams that no formula reads are not copied.
         """
         request = self._request._replace(gradients=gradients)
@@ -59,7 +60,7 @@ class RowMajorGroups:
         return self._groups
 
     def _with_copies(self, request: StepRequest) -> StepRequest:
-        """Return the request with tensors that are not row-major replaced by current copies."""
+        """Return a request with row-major copies of all read tensors that are not row-major."""
         slots = [
             [self._copy_if_read(index, stream, slot) for stream, slot in enumerate(var_slots, 2)]
             for index, var_slots in enumerate(request.slots)
@@ -83,11 +84,10 @@ class RowMajorGroups:
     def _copy_if_read(self, index: int, stream: int, tensor: Tensor) -> Tensor:
         """Return a row-major copy of a tensor with its present values, in memory that is reused.
 
-        A contiguous tensor, or one that no measure reads, is returned itself.
+        Return a contiguous tensor, or a tensor that no measure reads, without a copy.
 
         Args:
-            stream: The index of the tensor among variable, gradient and slots; `_COPY` for the
-                copy.
+            stream: The tensor's index among variable, gradient and slots; `_COPY` for the copy.
         """
         # A step may begin at the copy of a variable, so the copy is read if the variable is.
         is_read = (_VAR if stream == _COPY else stream) in self._read

@@ -24,17 +24,17 @@ def update_rows(
     evaluate: Callable[[Formula, list[Tensor]], Sequence[Tensor]],
     add: Callable[[Tensor, Tensor, int], Tensor],
 ) -> Updates:
-    """Yield the new rows of variable and slots; they are computed, and not written.
+    """Yield the new rows of variable and slots; write nothing.
 
-    Each item is a formula of the rule, the rows that it updates, and blocks (rows, ...) of their
-    new values, one for the variable and for each slot. The second item, for rows without entries,
-    occurs only if the rule has `update_untouched`.
+    The first item is for rows with entries. A second item, for all other rows, exists only if the
+    rule has `update_untouched`. An item is (formula, rows, blocks). `blocks` has new values
+    (len(rows), ...) of the variable and of each slot.
 
     Args:
-        gradient: Values in the dtype of the arithmetic, and int64 indices.
-        evaluate: Returns the results of a formula, given the formula and its positional values.
-        add: Returns the sums of values for places 0 to `count - 1`, rounded like a gradient of the
-            variable, given the values, the place of each, and `count`.
+        gradient: Values in the compute dtype, and int64 indices.
+        evaluate: `evaluate(formula, tensors)` returns the results of a formula.
+        add: `add(values, row_indices, count)` returns the sums of the values of each row, from 0 to
+            `count - 1`, rounded to the variable's dtype.
     """
     (values, indices), var = gradient, tensors[0]
     formula, kind = select_row_formula(rule, var), values.dtype
@@ -61,11 +61,11 @@ def update_rows(
 def make_row_calls(
     rule: Rule, tensors: Sequence[Tensor], copy: Tensor | None, reads_copy: bool, updates: Updates
 ) -> list[Call]:
-    """Return calls that copy new rows into the tensors that formulas change, and into the copy.
+    """Return functions that copy new rows into changed variables, slots and the copy.
 
     Args:
-        copy: The copy of the variable, if it has one.
-        reads_copy: Whether a step begins at the copy.
+        copy: The copy of the variable, or None.
+        reads_copy: True if a step begins at the copy.
         updates: From `update_rows`.
     """
     calls: list[Call] = []
@@ -81,7 +81,7 @@ def make_row_calls(
 def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
     """Return the indices of the tensors that a formula of a rule changes.
 
-    Others are not written, because the compute dtype may not hold all their bits.
+    Other tensors must not be written, because the compute dtype may not hold all their bits.
 
     Args:
         count: The number of tensors, the variable and its slots.
@@ -97,7 +97,7 @@ def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
 
 
 def group_occurrences(row_indices: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield the positions of all first occurrences of places, of second ones, and so on."""
+    """Yield tensors of positions: first occurrences of all row indices, second occurrences, ..."""
     order = torch.argsort(row_indices, stable=True)
     ones = torch.ones_like(row_indices)
     counts = row_indices.new_zeros(count).index_add_(0, row_indices, ones)

@@ -37,17 +37,17 @@ _OVER_VARIABLES = (
 def check_rule(rule: Rule, hyperparameters: Mapping[str, Any] | None = None) -> None:
     """Raise an error unless a rule can take a step, without compiling or writing anything.
 
-    `prepare` is called once, with the scalars of the first step, and each stage over small
-    matrices.
+    The rule's `prepare` is called once, with the scalars of the first step. Each stage is called
+    with small matrices.
 
     Args:
-        hyperparameters: Hyperparameters by name. Others have their defaults, as have those that
-            are not plain numbers, such as schedules and callables.
+        hyperparameters: {name: value}. Missing hyperparameters, schedules and callables are
+            replaced by defaults.
 
     Raises:
         RuleError: A formula is not straight arithmetic, its parameters or results do not match the
-            slots, or a scalar is unknown; `prepare` fails or does not return a dict of numbers.
-            The message has the rule's name, the file and the line.
+            slots, or a scalar is unknown; `prepare` fails or does not return a dict of numbers. The
+            message has the rule's name, the file and the line.
     """
     try:
         first = _compute_first_scalars(rule, hyperparameters or {})
@@ -92,7 +92,7 @@ def _check_exact(rule: Rule) -> None:
 def _check_measures(
     rule: Rule, measures: Mapping[str, Any], available_scalars: Mapping[str, Any]
 ) -> None:
-    """Raise a RuleError unless measures read the rule's slots, in order, and known scalars."""
+    """Raise RuleError unless measures read the rule's slots, in order, and known scalars."""
     slots = [*rule.made, *(slot.name for slot in rule.element_slots)]
     for measure in measures.values():
         formula_graph = trace_formula(measure)
@@ -102,7 +102,7 @@ def _check_measures(
 
 
 def _compute_first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scalars that measures and passes can read at the first step, float32, by name."""
+    """Return {name: float32 scalar} that measures and passes can read at the first step."""
     hyperparameters = {hyper.name: hyper.default for hyper in rule.hypers}
     for name, value in overrides.items():
         if name not in hyperparameters or _is_number(value):
@@ -124,8 +124,8 @@ def _compute_first_scalars(rule: Rule, overrides: Mapping[str, Any]) -> dict[str
 def _call_measure_functions(rule: Rule, available_scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Call `per_optimizer` and `per_variable` with measures of 1; return their scalars by name.
 
-    `per_variable` gets arrays over two variables, since an array over one works like a number; of
-    its results the number of the first variable is returned, as float32.
+    `per_variable` gets arrays over two variables, because arrays over one variable hide errors. The
+    first variable's results are returned, as float32.
     """
     measured_scalars: dict[str, Any] = {}
     if rule.per_optimizer is not None:
@@ -151,10 +151,10 @@ def _is_number(value: Any) -> bool:
 def _call_on_host(
     rule: Rule, function: Any, role: str, available_scalars: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the dict that a host function of the rule returns; raise a RuleError if it fails.
+    """Return the dict that a host function of the rule returns; raise RuleError if it fails.
 
     Args:
-        function: Called with the entries of `available_scalars` that it has parameters for.
+        function: Called with the entries of `available_scalars` that are its parameters.
         role: The function's name in the rule, for errors.
     """
     label = place_of(function)
@@ -186,7 +186,7 @@ def _call_on_host(
 def _check_formula(
     rule: Rule, role: str, formula: Any, available_scalars: Mapping[str, Any]
 ) -> None:
-    """Raise a RuleError unless a formula takes and returns the values of its part of the rule.
+    """Raise RuleError unless a formula takes and returns the values that its role requires.
 
     Args:
         role: "update", "before", or another name of `FORMULAS`.
@@ -205,9 +205,9 @@ def _check_formula(
 
 
 def _check_results(slots: list[str], formula: Any) -> None:
-    """Raise a RuleError if results are permuted: `return var, v, m` for slots m and v.
+    """Raise RuleError if results are permuted: `return var, v, m` for slots m and v.
 
-    A single slot may get the value of another one, for example to store the previous value.
+    A slot may get another slot's value, for example to store the previous value.
     """
     # The results of a composed formula begin with those of its first formula, in their order.
     while isinstance(formula, ComposedFormula):

@@ -1,4 +1,4 @@
-"""Rules over split weights: the variable has the upper bits, the last slot the lower ones."""
+"""Rules over split weights: the variable has the upper bits, the last slot has the lower bits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from thalweg.formula import Rule, Slot
 
 
 class Split(Composed):
-    """Update or pass over the full weight, which engines join from the variable and the last slot.
+    """Update or pass over full weights, which engines join from the variable and the last slot.
 
     Args:
         formula: The update or a pass, `(var, grad, *made, *slots, *, scalars)`.
         made_count: The number of values that a pass makes; 0 for the update.
-        input_count: The number of inputs before the last slot, which may be more than the formula
-            has parameters.
+        input_count: The number of inputs before the last slot; the formula may take fewer.
     """
 
     def __init__(self, formula: Any, output_count: int, input_count: int) -> None:
@@ -29,9 +28,9 @@ class Split(Composed):
         self.__qualname__ = f"{formula.__qualname__} of a split variable"
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over the full weight, which the last input stands for.
+        """Return the graph over the full weight, which is the last input.
 
-        The first and the last result of an update are that weight; engines split it to store them.
+        The first and the last result of an update are the full weight. Engines split the weight.
         """
         graph = trace_formula(self.formula)
         (correction,) = stream_nodes(1, self.input_count)
@@ -44,7 +43,7 @@ class Split(Composed):
 
 @cache
 def split_rule(rule: Rule) -> Rule:
-    """Return the rule for variables of bfloat16 that have a correction as a last slot.
+    """Return a rule for bfloat16 variables; an added last slot has the lower bits of weights.
 
     Raises:
         RuleError: The rule measures rows or columns, or changes variables before its update.

@@ -19,14 +19,13 @@ _LAST_STREAM = 255  # the streams of stochastic rounding begin at 0
 
 
 class StageRandom:
-    """Random numbers of one call of a stage.
+    """Random numbers of one call of a stage, computed on the host.
 
-    They depend on the seed of the stage, its place in the rule, the number of the step, the number
-    of the variable in the optimizer, and how many numbers of the variable were drawn before in
-    this call. They are computed on the host.
+    They depend on the seed of the stage, its index in the rule, the step number, the variable's
+    index in the optimizer, and how many numbers of the variable this call has drawn before.
 
     Args:
-        numbers: The number of each variable of the batch.
+        numbers: The index in the optimizer of each variable of the batch.
         step: The number of the step, from 1.
         example: A tensor with the device and the dtype of the results.
 

@@ -1,4 +1,4 @@
-"""Plan of a step of a rule with passes: passes over elements, matrix stages, the update."""
+"""Steps of rules with passes (values per element) and stages (functions of matrices)."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ _EMPTY = torch.empty(0, dtype=torch.float32, device="cpu")
 
 @cache
 def _sum_measure(formula: Any) -> Measure:
-    """Return the sum of a formula over a variable; cached, because kernels are cached by it."""
+    """Return the sum of a formula over a variable; cached, because it is a key of kernel caches."""
     return Measure(formula, makes="sum")
 
 
 class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
-    """New values of slots, as (slot, value) by the slot's `id`.
+    """New values of optimizer slots: {id(slot): (slot, new value)}.
 
     Attributes:
         gathered_tensors: Tensors that `GatheredMatrices` keeps between the stages of a step.
@@ -75,17 +75,17 @@ class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
         self.gathered_tensors: dict[Any, Any] = {}
 
     def pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the slots and their new values."""
+        """Return a list of slots and a list of new values, in one order."""
         return [slot for slot, _ in self.values()], [value for _, value in self.values()]
 
 
 class Matrices(Protocol):
-    """The matrices of a step.
+    """Matrices of all variables of a step.
 
     Attributes:
-        made: For each variable the tensors that its passes make, by name.
+        made: For each variable {name: tensor that a pass computes}.
         slot_shapes: For each variable the shapes of its `shaped_slots` on this rank.
-        vectors: For each variable the vectors over rows and columns that formulas read, by name.
+        vectors: For each variable {name: vector over rows or columns, an input of formulas}.
     """
 
     @property
@@ -106,15 +106,15 @@ class Matrices(Protocol):
         ...
 
     def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
-        """Add the new values of the slots of rows and columns to `updates`."""
+        """Extend `updates` by the new values of row and column slots."""
         ...
 
     def give(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Store the tensors of a measure, one per variable, for formulas and stages."""
+        """Store a measure under `name` for formulas and stages: one tensor per variable."""
         ...
 
     def numbers(self) -> dict[str, Any]:
-        """Return the measures over variables, by name: a vector with an element per variable."""
+        """Return {name of a measure over variables: vector with an element per variable}."""
         ...
 
     def run_stage(
@@ -124,19 +124,19 @@ class Matrices(Protocol):
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> None:
-        """Run a stage over all matrices at which it is due; write only what passes made.
+        """Run a stage for each variable that is due. Overwrite values of passes, but no slots.
 
         Args:
             stage: The stage.
             columns: The scalars of the step.
             slots: For each variable its `shaped_slots`; not written.
-            updates: Values from earlier stages; the outputs of this one are added.
+            updates: New slot values of earlier stages; new slot values of `stage` are added.
         """
         ...
 
 
 class WholeMatrices:
-    """Matrices of unsharded variables, except small ones of `StepRequest.short`; see `Matrices`."""
+    """`Matrices` of unsharded variables; variables in `StepRequest.short` have no entries."""
 
     def __init__(self, request: StepRequest) -> None:
         self._rule = rule = request.rule
@@ -178,8 +178,7 @@ class WholeMatrices:
                 batch.stays_on_device = True
 
     def read_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Copy slots of rows and columns into vectors that formulas read, and drop new values of
-        slots.
+        """Copy row and column slots into `vectors`; clear the new values stored by stages.
 
         Args:
             slots: For each variable its `shaped_slots`.
@@ -197,9 +196,9 @@ class WholeMatrices:
                 block.copy_(stacked.view(block.shape))
 
     def write_slots(self, slots: Sequence[Sequence[Tensor]], updates: SlotUpdates) -> None:
-        """Add the new values that stages gave to slots of rows and columns to `updates`.
+        """Extend `updates` by the new values of row and column slots.
 
-        No slot is written. A slot without a new value is not added.
+        No slot is written. Slots without a new value are left out.
 
         Args:
             slots: For each variable its `shaped_slots`.
@@ -223,9 +222,7 @@ class WholeMatrices:
                 updates.update(zip(keys, zip(old_tensors, new_tensors, strict=True), strict=True))
 
     def give(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Store a measure, one tensor for each variable, so that formulas and stages read it by
-        `name`.
-        """
+        """Store a measure under `name` for formulas and stages: one tensor per variable."""
         for batch in self._batches:
             if all(batch.shape):
                 batch.set_values(
@@ -233,15 +230,14 @@ class WholeMatrices:
                 )
 
     def numbers(self) -> dict[str, Any]:
-        """Return measures over whole variables, by name: float64 vectors with an element per
-        variable.
+        """Return {name of a measure over variables: float64 vector with an element per variable}.
 
-        A vector is a tensor if all matrices are on one GPU, else an array. Empty variables have 0.
+        The vectors are tensors if all matrices are on one GPU, else arrays. Empty variables have 0.
         """
         return {name: self._gather_measures(name) for name in _measured_names(self._rule)}
 
     def _gather_measures(self, name: str) -> Any:
-        """Return a measure over variables, float64: a tensor on a GPU, or else an array."""
+        """Return a measure as a float64 vector over variables: a tensor on a GPU, else an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
         batch_values = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured_values]  # fmt: skip
@@ -264,17 +260,15 @@ class WholeMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> None:
-        """Run a stage for every variable that has elements and at whose step number the stage is
-        due.
+        """Run a stage for each non-empty variable whose step number is due (see `is_due`).
 
-        New values of `shaped_slots` are stored in `updates`, by the `id` of the slot, and no slot
-        is written. All other outputs replace, in the batches, the values that earlier passes
-        computed.
+        New values of `shaped_slots` are stored in `updates` by `id(slot)`. No slot is written.
+        Other outputs overwrite the values of earlier passes.
 
         Args:
             columns: The scalars of the step.
-            slots: For each variable its `shaped_slots`. The stage reads the value in `updates`
-                instead, if there is one.
+            slots: For each variable its `shaped_slots`. If `updates` has a new value of a slot, the
+                stage reads the new value.
         """
 
         def slot_of(member: int, index: int) -> Tensor:
@@ -292,7 +286,7 @@ class WholeMatrices:
 
 @cache
 def _measured_names(rule: Rule) -> list[str]:
-    """Return the names of measures over variables that formulas of kernels read."""
+    """Return the names of measures over whole variables; skip measures that no formula reads."""
     passes = [rule_pass for rule_pass in rule.passes if isinstance(rule_pass, Measure | Pass)]
     formulas = [rule.update, *rule.measures.values(), *(rule_pass.function for rule_pass in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
@@ -307,7 +301,7 @@ def _measured_names(rule: Rule) -> list[str]:
 
 
 def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors of one shape stacked; a view, without a copy, if they are consecutive."""
+    """Stack tensors of one shape; return a view if the tensors are adjacent in one storage."""
     first = tensors[0]
     if len(tensors) == 1:
         return first.unsqueeze(0)
@@ -326,7 +320,7 @@ def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _groups_of(step: Any) -> list[tuple[Sequence[int], Any]]:
-    """Return the CPU groups of a plan, each with the step's indices of its dense plan."""
+    """Return (indices of the plan's variables, kernel group) for each CPU group of a step."""
     if isinstance(step, CompositeStep):
         plans = [(members, part) for members, part in step.parts if isinstance(part, DensePlan)]
     else:
@@ -343,19 +337,19 @@ _LAYOUT_GETTERS = (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtyp
 
 
 def newest(slot: Tensor, updates: SlotUpdates) -> Tensor:
-    """Return the slot's value from earlier stages, or else the slot."""
+    """Return the slot's new value in `updates`, or else the slot, detached."""
     return updates[id(slot)][1] if id(slot) in updates else slot.detach()
 
 
 class StagedStep:
-    """A `StepPlan` of a rule with passes, over variables that `check_step` accepts.
+    """A `StepPlan` of a rule with passes.
 
-    The values that passes make, one number per element each, are memory of the plan. Variables
-    and slots are unchanged until the returned calls run.
+    The plan owns the memory of the values that passes compute. Variables and slots change only when
+    the returned calls run.
 
     Args:
-        request: The step.
-        plans: The planners of each pass and of the update.
+        request: The step; `check_step` has accepted its variables.
+        plans: A planner for each pass, and a last planner for the update.
 
     Attributes:
         stages: The transforms of gradients.
@@ -408,16 +402,16 @@ class StagedStep:
         return self.update_plan.dtypes
 
     def _request_for(self, request: StepRequest, update: Rule) -> StepRequest:
-        """Return the request for one pass or the update, with the values of passes as slots."""
+        """Return the request for a pass or the update; values of passes become slots."""
         request = request._replace(rule=update, slots=self._slots, vectors=self._vectors)
         # A pass does not write copies, but reads them if the step begins at them.
         is_update = update is self._updates[-1]
         return request if is_update or request.from_copies else request._replace(copies=None)
 
     def try_rebind(self, request: StepRequest) -> bool:
-        """Bind the plan to the gradients of a request; return False if anything else has changed.
+        """Bind the plan to new gradients. Return False if the request differs in anything else.
 
-        `request` has the variables of the plan, and the slots of the last request.
+        The caller must pass the plan's variables and the slots of the last request.
         """
         if request.rule is not self._rule or request.stages != self.stages:
             return False
@@ -470,7 +464,7 @@ class StagedStep:
 
     @property
     def stage_scalars(self) -> tuple[str, ...]:
-        """Return the names of scalars that stages may read, the number of the step included."""
+        """Return all parameter names of stages, and the name of the step number."""
         parameters = [
             stage_inputs(entry) for entry in self._rule.passes if isinstance(entry, Stage)
         ]
@@ -486,10 +480,10 @@ class StagedStep:
         )
 
     def has_native_lines(self) -> bool:
-        """Return True if a replay may run the passes over rows and columns natively.
+        """Return True if a replay may run passes over rows and columns natively.
 
-        The rule must have such passes, over unsharded matrices on the CPU, and no stage may draw
-        random numbers. `_core/replay_lines.py` raises TypeError for passes that it cannot run.
+        The rule must have row or column passes. Matrices must be unsharded. No stage may draw
+        random numbers. `_core/replay_lines.py` raises TypeError for unsupported passes.
         """
         is_unsharded = type(self._matrices) is WholeMatrices
         return is_unsharded and self._rule.is_of_lines and not self._variable_numbers
@@ -502,18 +496,16 @@ class StagedStep:
     ) -> tuple[int, list[Call]]:
         """Run the rule's passes and matrix stages in order; write neither variables nor slots.
 
-        Call it only if `has_stages_alone` returns True: each pass computes a value for every
-        element, and each stage is a function of whole matrices on the CPU.
+        Call `replay_passes` only if `has_stages_alone` returns True.
 
         Args:
-            run_pass: Called with 0, 1, ... for each pass in turn. Returns 0, or a status that ends
-                the run.
-            columns: Called before each stage; returns the scalars that the stage reads.
+            run_pass: `run_pass(index)` runs a pass and returns 0, or a status that ends the run.
+            columns: `columns()` returns the scalars for a stage; called before each stage.
             slots: For each variable its `shaped_slots`, which `check_slots` has accepted.
 
         Returns:
-            0 and C functions without arguments that write the new values of `slots`; or the status
-            of the pass that did not return 0, and [].
+            (0, functions without arguments that write the new values of `slots`), or (status, [])
+            if a pass returned a status other than 0.
         """
         updates, pass_indices = SlotUpdates(), count()
         with no_grad():
@@ -525,7 +517,7 @@ class StagedStep:
         return 0, NO_COLUMNS.write_calls(*updates.pairs())
 
     def _measure(self, measures: tuple[Measure, ...], columns: Columns) -> None:
-        """Compute measures in one sweep over memory, and store the results in the matrices."""
+        """Compute measures in one pass over memory; store the results in `self._matrices`."""
         reduction = Reduction("measures", measures, self.stages)
         lines = cast("list[list[Tensor]]", self.update_plan.reduce(reduction, columns))
         for position, measure in enumerate(measures):
@@ -533,7 +525,7 @@ class StagedStep:
             self._matrices.give(measure.makes, values)
 
     def _with_numbers(self, columns: Columns) -> Columns:
-        """Return the scalars of the step with the measures over variables, which are cached."""
+        """Return `columns` plus cached measures over variables, if the rule has any."""
         if not self._rule.is_of_lines:
             return columns
         if self._numbers is None:
@@ -541,9 +533,9 @@ class StagedStep:
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Validate the slots of other shapes if memory or layout of one has changed.
+        """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
-        Then set the addresses of slots in the tables of kernels for small matrices.
+        Then write the addresses of slots into the tables of kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.
@@ -581,10 +573,10 @@ class StagedStep:
         self._bind_short(slots)
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Set the addresses of slots in kernels for small matrices.
+        """Write the addresses of slots into the tables of kernels for small matrices.
 
-        Kernels write copies of slots instead if a gradient overlaps with one. Nothing happens if
-        the kernels have been bound since slots were validated, and the overlap is as before.
+        If a gradient overlaps with a slot, the kernels write to copies of slots. Do nothing if
+        slots and overlap are unchanged since the last call.
         """
         are_disjoint = all(
             layout.lie_apart(group.table.base[:, 1], group.bytes, self._slot_bounds)
@@ -599,7 +591,7 @@ class StagedStep:
         self._are_disjoint = are_disjoint
 
     def _run_pass(self, rule_pass: Pass, plan: StepPlan, columns: Columns) -> None:
-        """Run the plan of a pass; raise a RuleError that names a missing scalar."""
+        """Run the plan of a pass; raise RuleError if a scalar of the formula is missing."""
         try:
             rounds = list(plan.make_rounds(columns._replace(apply_flag=None)))
         except KeyError:
@@ -623,10 +615,11 @@ class StagedStep:
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
         """Return a reduction over the variables; see `Reductions`.
 
-        Formulas of the rule that may read rows or columns are summed row by row, others by leaves.
+        Measures of a rule with row or column passes are summed by rows. Other formulas are summed
+        by leaves (blocks of 65,536 elements).
 
         Raises:
-            RuleError: Leaves of such a formula are requested, by a step over shards.
+            RuleError: `reduction` asks for leaves of a formula that is summed by rows.
         """
         if reduction.kind == "measures":
             return self.update_plan.reduce(reduction, self._with_numbers(columns))
@@ -643,7 +636,10 @@ class StagedStep:
     def _sum_lines(
         self, reduction: Reduction, line_formulas: tuple[Any, ...], columns: Columns
     ) -> Float64:
-        """Return sums on the host, of which those of `line_formulas` are not sums of leaves."""
+        """Return the sums of all formulas as an array (variables, formulas).
+
+        `line_formulas` are summed by rows, other formulas by leaves.
+        """
         totals: dict[Any, Float64] = {}
         leaf_formulas = tuple(x for x in reduction.formulas if x not in line_formulas)
         if leaf_formulas:
@@ -661,9 +657,9 @@ class StagedStep:
         return np.stack([totals[formula] for formula in reduction.formulas], axis=-1)
 
     def _select_line_formulas(self, formulas: Formulas) -> tuple[Any, ...]:
-        """Return those of `formulas` that are the rule's own and may read rows and columns.
+        """Return the elements of `formulas` that are the rule's measures, to be summed by rows.
 
-        They are summed like a `Measure` over variables, not by leaves.
+        Return () if the rule has no passes over rows or columns.
         """
         rule = self._rule
         if not rule.is_of_lines:

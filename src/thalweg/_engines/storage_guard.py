@@ -1,4 +1,4 @@
-"""Detects slots whose memory or layout changed since the step was planned."""
+"""Detection of slots whose memory or layout changed since the step was planned."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class StorageGuard:
     """Guard of the memory of a plan's slots.
 
     Slots count assignments to `data`. They do not count `set_`, `t_`, `torch.utils.swap_tensors`
-    and similar functions, which need a reference to the slot. Therefore only slots to which callers
-    ever received a reference are compared one by one; the others cost nothing.
+    and similar functions, which need a reference to the slot. Therefore only slots that callers
+    have ever received are compared one by one.
 
     Args:
         slots: The slots of the plan, in their present memory.
@@ -36,8 +36,7 @@ class StorageGuard:
     def _watch_storages(self) -> None:
         """Set the slots that `confirm_places` compares one by one.
 
-        They are slots to which callers have received a reference, and tensors that count no
-        changes.
+        These are slots that callers have received, and tensors that do not count changes.
         """
         self._handed_counts = [len(moves.handed) for moves in self._moves]
         handed_ids = {key for moves in self._moves for key in moves.handed}
@@ -52,7 +51,7 @@ class StorageGuard:
         self._metadata_guard = MetadataGuard()
 
     def confirm_places(self) -> bool:
-        """Return True if all slots have the memory and layout of the constructor's call.
+        """Return True if all slots have the memory and layout that the constructor recorded.
 
         Raises:
             RuntimeError: A slot has no memory.

@@ -18,8 +18,8 @@ class Tensors:
     """Reductions of a `StepPlan` over gradients and variables that are not updated.
 
     Args:
-        gradients: Dense gradients, or the values of sparse ones.
-        flush: Stages treat denormals as zero.
+        gradients: Dense gradients, or the values of sparse gradients.
+        flush: True if stages treat denormals as zero.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class Tensors:
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
         """Return sums or peaks on the host; see `Reductions`.
 
-        Formulas read the gradient alone, `variable_squares` the variable.
+        The formula `variable_squares` reads the variable. Other formulas read the gradient.
 
         Raises:
-            NotImplementedError: The reduction is to leaves or measures.
+            NotImplementedError: The kind of the reduction is "leaves" or "measures".
         """
         formulas, stages = reduction.formulas, reduction.stages
         if reduction.kind == "peaks":

@@ -25,9 +25,9 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
 
 
 def _round_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function of tensors that computes in the widest dtype and rounds once.
+    """Return a function of tensors that calls `function` in the widest dtype and rounds once.
 
-    The result has the common dtype of the arguments.
+    The result is rounded to the promoted dtype of the arguments.
     """
 
     def apply(*values: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def _round_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _compute_sqrt(x: Tensor) -> Tensor:
-    """Return square roots; torch's own on the CPU are 1 ulp off on 0.64 % of float32 inputs."""
+    """Return square roots; on the CPU by NumPy, because torch's are 1 ulp off for some inputs."""
     if x.device.type != "cpu" or x.is_complex():
         return torch.sqrt(x)
     with np.errstate(all="ignore"):
@@ -68,10 +68,10 @@ def torch_formula(formula: Formula, dtype: torch.dtype, device: torch.device, di
 
 
 def _to_number(dtype: torch.dtype, device: torch.device, dim: int) -> Callable[[float], Tensor]:
-    """Return a function that converts a number to a tensor of shape (1,), or () if `dim` is 0.
+    """Return a function that converts a float to a tensor of shape (1,), or () if `dim` is 0.
 
-    Shape (1,), because type promotion of torch ignores tensors of shape () next to others, unlike
-    that of NumPy. Not a Python number, because torch divides by one through its reciprocal.
+    Type promotion of torch ignores tensors of shape (), unlike NumPy. Division by a Python number
+    would multiply by its reciprocal.
     """
     return partial(torch.full, (1,) * min(dim, 1), dtype=dtype, device=device)
 
@@ -85,9 +85,9 @@ def torch_evaluate(
     """Return the results of a formula over tensors of any device.
 
     Args:
-        tensors: Its streams; the dtype of the first is that of the arithmetic.
-        scalars: Its scalars by name.
-        dtype: Optional. The dtype of the results, by default that of the arithmetic.
+        tensors: The formula's positional inputs; the first tensor has the compute dtype.
+        scalars: {name: scalar}, a number or a tensor.
+        dtype: Optional. The dtype of the results, by default the compute dtype.
     """
     first = tensors[0]
     target = first.dtype, first.device, first.dim()
@@ -103,7 +103,7 @@ def torch_evaluate(
 
 
 def torch_transform(stages: Sequence[Formula], grad: Tensor, scalars: Mapping[str, Any]) -> Tensor:
-    """Return a gradient after stages, in its dtype, which is the compute dtype."""
+    """Return a gradient, which has the compute dtype, after the formulas `stages`."""
     for stage in stages:
         grad = torch_evaluate(stage, [grad], scalars)[0]
     return grad

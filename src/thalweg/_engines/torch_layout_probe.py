@@ -1,13 +1,13 @@
 """Offsets of the fields of torch's tensor objects, measured on tensors with known fields.
 
 The native replay reads torch's objects in memory (`cpu/replay_kernel.py`), because reading each
-property of each tensor in Python takes longer than a small step. No header defines the offsets
-for Python. Each field is searched in tensors that differ in it, and must be found at exactly one
-offset, the same in all of them. The offset is then compared with the results of torch's functions
-for other tensors. If a field is not found or not confirmed, no step is replayed natively.
+property of each tensor in Python takes longer than a small step. No header defines the offsets for
+Python. Each field is searched in tensors with different values of the field. The field must be at
+exactly one offset, equal in all tensors. Then the offset is confirmed with other tensors and
+torch's functions. If a field is not found or not confirmed, no step is replayed natively.
 
-No word is dereferenced before it was found to be a pointer: it equals the address that torch
-returns for the object, or it appears when torch creates the object.
+No word is dereferenced before it is known to be a pointer: it equals the address that torch returns
+for the object, or it appears when torch creates the object.
 """
 
 # torch has no types for private functions, and types sizes as symbolic integers.
@@ -54,10 +54,10 @@ class Layout:
         dims: Number of dimensions, followed by five sizes and five strides, in a TensorImpl.
         offset, count: Storage offset and number of elements, in a TensorImpl.
         flags: Word with dtype and device, in a TensorImpl.
-        flags_mask: The bits of that word that have a meaning.
+        flags_mask: The bits of the word at `flags` that have a meaning.
         keys: Set of dispatch keys, in a TensorImpl.
-        data, deleter, context, nbytes: Address, deleter, its context and size of the memory, in a
-            StorageImpl.
+        data, deleter, context, nbytes: The memory's address, deleter, deleter's context and size,
+            in a StorageImpl.
         grad: Pointer to the TensorImpl of the gradient, in an AutogradMeta.
         count_word: 32 bits that count writes, in a VersionCounter.
     """
@@ -86,7 +86,10 @@ def _words(address: int, count: int) -> list[int]:
 
 
 def _select_offset(candidates: Iterable[int], field_name: str) -> int:
-    """Return the byte offset of the only candidate, a word index; raise unless there is one."""
+    """Return the byte offset of the only word index in `candidates`.
+
+    Raise UnknownLayoutError with the field's name if there is no or more than one candidate.
+    """
     indices = list(candidates)
     if len(indices) != 1:
         raise UnknownLayoutError(f"{field_name} is found in {len(indices)} places")
@@ -103,7 +106,7 @@ def _intersect_indices(
     read_words: Callable[[Tensor], list[int]],
     expected_of: Callable[[Tensor], int],
 ) -> set[int]:
-    """Return the indices at which the words of every tensor have the value expected for it."""
+    """Return indices with `read_words(tensor)[index] == expected_of(tensor)` for all tensors."""
     matches = [_find_indices(read_words(tensor), expected_of(tensor)) for tensor in tensors]
     return matches[0].intersection(*matches[1:])
 
@@ -114,7 +117,7 @@ def _find_offset(
     read_words: Callable[[Tensor], list[int]],
     expected_of: Callable[[Tensor], int],
 ) -> int:
-    """Return the only byte offset at which the words of every tensor have the expected value."""
+    """Return the only byte offset whose word is `expected_of(tensor)` in every tensor."""
     return _select_offset(_intersect_indices(tensors, read_words, expected_of), field_name)
 
 
@@ -142,7 +145,7 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _make_samples() -> list[Tensor]:
-    """Return tensors that differ in object, storage, sizes, strides, offset and element count."""
+    """Return tensors with different objects, storages, sizes, strides, offsets and numel."""
     arange = partial(torch.arange, dtype=torch.float32, device="cpu")
     base = arange(4096)
     return [
@@ -154,7 +157,7 @@ def _make_samples() -> list[Tensor]:
 
 
 def _make_other_tensors() -> list[Tensor]:
-    """Return twenty tensors of other kinds, to confirm the offsets."""
+    """Return twenty further tensors of various dtypes and shapes, to confirm offsets with."""
     tensors: list[Tensor] = []
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         ones = partial(torch.ones, dtype=dtype, device="cpu")
@@ -193,7 +196,7 @@ def _measure_layout() -> Layout:
 
 
 def _find_dims(samples: Sequence[Tensor]) -> int:
-    """Return the offset of the number of dimensions, which sizes and strides follow."""
+    """Return the offset of the number of dimensions; sizes and strides must follow the number."""
     matches: list[set[int]] = []
     for tensor in samples:
         memory, dim_count = _read_impl(tensor), tensor.dim()
@@ -216,7 +219,7 @@ def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
 
 
 def _find_flags() -> tuple[int, int]:
-    """Return offset and mask of the only word that is equal for equal dtypes and else differs."""
+    """Return (offset, mask) of the only word that is equal for two tensors if dtypes are equal."""
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     storage = _zeros(64, dtype=torch.float64).untyped_storage()
     twins = [[_read_impl(_view_of_storage(storage, dtype)) for _ in range(2)] for dtype in dtypes]
@@ -237,17 +240,17 @@ def _is_address(word: int) -> bool:
 
 
 def _find_version(storage_offset: int) -> tuple[int, int]:
-    """Return two offsets in bytes: of the pointer to the version counter, in a TensorImpl; and of
-    the number of writes, in the counter.
+    """Return (offset of the version counter's pointer, offset of the write count in the counter).
 
-    The pointer is the address that a tensor shares with its `detach()` and with no other tensor;
-    the number of writes is the word that equals `_version`.
+    The pointer, in a TensorImpl, is equal in a tensor and its `detach()`, and different in other
+    tensors. The write count equals `_version`.
 
     Args:
-        storage_offset: The offset of the pointer to the storage, which `detach()` shares, too.
+        storage_offset: The offset of the pointer to the storage; `detach()` shares the storage,
+            too.
 
     Raises:
-        UnknownLayoutError: There is not exactly one such word.
+        UnknownLayoutError: There is no word, or more than one, with this property.
     """
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
     shared: list[set[int]] = []
@@ -275,7 +278,7 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
 
 
 def _find_autograd() -> tuple[int, int]:
-    """Return the offset of the AutogradMeta, and that of the gradient in it.
+    """Return (offset of the AutogradMeta's pointer, offset of the gradient in the AutogradMeta).
 
     torch creates the AutogradMeta when a tensor begins to require a gradient.
     """
@@ -306,8 +309,7 @@ def _find_autograd() -> tuple[int, int]:
 def _find_memory() -> tuple[int, int, int, int]:
     """Return the offsets of data, deleter, context and size in a StorageImpl.
 
-    The context of memory that torch allocated is its address. NumPy's memory has another context,
-    because it is freed with its array.
+    Memory from torch is its own context. Memory from NumPy has the array as its context.
     """
     import numpy as np
 
@@ -332,7 +334,7 @@ def _find_memory() -> tuple[int, int, int, int]:
 
 
 def confirm(layout: Layout) -> None:
-    """Compare the fields of further tensors, read at the offsets, with the results of torch.
+    """Compare fields of further tensors, read at the offsets of `layout`, with torch's results.
 
     Raises:
         UnknownLayoutError: A field differs.
@@ -382,7 +384,7 @@ def _confirm_equal(actual: int, expected: int, field_name: str) -> None:
 
 
 def _confirm_gradients(layout: Layout) -> None:
-    """Compare gradients of parameters, and absent gradients, at the offsets; see `confirm`."""
+    """Compare present and absent gradients of parameters, read at the offsets; see `confirm`."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         param = torch.nn.Parameter(_zeros(3, 2, dtype=dtype))
         autograd = _read_word(param._cdata, layout.autograd)
@@ -410,8 +412,8 @@ def _confirm_gradients(layout: Layout) -> None:
 def find_attributes_pointer(owner: object) -> int:
     """Return the address of an object's pointer to its `__dict__`; 0 if it is not found.
 
-    If the type has a managed dictionary, the pointer is in one of the words before the object as
-    soon as `vars` has been called. The word depends on Python's version.
+    A managed dictionary is searched in the four words before the object, because the word depends
+    on Python's version.
     """
     attributes, offset = vars(owner), type(owner).__dictoffset__
     if type(owner).__flags__ & _MANAGED_DICT:
@@ -428,7 +430,7 @@ def find_attributes_pointer(owner: object) -> int:
 
 @cache
 def float_offset() -> int:
-    """Return the offset of the number in objects of the classes float and np.float64.
+    """Return the offset of the C double in objects of the classes float and np.float64.
 
     Raises:
         UnknownLayoutError: The number is not at that offset.
@@ -445,10 +447,9 @@ def float_offset() -> int:
 
 @cache
 def dict_version_offset() -> int:
-    """Return the offset of a dictionary's version, a word that each change of it renews; 0 if
-    Python has none.
+    """Return the offset in a dict of its version, which every change of the dict renews.
 
-    Python 3.11 and 3.12 have it (PEP 509, withdrawn by PEP 699). The samples confirm the offset.
+    Return 0 if dicts have no version: Python 3.11 and 3.12 have versions (PEP 509, PEP 699).
     """
     offset = object.__basicsize__ + WORD
     if sys.version_info[:2] not in ((3, 11), (3, 12)):
@@ -473,7 +474,7 @@ def dict_version_offset() -> int:
 
 @cache
 def no_gradient() -> int:
-    """Return the address of the undefined TensorImpl that stands for a gradient set to None."""
+    """Return the address of the undefined TensorImpl, torch's representation of `grad = None`."""
     param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
     param.grad = torch.ones_like(param)
     param.grad = None

@@ -1,7 +1,8 @@
-"""Part of a step with dense gradients computed by torch functions, on devices without kernels.
+"""Parts of steps with dense gradients, computed by torch functions over batches of variables.
 
-The formulas are those of the other engines. Small variables are joined into batches, so that an
-operation of a formula is one function of torch for all variables of a batch.
+Devices without kernels need them. The formulas are those of all engines. Small variables are joined
+into batches, so that an operation of a formula is one function of torch for all variables of a
+batch.
 """
 
 # torch.from_numpy and parts of torch have no types.
@@ -55,13 +56,13 @@ _ALIASING = ("stream", "scalar", "narrow", "wide")
 
 
 class Batch(NamedTuple):
-    """Variables that are computed together.
+    """Variables of a part that are computed together.
 
     Attributes:
-        members: Their positions in the part.
-        codecs: The codec of the variable, which is None, and of each slot.
-        is_stacked: Values have the shape of the variables behind a dimension of members. Otherwise
-            they are one row of all elements.
+        members: The indices of the variables in the part.
+        codecs: None for the variable, then the codec or None of each slot.
+        is_stacked: True if joined values have the shape (members, *shape of a variable). If False,
+            joined values are one vector.
     """
 
     members: list[int]
@@ -72,7 +73,7 @@ class Batch(NamedTuple):
 class TorchPart:
     """Plan for distinct variables of one device with dense gradients; a `Part` of a step.
 
-    New values are separate tensors of the device. The returned calls copy them.
+    New values are computed into new tensors. The returned calls copy them to the variables.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -90,9 +91,9 @@ class TorchPart:
         return [*request.variables, *slots, *copies]
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """Bind the part to the gradients of a request; return False if anything else differs.
+        """Bind the part to new gradients; return False if the request differs in anything else.
 
-        Values are computed before any is written, so gradients may overlap with `bounds`.
+        `bounds` is not used: gradients may overlap with variables, which are written last.
         """
         planned_request, self._gradients = self._request, None
         can_rebind = (
@@ -117,7 +118,7 @@ class TorchPart:
         self._gradients = None
 
     def _read_gradient(self, member: int) -> Tensor:
-        """Return the elements of a gradient; of a sparse one its values, duplicates included."""
+        """Return a contiguous gradient; for a sparse gradient its values, with duplicates."""
         if self._gradients is None:
             raise RuntimeError("the part is not aimed at a gradient")
         return layout.as_packed(values_of(self._gradients[member]))
@@ -129,14 +130,14 @@ class TorchPart:
         return torch_evaluate(formula, tensors, scalars)
 
     def _transform(self, stages: Stages, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return values after stages, in their own dtype."""
+        """Return `values` after the formulas `stages`, in the dtype of `values`."""
         return torch_transform(stages, values, scalars)
 
     def _measure(self, formula: Formula, tensors: Sequence[Tensor], scalars: Scalars) -> Tensor:
         """Return the values of a measure's formula for each element, in the widest dtype.
 
         Args:
-            tensors: Variable, gradient in the dtype of the arithmetic, and slots.
+            tensors: The variable, the gradient in the compute dtype, and the slots.
         """
         dtype = wide_dtype(tensors[0].device)
         kind = tensors[1].dtype if is_like_update(formula) else dtype
@@ -145,7 +146,7 @@ class TorchPart:
         return torch_evaluate(formula, inputs, scalars, dtype)[0]
 
     def _join(self, batch: Batch, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the members' tensors joined as the batch has it; a view of a single tensor."""
+        """Stack tensors if `batch.is_stacked`, else concatenate their elements; avoid copies."""
         detached = [tensor.detach() for tensor in tensors]
         if batch.is_stacked:
             return detached[0].unsqueeze(0) if len(detached) == 1 else torch.stack(detached)
@@ -153,7 +154,7 @@ class TorchPart:
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def _split_members(self, batch: Batch, values: Tensor) -> list[Tensor]:
-        """Return the values of each member, in the shape of its variable."""
+        """Split joined values into one tensor per variable, in the variable's shape."""
         if batch.is_stacked:
             return list(values.unbind(0))
         shapes = [self._request.variables[member].shape for member in batch.members]
@@ -164,9 +165,9 @@ class TorchPart:
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
     def _select_scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
-        """Return the scalars and vectors that formulas read in a batch, by name.
+        """Return {name: scalar, or vectors of rows or columns} for the formulas of a batch.
 
-        A scalar that differs between members is a tensor that broadcasts with the joined values.
+        Scalars that differ between members are tensors that broadcast with joined values.
         """
         request, members = self._request, batch.members
         first = request.variables[members[0]]
@@ -192,13 +193,13 @@ class TorchPart:
         return scalars
 
     def _apply_stages(self, batch: Batch, stages: Stages, scalars: Scalars) -> Tensor:
-        """Return the joined gradients after stages, in the dtype of the arithmetic."""
+        """Return the joined gradients in the compute dtype, after the transforms `stages`."""
         grads = [self._read_gradient(member) for member in batch.members]
         grad = self._join(batch, grads).to(self._compute_kind(batch))
         return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
-        """Return the joined variables at which the step begins; see `StepRequest.from_copies`."""
+        """Return the joined variables, or the values of copies if the step begins at the copies."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:
@@ -209,7 +210,7 @@ class TorchPart:
         return resumed(var, self._join(batch, cast("list[Tensor]", copies)))
 
     def _read_slots(self, batch: Batch) -> list[Tensor]:
-        """Return for each slot of the rule the joined values of all members, decoded."""
+        """Return for each slot of the rule a tensor: the joined, decoded slots of all members."""
         slots: list[Tensor] = []
         for position, codec in enumerate(batch.codecs[1:]):
             tensors = [self._request.slots[member][position] for member in batch.members]
@@ -237,7 +238,7 @@ class TorchPart:
     def _iterate_values(
         self, reduction: Reduction, columns: Columns, batch: Batch
     ) -> Iterator[tuple[Any, Tensor]]:
-        """Yield each entry of `reduction.formulas` with its values for the elements of a batch."""
+        """Yield (formula or measure, values per element) for each entry of `reduction.formulas`."""
         scalars = self._select_scalars(batch, columns)
         staged_grad = self._apply_stages(batch, reduction.stages, scalars)
         tensors = [self._read_variables(batch), staged_grad, *self._read_slots(batch)]
@@ -246,7 +247,7 @@ class TorchPart:
             yield entry, self._measure(formula, tensors, scalars)
 
     def _reduce_leaves(self, reduction: Reduction, columns: Columns) -> list[Float64]:
-        """Return the leaves of the sums of each variable, (leaves, formulas)."""
+        """Return for each variable an array (leaves, formulas) of sums over leaves."""
         values: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
             for _, formula_values in self._iterate_values(reduction, columns, batch):
@@ -259,7 +260,10 @@ class TorchPart:
         return [np.stack([next(split) for _ in pieces], axis=-1) for pieces in values]
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return the measures of each variable over rows, over columns or over all elements."""
+        """Return for each variable a tensor per measure: over rows, columns or all elements.
+
+        The list of a variable without elements is empty.
+        """
         lines: list[list[Tensor]] = [[] for _ in self._request.variables]
         for batch in self._batches:
             shape = self._request.variables[batch.members[0]].shape
@@ -272,7 +276,7 @@ class TorchPart:
         return lines
 
     def _reduce_peaks(self) -> Float64:
-        """Return the largest magnitude of each gradient."""
+        """Return the largest magnitude of each gradient; 0 for a gradient without elements."""
         largest = np.zeros(len(self._request.variables))
         grads = {
             index: self._read_gradient(index)
@@ -286,14 +290,14 @@ class TorchPart:
 
     @no_grad()
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Compute the new values, and return calls that copy them; [] if the step is not taken."""
+        """Compute new values; return functions that copy them, or [] if `apply_flag` is false."""
         if columns.apply_flag is not None and not columns.apply_flag:
             return []
         with set_denormals(self._flush):
             return [call for batch in self._batches for call in self._update(batch, columns)]
 
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
-        """Return calls that copy the new values of a batch to variables, slots and copies."""
+        """Compute a batch; return functions that copy new values to variables, slots, copies."""
         request, rule = self._request, self._rule
         scalars = self._select_scalars(batch, columns)
         grad = self._apply_stages(batch, self._stages, scalars)
@@ -317,7 +321,7 @@ class TorchPart:
         return calls
 
     def _apply_before(self, batch: Batch, scalars: Scalars) -> Tensor:
-        """Return the variables after the rule's `before`, in the dtype of the arithmetic."""
+        """Return the variables in the compute dtype, after the formula `rule.before` if any."""
         start, kind, rule = self._read_variables(batch), self._compute_kind(batch), self._rule
         if rule.before is None:
             return start.to(kind)
@@ -327,11 +331,11 @@ class TorchPart:
         return moved_values if draws else moved_values.to(start.dtype).to(kind)
 
     def _place(self, member: int) -> tuple[int | None, Any]:
-        """Return the number of the random stream of a member, and the positions of its elements."""
+        """Return (random stream or None, position of the first element) of a member."""
         return self._request.places[member] if self._request.places else (None, 0)
 
     def _to_stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return values in the dtype or codec of a tensor, rounded as the step requires.
+        """Return new values in the dtype or codec of the target, rounded as the step requires.
 
         Args:
             index: 0 for the variables, k + 1 for slot k.
@@ -379,11 +383,11 @@ class TorchPart:
     def _copy_call(
         self, batch: Batch, index: int, targets: Sequence[Tensor], values: Tensor
     ) -> Call:
-        """Return a C function that copies values of a batch into tensors of its members.
+        """Return a function without arguments that copies values into the tensors `targets`.
 
         Args:
             index: 0 for the variables or their copies, k + 1 for slot k.
-            values: The joined values, or the records of all members.
+            values: The joined values, or the encoded values of all members.
         """
         if batch.codecs[index] is None:
             pieces = self._split_members(batch, values)
@@ -396,7 +400,7 @@ class TorchPart:
 
 
 def _divide_into_batches(request: StepRequest) -> Iterator[Batch]:
-    """Yield batches of variables of one kind.
+    """Yield batches of variables with equal `_make_batch_key`.
 
     A batch has at most `_BATCH` elements, or a single larger variable.
     """
@@ -417,7 +421,7 @@ def _divide_into_batches(request: StepRequest) -> Iterator[Batch]:
 
 
 def _list_codecs(request: StepRequest, member: int) -> list[Codec | None]:
-    """Return None for the variable, then the codec of each slot or None."""
+    """Return [None, *(codec or None for each slot)]; the first None is for the variable."""
     slots = request.slots[member]
     if not request.rule.codecs:
         return [None] * (1 + len(slots))
@@ -427,7 +431,7 @@ def _list_codecs(request: StepRequest, member: int) -> list[Codec | None]:
 
 
 def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
-    """Return dtype, shape and device of variable, gradient, slots and copy, in this order."""
+    """Return [(dtype, shape, device)] of variable, gradient, slots and copy, in this order."""
     copy = request.copies[member] if request.copies else None
     grad = values_of(request.gradients[member])
     tensors = [request.variables[member], grad, *request.slots[member]]
@@ -436,7 +440,7 @@ def _describe_tensors(request: StepRequest, member: int) -> list[Any]:
 
 
 def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
-    """Return a key that is equal for variables of one batch."""
+    """Return a key; variables with equal keys can be computed in one batch."""
     var = request.variables[member]
     stream = request.places[member][0] if request.places else None
     blocks = [codec.block for codec in _list_codecs(request, member) if codec is not None]
@@ -460,7 +464,7 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
     """Return the tensor of a measure for each of `count` variables.
 
     Args:
-        values: The values of their elements, one variable after the other.
+        values: The values of all elements, variable after variable.
         view: The shape of each variable.
     """
     if measure.over == "variable":
@@ -472,9 +476,9 @@ def _reduce(values: Tensor, view: View, count: int, measure: Measure) -> list[Te
 
 
 def leaves_by_tensor(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the leaf sums of each tensor, as `leaves_of` does, with few calls of torch.
+    """Return `leaves_of(tensor)` for each tensor, with few calls of torch.
 
-    The tensors have one dtype and device. Those with leaves of one height are summed together.
+    The tensors have one dtype and device.
     """
     members_by_height: dict[int, list[int]] = {}
     for member, values in enumerate(tensors):

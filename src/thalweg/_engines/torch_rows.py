@@ -28,7 +28,7 @@ class TorchRows(TorchPart):
 
     @no_grad()
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """Return the results of a reduction for the variable; leaves are empty."""
+        """Return a reduction for the variable; leaves have the shape (0, formulas)."""
         if reduction.kind == "leaves":
             return [np.empty((0, len(reduction.formulas)))]
         if reduction.kind != "sums":
@@ -43,7 +43,7 @@ class TorchRows(TorchPart):
         return np.stack(sums, axis=-1)
 
     def _update(self, batch: Batch, columns: Columns) -> list[Call]:
-        """Return calls that copy the new rows of variable, slots and copy."""
+        """Return functions that copy the new rows of variable, slots and copy."""
         request, kind = self._request, self._compute_kind(batch)
         scalars, var = self._select_scalars(batch, columns), request.variables[0]
         grad = cast("IndexedSlices", self._gradients[0])  # pyright: ignore[reportOptionalSubscript]
@@ -58,6 +58,6 @@ class TorchRows(TorchPart):
         return make_row_calls(self._rule, tensors, copy, request.from_copies, updates)
 
     def _add_rows(self, values: Tensor, row_indices: Tensor, count: int) -> Tensor:
-        """Return sums of values by place, rounded like the variable."""
+        """Return the sum of values for each row index, rounded to the variable's dtype."""
         sums = values.new_zeros((count, *values.shape[1:])).index_add_(0, row_indices, values)
         return sums.to(self._request.variables[0].dtype).to(values.dtype)

@@ -41,17 +41,17 @@ def replace(
 ) -> None:
     """Replace the content of a file atomically. On return, the content survives a power loss.
 
-    Links are followed: the file that a link leads to is replaced. The new file has the permissions
-    of the old one, without those that the umask removes. Temporary files of this path that crashed
-    processes left are deleted.
+    A link's target is replaced, not the link. The new file has the permissions of the old file,
+    restricted by the umask. Temporary files that crashed processes left are deleted.
 
     Args:
         path: The file; its directory must exist.
-        chunks: The bytes. Each part is written before the next one is requested.
+        chunks: The bytes. Each chunk is written before the next one is requested.
         total: The number of bytes, `reserved` included.
-        progress: Called with the number of bytes written so far, and with `total`.
+        progress: `progress(bytes_written, total)` is called during writing.
         reserved: Number of bytes that are left free at the beginning.
-        make_head: Returns, after all parts are written, at most `reserved` bytes for the beginning.
+        make_head: `make_head()` is called after all chunks are written, and returns at most
+            `reserved` bytes for the beginning.
 
     Raises:
         CheckpointWriteError: A system call failed; the old file is unchanged.
@@ -69,13 +69,13 @@ def replace_together(
     files; only a crash between the renames can mix old and new files.
 
     Args:
-        files: Paths, with the bytes and their number. Each is requested after the previous one is
-            written.
-        progress: Called with the bytes written of the first file so far, and with their total.
+        files: (path, chunks, number of bytes) of each file. A tuple is requested after the previous
+            file is written.
+        progress: `progress(bytes_written, total)` is called for the first file.
 
     Raises:
         CheckpointWriteError: A system call failed; the message describes the remaining files.
-        InvalidArgumentError: A path is not a file, or there are not as many bytes as stated.
+        InvalidArgumentError: A path is not a file, or the number of bytes is wrong.
     """
     _replace_all(files, progress)
 
@@ -86,7 +86,7 @@ def _replace_all(
     reserved: int = 0,
     make_head: Callable[[], Buffer] | None = None,
 ) -> None:
-    """Replace files as `replace_together` does, each with a head as `replace` writes it."""
+    """Replace files as `replace_together` does; `reserved` and `make_head` are as for `replace`."""
     commits: list[_Commit] = []
     with contextlib.ExitStack() as exit_stack:
         for path, chunks, total in files:
@@ -106,7 +106,7 @@ def _replace_all(
 
 
 def open_for_reading(path: str | os.PathLike[str]) -> BinaryIO:
-    """Return a file, open for reading.
+    """Open a regular file for reading, and return it.
 
     Raises:
         MissingFileError: The file does not exist, or links form a cycle.
@@ -140,7 +140,7 @@ def _for_reading(path: str, flags: int) -> int:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a directory and its missing parents, durably; an existing directory stays.
+    """Make a directory and its missing parents durably; leave an existing directory alone.
 
     Raises:
         CheckpointWriteError: A directory cannot be made, or its path is a file.
@@ -162,11 +162,11 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 class _Commit:
-    """Replacement of one file; `earlier` ones are renamed before it.
+    """Replacement of one file; the files of `earlier` commits are renamed first.
 
     Attributes:
         target: The file that is replaced, with links resolved.
-        directory: The descriptor of its directory, if it was opened.
+        directory: The descriptor of the target's directory, if it was opened.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class _Commit:
 
     @contextlib.contextmanager
     def report_write_errors(self) -> Generator[None]:
-        """Raise failed system calls as errors that state how much was written."""
+        """Convert an OSError to a CheckpointWriteError that states how much was written."""
         try:
             yield
         except OSError as error:
@@ -224,7 +224,10 @@ class _Commit:
     def write_temporary(
         self, chunks: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> Generator[None]:
-        """Write the new content to a temporary file; the block must call `rename_into_place`."""
+        """Write the new content to a temporary file, and yield; delete the file on an error.
+
+        The `with` block must call `rename_into_place`.
+        """
         with self.report_write_errors():
             self._temporary = temporary = syscalls.make_temporary_name(self.target)
         syscalls.active_paths.add(temporary)
@@ -260,7 +263,7 @@ class _Commit:
     def _write_content(
         self, descriptor: int, chunks: Iterable[Buffer], make_head: Callable[[], Buffer] | None
     ) -> None:
-        """Write all parts and the head to a descriptor, and sync it."""
+        """Write all chunks and the head to a descriptor, and sync the file."""
         # Some file systems have no locks.
         with contextlib.suppress(OSError):
             syscalls.lock_file(descriptor)
@@ -280,7 +283,7 @@ class _Commit:
             syscalls.sync(descriptor)
 
     def _write_part(self, descriptor: int, chunk: Buffer) -> None:
-        """Write a chunk, report progress, and start writeback after every `_BURST` bytes."""
+        """Write a chunk, report progress, and start writing to the disk every 8 MiB."""
         remaining = memoryview(chunk)
         remaining = remaining.cast("B") if remaining.nbytes else memoryview(b"")
         while remaining:

@@ -16,11 +16,11 @@ _fast_functions: list[Function] = []  # empty, or the compiled function
 
 
 def crc32c(buffer: Buffer, initial: int = 0) -> int:
-    """Return the checksum of some bytes.
+    """Return the checksum of a buffer.
 
     Args:
         buffer: Contiguous memory of any shape.
-        initial: The checksum of the bytes before these.
+        initial: The checksum of the bytes before the buffer.
 
     Example:
         >>> crc32c(b"123456789") == crc32c(b"6789", crc32c(b"12345")) == 0xE3069283
@@ -33,18 +33,18 @@ def crc32c(buffer: Buffer, initial: int = 0) -> int:
 
 
 def combine_checksums(first: int, second: int, size: int) -> int:
-    """Return the checksum of two parts from the checksums of each.
+    """Return the checksum of two consecutive buffers from their checksums.
 
     Args:
-        first: The checksum of the first part.
-        second: The checksum of the second part.
-        size: The number of bytes of the second part.
+        first: The checksum of the first buffer.
+        second: The checksum of the second buffer.
+        size: The number of bytes of the second buffer.
     """
     return _gf2_product(first, _shift_matrix(size)) ^ second
 
 
 def mask_checksum(checksum: int) -> int:
-    """Return a checksum as TensorFlow stores it: checksums of data with checksums stay useful."""
+    """Return a checksum in the form that TensorFlow stores, which differs from a plain CRC."""
     return (((checksum >> 15) | (checksum << 17)) + _MASK) & 0xFFFFFFFF
 
 
@@ -62,7 +62,7 @@ def flat_bytes(buffer: Buffer) -> memoryview:
 
 @cache
 def byte_table() -> list[int]:
-    """Return the checksum of each single byte, without the inversions at both ends."""
+    """Return the checksums of the 256 single bytes, without the initial and final inversion."""
     table: list[int] = []
     for remainder in range(256):
         for _ in range(8):

@@ -28,7 +28,7 @@ _UNROLLED = 8  # words of 8 bytes per iteration
 
 
 def by_instruction() -> Function | None:
-    """Return the checksum function with SSE 4.2's or ARM's instruction; None if there is none."""
+    """Return the checksum function with an instruction of SSE 4.2 or ARM; None without support."""
     kind = _crc_instructions()
     return None if kind is None else _compile_module(_build_instruction_module(*kind))
 
@@ -37,7 +37,7 @@ def by_slices(table: list[int]) -> Function | None:
     """Return the checksum function with eight tables; None if LLVM cannot be loaded.
 
     Args:
-        table: The checksums of single bytes.
+        table: The checksums of the 256 single bytes.
     """
     tables = [table]
     for _ in range(7):
@@ -46,7 +46,7 @@ def by_slices(table: list[int]) -> Function | None:
 
 
 def _compile_module(module: object) -> Function | None:
-    """Return the compiled checksum function of a module; None if LLVM fails or the sums differ."""
+    """Return the compiled checksum function of a module; None if LLVM or a test sum fails."""
     try:
         address = _link_function(str(module))
     except (ImportError, RuntimeError, AttributeError):  # Other versions of llvmlite differ.
@@ -62,7 +62,7 @@ def _compile_module(module: object) -> Function | None:
 
 
 def _crc_instructions() -> tuple[str, str] | None:
-    """Return LLVM's names of the CRC32C instructions for 8 bytes and for 1; None without them."""
+    """Return LLVM's names of the CRC32C instructions for 8 bytes and for 1 byte, or None."""
     from llvmlite import binding
 
     machine = platform.machine().lower()
@@ -84,7 +84,7 @@ Step = Callable[[Any, Any, Any], Any]  # builder, address and checksum to the ne
 
 
 def _build_instruction_module(word_intrinsic: str, byte_intrinsic: str) -> object:
-    """Return an LLVM module with the checksum function, written with the processor's instructions.
+    """Return an LLVM module with the checksum function, using the processor's instructions.
 
     Args:
         word_intrinsic: LLVM's name of the instruction for 8 bytes.
@@ -114,7 +114,7 @@ def _build_instruction_module(word_intrinsic: str, byte_intrinsic: str) -> objec
 
 
 def _build_table_module(tables: list[int]) -> object:
-    """Return an LLVM module with the checksum function, which uses eight tables of 256 numbers."""
+    """Return an LLVM module with the checksum function, using eight tables of 256 numbers."""
     from llvmlite import ir
 
     i8, i32 = ir.IntType(8), ir.IntType(32)
@@ -124,7 +124,7 @@ def _build_table_module(tables: list[int]) -> object:
     constant.initializer = ir.Constant(kind, tables)  # pyright: ignore[reportAttributeAccessIssue]
 
     def look_up(builder: Any, table_index: int, address: Any, offset: int, crc: Any) -> Any:
-        """Return the table entry for a byte and the lowest byte of the checksum."""
+        """Build the lookup of one byte and the lowest byte of the checksum in a table."""
         byte = builder.xor(builder.zext(_load_word(builder, address, i8, offset), i32), crc)
         index = builder.add(
             builder.and_(byte, ir.Constant(i32, 255)), ir.Constant(i32, table_index * 256)
@@ -146,7 +146,7 @@ def _build_table_module(tables: list[int]) -> object:
 
 
 def _load_word(builder: Any, address: Any, kind: Any, offset: int = 0) -> object:
-    """Return code that loads an integer of type `kind` at an address plus offset."""
+    """Build and return the load of an integer of type `kind` at an address plus offset."""
     pointer = builder.add(address, address.type(offset))
     word = builder.load(builder.inttoptr(pointer, kind.as_pointer()))
     word.align = 1
@@ -156,14 +156,15 @@ def _load_word(builder: Any, address: Any, kind: Any, offset: int = 0) -> object
 def _write_function(
     module: object, state: object, word_size: int, by_words: Step, by_byte: Step
 ) -> object:
-    """Write the checksum function, of an address, a size and an initial checksum; return `module`.
+    """Add the function (address, size, initial checksum) -> checksum; return `module`.
 
     Args:
-        module: The LLVM module to write to.
+        module: The LLVM module, extended in place.
         state: The type of the checksum between steps.
         word_size: The number of bytes of a `by_words` step.
-        by_words: Writes a step over `word_size` bytes.
-        by_byte: Writes a step over one byte.
+        by_words: `by_words(builder, address, checksum)` builds a step over `word_size` bytes, and
+            returns the next checksum.
+        by_byte: Like `by_words`, for a step over one byte.
     """
     from llvmlite import ir
 
@@ -173,7 +174,7 @@ def _write_function(
     builder = ir.IRBuilder(function.append_basic_block("entry"))
 
     def add_loop(begin: object, end: object, step: int, first: Any, write_step: Step) -> Any:
-        """Write a loop of `write_step` while `step` bytes remain; return position and checksum."""
+        """Build a loop of `write_step` while `step` bytes remain; return position and checksum."""
         entry_block = builder.block
         loop_head, loop_body, loop_end = map(function.append_basic_block, ("head", "in", "out"))
         builder.branch(loop_head)
@@ -207,8 +208,7 @@ _libraries: list[object] = []
 def _link_function(llvm_ir: str) -> int:
     """Compile LLVM IR for this processor, and return the address of its checksum function.
 
-    The code is never freed. If llvmlite fails, ImportError, RuntimeError or AttributeError is
-    raised.
+    The code is never freed. Failures of llvmlite raise ImportError, RuntimeError or AttributeError.
     """
     from llvmlite import binding
 

@@ -28,7 +28,7 @@ class Contents:
 
     Attributes:
         document: Plain JSON: dictionaries, lists, strings, numbers, booleans, None.
-        tensors: Tensors by name.
+        tensors: {name: tensor}.
     """
 
     document: dict[str, Any]
@@ -43,13 +43,13 @@ def write(
 ) -> None:
     """Write a file atomically; see `atomic_write.replace`.
 
-    Tensors may change meanwhile: the checksums are those of the bytes that were written.
+    Other threads may change tensors meanwhile: checksums are of the written bytes.
 
     Args:
         path: The file.
-        stored_tensors: Tensors by name.
+        stored_tensors: {name: tensor}.
         document: A JSON object.
-        progress: Called with the number of bytes written so far and their total.
+        progress: `progress(bytes_written, total_bytes)` is called during writing.
 
     Raises:
         CheckpointWriteError: The file cannot be written; an old file is unchanged.
@@ -71,7 +71,7 @@ def write(
 def _tensor_pieces(
     stored_tensors: Mapping[str, StoredTensor], order: list[str], checksums: dict[str, int]
 ) -> Iterator[memoryview]:
-    """Yield the bytes of all tensors; add their checksums to `checksums`."""
+    """Yield the bytes of all tensors in pieces; add {name: checksum} to `checksums`."""
     piece = memoryview(bytearray(_PIECE))
     for name in order:
         view, checksum = stored_tensors[name].data, 0
@@ -89,17 +89,17 @@ def read(
 ) -> Contents:
     """Read a file, and verify the checksums of the tensors read.
 
-    All tensors share one allocation, which lives as long as one of them.
+    All tensors share one allocation, which is freed with the last of them.
 
     Args:
         path: The file.
         names: The tensors to read; by default all.
-        progress: Called with the number of bytes read so far and their total.
+        progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Raises:
         MissingFileError: The file does not exist.
         DataLossError: The file is damaged.
-        CheckpointMismatchError: The file's two descriptions of the tensors differ.
+        CheckpointMismatchError: The tensors in the header differ from those in the manifest.
         InvalidConfigError: The document is not valid JSON.
         UnsupportedCheckpointError: The file has a newer version.
         InvalidArgumentError: The path is a directory, a device or a pipe.
@@ -122,10 +122,10 @@ def read(
 
 
 def mapped(path: Path, progress: Progress | None = None) -> Contents:
-    """Read a file as `read` does, with tensors that are memory-mapped instead of copied.
+    """Read a file as `read` does, with memory-mapped tensors instead of copies.
 
-    Every checksum is verified first. The file may be replaced afterwards, but not changed in place
-    while a tensor is in use; writes to a tensor do not reach the file.
+    All checksums are verified first. While a tensor is in use, the file may be replaced, but must
+    not be changed in place. Writes to a tensor do not reach the file.
 
     Raises:
         ThalwegError: See `read`.
@@ -161,7 +161,7 @@ def describe(path: Path) -> Description:
 
 
 def verify(path: Path, progress: Progress | None = None) -> Description:
-    """Read and verify all of a file; return its description.
+    """Read a file completely, verify all checksums, and return its description.
 
     Raises:
         ThalwegError: See `read`.
@@ -174,7 +174,7 @@ def verify(path: Path, progress: Progress | None = None) -> Description:
 
 
 def is_container(path: Path) -> bool:
-    """Return True if a file begins as a thalweg file does; False if there is no file."""
+    """Return True if a file begins like a thalweg file; False if there is no file."""
     try:
         with atomic_write.open_for_reading(path) as stream:
             return header.begins_like_ours(stream.read(header.LENGTH + len(header.FIRST)))
@@ -183,7 +183,7 @@ def is_container(path: Path) -> bool:
 
 
 def _read_description(path: str, stream: BinaryIO) -> Description:
-    """Read and validate the header of an open file."""
+    """Read and validate the header of a file opened at its beginning."""
     size = os.fstat(stream.fileno()).st_size
     first = stream.read(header.LENGTH)
     if not header.begins_like_ours(first + stream.read(len(header.FIRST))):
@@ -204,9 +204,9 @@ def _read_description(path: str, stream: BinaryIO) -> Description:
 
 
 def _allocate_buffers(headers: Mapping[str, TensorHeader]) -> dict[str, memoryview]:
-    """Return aligned memory for tensors, by name.
+    """Return {name: aligned memory} for tensors, in one allocation.
 
-    It is one allocation: the system uses larger pages for it, which is faster.
+    For a large allocation the system uses larger pages, which is faster.
     """
     import numpy as np
 

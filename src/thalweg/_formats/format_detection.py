@@ -43,8 +43,8 @@ class FormatProbe(NamedTuple):
     """Detected format of a file.
 
     Attributes:
-        kind: A description.
-        advice: Advice.
+        kind: A description of the format.
+        advice: What the user can do with the file.
         error: The class of the error to raise.
     """
 
@@ -85,12 +85,12 @@ def is_keras_archive(first_bytes: bytes) -> bool:
 
 
 def refusal_error(path: str, stream: BinaryIO, expected: str) -> ThalwegError:
-    """Return the error for a file that has another format than expected.
+    """Return the error for a file whose format is not the expected format.
 
     Args:
         path: The file, for the message.
         stream: The open file.
-        expected: A description of the expected format: "file of thalweg".
+        expected: A description of the expected format, such as "file of thalweg".
     """
     size, first_bytes, last_bytes = _read_both_ends(stream)
     if header.nearly_begins(first_bytes):
@@ -117,7 +117,7 @@ def identify_file(stream: BinaryIO) -> FormatProbe | None:
 
 
 def _read_both_ends(stream: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return the size of a file, its first bytes and its last."""
+    """Return (size of a file, its first `PROBE_BYTES` bytes, its last 8 bytes)."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - 8))
     last_bytes = stream.read(8)
@@ -126,7 +126,7 @@ def _read_both_ends(stream: BinaryIO) -> tuple[int, bytes, bytes]:
 
 
 def _identify_bytes(first_bytes: bytes, last_bytes: bytes) -> FormatProbe | None:
-    """Return the format that the first and last bytes of a file indicate, or None."""
+    """Return the format that the first and last bytes of a file indicate; None if unknown."""
     for signature, probe in _SIGNATURES:
         if first_bytes.startswith(signature):
             return probe
@@ -157,7 +157,7 @@ def _identify_bytes(first_bytes: bytes, last_bytes: bytes) -> FormatProbe | None
 
 
 def _identify_zip(name: str) -> FormatProbe:
-    """Return the format of a zip archive by the name of its first member."""
+    """Return the format of a zip archive; `name` is its first member."""
     if name in _OF_KERAS:
         return FormatProbe("a `.keras` file", CONVERT_ADVICE, UnsupportedCheckpointError)
     if name.endswith(".npy"):
@@ -171,7 +171,7 @@ def _identify_zip(name: str) -> FormatProbe:
 
 
 def reader_of(kind: object) -> str:
-    """Return a description of the reader for a thalweg file.
+    """Return a sentence about the function that reads a thalweg file.
 
     Args:
         kind: The "kind" in the document of the file.

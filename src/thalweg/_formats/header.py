@@ -53,7 +53,7 @@ class TensorHeader:
         shape: The shape.
         checksum: The CRC32C of the tensor's bytes.
         begin: The offset of the tensor's bytes in the file.
-        bytes: The number of the tensor's bytes.
+        bytes: The number of bytes of the tensor.
     """
 
     dtype: str
@@ -69,7 +69,7 @@ class Description:
 
     Attributes:
         document: The document saved with the tensors.
-        tensors: The description of each tensor.
+        tensors: {name: description} of the tensors.
         bytes: The file's size.
     """
 
@@ -88,7 +88,7 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
         size: The file's size.
 
     Raises:
-        DataLossError: The header is damaged, or the file has another size than the header states.
+        DataLossError: The header is damaged, or the file's size is not that in the header.
         CheckpointMismatchError: Header and manifest differ.
         InvalidConfigError: The manifest is not valid JSON.
         UnsupportedCheckpointError: The file has a newer version.
@@ -111,20 +111,20 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
 
 
 def begins_like_ours(first_bytes: bytes) -> bool:
-    """Return True if a file begins as a thalweg file does, as far as its bytes go."""
+    """Return True if the bytes after the length are the beginning of a thalweg header."""
     prefix = first_bytes[LENGTH : LENGTH + len(FIRST)]
     return bool(prefix) and FIRST.startswith(prefix)
 
 
 def nearly_begins(first_bytes: bytes) -> bool:
-    """Return True if a file begins as a thalweg file does except for a few damaged bytes."""
+    """Return True if one to three of the first bytes differ from those of a thalweg header."""
     prefix = first_bytes[LENGTH : LENGTH + len(FIRST)]
     differ = sum(byte != expected for byte, expected in zip(prefix, FIRST, strict=False))
     return len(prefix) == len(FIRST) and 0 < differ <= _DAMAGED
 
 
 def check_sum(path: str, name: str, stored_checksum: int, actual: int) -> None:
-    """Raise DataLossError if a checksum is not the stored one."""
+    """Raise DataLossError if a checksum differs from the stored checksum."""
     if stored_checksum != actual:
         raise DataLossError(
             f"{path}: {name}: Checksum does not match: stored {stored_checksum} vs. calculated on"
@@ -139,13 +139,13 @@ def seal_header(length: bytes, text: bytes) -> bytes:
 
 
 def _replace_checksum(text: bytes, checksum: bytes) -> bytes:
-    """Return the header with other checksum digits."""
+    """Return the header with `checksum` as the digits of its checksum."""
     begin = BEGIN.match(text)
     return text if begin is None else text[: begin.start(2)] + checksum + text[begin.end(2) :]
 
 
 def _parse_header(path: str, text: bytes) -> dict[str, Any]:
-    """Return the JSON object of a header; raise DataLossError if damaged."""
+    """Return the JSON object of a header; raise DataLossError if it is damaged."""
     try:
         header = json_text.loads(text)
     except json_text.DuplicateKeyError as error:
@@ -157,7 +157,7 @@ def _parse_header(path: str, text: bytes) -> dict[str, Any]:
 
 
 def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
-    """Return the manifest in the metadata; raise if missing or of a newer version."""
+    """Return the manifest in the metadata; raise if it is missing or invalid."""
     text = metadata.get("manifest")
     if metadata.keys() != {"format", "version", "checksum", "manifest"} or type(text) is not str:
         raise DataLossError(f"{path}: header: The metadata have no manifest.")
@@ -175,7 +175,7 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
 def _parse_tensors(
     path: str, raw_header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, TensorHeader]:
-    """Return the tensors of a header; raise if header, manifest and file size do not agree."""
+    """Return {name: description} of the tensors; raise if header, manifest and file size differ."""
     tensors: dict[str, TensorHeader] = {}
     end = start
     for name, entry in raw_header.items():
@@ -197,7 +197,7 @@ def _parse_tensors(
 
 
 def _parse_entry(path: str, name: str, encoded: object, start: int, end: int) -> TensorHeader:
-    """Return one entry of the header; raise DataLossError unless its bytes begin at `end`."""
+    """Return one header entry; raise DataLossError unless its bytes begin at `end` in the file."""
     entry = cast(dict[str, Any], encoded) if isinstance(encoded, dict) else {}
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise DataLossError(f"{path}: {name[:200]!r}: The header's entry is not one of a tensor.")
@@ -223,14 +223,14 @@ def _is_whole_numbers(encoded: object) -> TypeGuard[list[int]]:
 
 
 def is_shape(encoded: object) -> TypeGuard[list[int]]:
-    """Return True if JSON is a list of sizes with a product that fits into memory."""
+    """Return True if JSON is a list of sizes whose product fits into memory."""
     if not _is_whole_numbers(encoded) or len(encoded) > _DIMENSIONS:
         return False
     return prod(length for length in encoded if length) < _LARGEST
 
 
 def _differences(headers: dict[str, TensorHeader], manifest: dict[str, object]) -> Iterable[str]:
-    """Yield a line for each tensor that header and manifest describe differently."""
+    """Yield one line per tensor that header and manifest describe differently."""
     for name in headers.keys() - manifest.keys():
         yield f"{name[:200]!r} is in the header only"
     for name, encoded in manifest.items():
@@ -256,7 +256,7 @@ def _is_entry(encoded: object) -> TypeGuard[tuple[str, list[int], int]]:
 
 
 def safetensors_form(dtype: str, shape: Iterable[int]) -> tuple[str, list[int]]:
-    """Return dtype and shape in a safetensors header: complex numbers become pairs of floats."""
+    """Return (dtype, shape) for a safetensors header; complex numbers become pairs of floats."""
     if dtype in _PAIRS:
         return _PAIRS[dtype], [*shape, 2]
     return dtype, list(shape)
@@ -270,8 +270,8 @@ class Draft:
         document: The document of the file.
 
     Attributes:
-        order: The names of the tensors in the order of the file: wide items first, so that all are
-            aligned.
+        order: The names of the tensors in the order of the file: the largest elements first, so all
+            tensors are aligned.
         reserved: The number of bytes of length and header.
 
     Raises:
@@ -310,7 +310,7 @@ class Draft:
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:
-        """Return the JSON header with this manifest and a checksum of zeros, not padded."""
+        """Return the JSON header with this manifest, unpadded, with zeros as its checksum."""
         begin = {"format": "thalweg", "version": str(VERSION), "checksum": "0" * 8}
         entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0

@@ -31,8 +31,8 @@ def loads(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        InvalidConfigError: The text is not JSON, or has a key twice (DuplicateKeyError), NaN, an
-            infinite or very long number, more than 100 levels, or too many parts.
+        InvalidConfigError: The text is not JSON, repeats a key (DuplicateKeyError), has NaN, an
+            infinite or very long number, more than 100 levels, or too many elements.
     """
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
@@ -61,8 +61,8 @@ def dumps(content: object) -> str:
     """Return JSON text that `loads` reads; tuples become lists.
 
     Raises:
-        InvalidTypeError: The content has something else than dictionaries with strings as keys,
-            lists, tuples, strings, numbers, booleans and None.
+        InvalidTypeError: The content is not made of dictionaries with strings as keys, lists,
+            tuples, strings, numbers, booleans and None.
         InvalidArgumentError: The content has NaN, an infinite or very long number, text that is not
             Unicode, or more than 100 levels.
     """
@@ -71,9 +71,9 @@ def dumps(content: object) -> str:
 
 
 def _is_deep(text: str) -> bool:
-    """Return True if brackets are nested deeper than `DEPTH`, without recursion.
+    """Return True if brackets are nested deeper than `DEPTH`.
 
-    Python's parser would need a stack as deep as the text.
+    The check is not recursive; Python's parser would need a stack as deep as the text.
     """
     if text.count("[") + text.count("{") <= DEPTH:
         return False
@@ -97,7 +97,7 @@ def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def as_object(parsed: Any) -> dict[str, Any]:
-    """Return a JSON object; an empty one instead of anything else."""
+    """Return `parsed` if it is a dict, else {}."""
     return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else {}
 
 
@@ -122,7 +122,7 @@ def _parse_int(digits: str) -> int:
 
 
 def _check_value(content: object, path: tuple[str, ...]) -> None:
-    """Raise if a value cannot be written as strict JSON; `path` has the keys that lead to it."""
+    """Raise if a value cannot be strict JSON; `path` has the keys that lead to the value."""
     if len(path) > DEPTH:
         raise InvalidArgumentError(f"{'/'.join(path[:3])}... has more than {DEPTH} levels.")
     if content is None or isinstance(content, bool):

@@ -18,7 +18,7 @@ _PATTERNS = ("variables/variables.index", "*.index", f"*{ENDING}", "*.keras", "*
 
 
 class PathKind(Enum):
-    """Format of a path; the values are the file's writer, or the kind itself."""
+    """Format of the file at a path, or the reason why there is no checkpoint."""
 
     OURS = "thalweg"
     BUNDLE = "tensorflow"
@@ -36,7 +36,7 @@ class ResolvedPath:
     """Path of a checkpoint with its format.
 
     Attributes:
-        path: The argument for its reader: the file, or the prefix of a TensorFlow checkpoint.
+        path: The file, or the prefix of a TensorFlow checkpoint, as the reader expects it.
         kind: The format.
     """
 
@@ -66,14 +66,14 @@ class ResolvedPath:
         Raises:
             MissingFileError: The path does not exist, or is a directory or list of checkpoints.
             UnsafeCheckpointError: The file is a pickle.
-            DataLossError: The format is unknown or not supported; the message names it.
+            DataLossError: The format is unknown or not supported; the message names the format.
         """
         if not self.writer:
             raise _ERRORS[self.kind](self.path)
         return self
 
     def path_if_ours(self) -> str:
-        """Return the path of a thalweg file.
+        """Return the path as text if it is a thalweg file.
 
         Raises:
             UnsupportedCheckpointError: The path is a checkpoint of TensorFlow or Keras.
@@ -86,7 +86,7 @@ class ResolvedPath:
         return self.path
 
     def of_savers(self) -> ResolvedPath:
-        """Return this path if `tf.train`'s savers read it.
+        """Return this path if the savers of `tf.train` read it.
 
         Raises:
             UnsupportedCheckpointError: The path is a file of Keras.
@@ -103,13 +103,15 @@ class ResolvedPath:
 def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
     """Return the checkpoint at a path, with its format.
 
-    The first of these that exists: a thalweg or Keras file of exactly this name; a thalweg file
-    with ".safetensors" after it, as savers write them; a checkpoint of TensorFlow; any other file.
-    So a thalweg file is preferred to a TensorFlow checkpoint beside it, which is "x.index" then.
+    The first existing candidate counts: a thalweg or Keras file of exactly this name; a thalweg
+    file with ".safetensors" appended; a TensorFlow checkpoint with this prefix; any other file. So
+    "x" is the thalweg file "x.safetensors", even beside a TensorFlow checkpoint "x.index".
+
+    If nothing exists, the kind is `PathKind.MISSING`.
 
     Args:
-        path: A file; a checkpoint of TensorFlow without the endings of its files, or one of these;
-            or a thalweg file without ".safetensors".
+        path: A file; a TensorFlow checkpoint's prefix or one of its files; or a thalweg file
+            without ".safetensors".
 
     Raises:
         InvalidArgumentError: The path is a device or a pipe.
@@ -139,7 +141,7 @@ def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
 
 
 def _by_content(path: str) -> PathKind:
-    """Return the format of a file by its content."""
+    """Return the format of an existing file by its content."""
     if container.is_container(path):
         return PathKind.OURS
     with atomic_write.open_for_reading(path) as stream:
@@ -156,7 +158,7 @@ def _by_content(path: str) -> PathKind:
 
 
 def _no_file(path: str) -> ThalwegError:
-    """Return the error for a path that does not exist, with a hint at similar names."""
+    """Return the error for a path that does not exist, with a hint at a similar name."""
     if os.path.islink(path):
         return MissingFileError(f"{path} is a link to {os.readlink(path)!r}, and leads to no file.")
     directory, name = os.path.split(path)
@@ -181,7 +183,7 @@ def _folder_error(path: str) -> ThalwegError:
 
 
 def _state_file_error(path: str) -> ThalwegError:
-    """Return the error for the file "checkpoint", which lists checkpoints; names the newest one."""
+    """Return the error for TensorFlow's list "checkpoint", with a hint at the newest checkpoint."""
     directory, name = os.path.split(path)
     return MissingFileError(
         f"{path} lists the checkpoints of its folder, and holds none: give one of them"
@@ -206,7 +208,7 @@ _ERRORS = {
 
 
 def _suggest_newest(directory: str, name: str | None = None) -> str:
-    """Return a hint about the newest checkpoint of a directory; "" if there is none."""
+    """Return a hint at the newest checkpoint of a directory; "" if there is none."""
     from thalweg._formats import bundle
 
     with contextlib.suppress(ThalwegError, OSError):
@@ -218,6 +220,6 @@ def _suggest_newest(directory: str, name: str | None = None) -> str:
 
 
 def _list_checkpoints(directory: str) -> list[str]:
-    """Return the files of a directory named like checkpoints, sorted by pattern and name."""
+    """Return the paths in a directory that look like checkpoints, sorted by pattern and name."""
     patterns = [os.path.join(glob.escape(directory), pattern) for pattern in _PATTERNS]
     return [path for pattern in patterns for path in sorted(glob.glob(pattern))]

@@ -10,23 +10,23 @@ Dated = tuple[str, float]
 
 
 def _spare_after(saved_time: float, mark: float, span: float) -> float | None:
-    """Return the time of a checkpoint if it is `span` after the last retained one, else None."""
+    """Return `saved_time` if it is at least `span` after `mark`, else None."""
     return saved_time if saved_time - span >= mark else None
 
 
 class Keeper:
-    """List of the newest checkpoints; older ones are deleted, or retained for good.
+    """List of the newest checkpoints; older checkpoints are deleted, or retained for good.
 
-    Savers follow this order: write the new file, list it as the newest, then delete what is
-    `too_old`. So a crash at any time leaves a checkpoint to continue from.
+    Savers write the new file, list it as the newest, then delete what `too_old` yields. So a crash
+    at any time leaves a checkpoint to continue from.
 
     Args:
         most: The number of newest checkpoints; None for all.
         span: One older checkpoint is retained per so many seconds; None for none.
-        mark: The time of the last retained checkpoint, initially.
+        mark: The time of the last checkpoint that was retained for good.
         newest: The existing checkpoints, the oldest first.
-        spare: Called with the time of a checkpoint that is too old, the mark and the span. Returns
-            the new mark to retain the checkpoint, None to delete it.
+        spare: `spare(time, mark, span)` returns the new mark to retain a checkpoint that is too
+            old, or None to delete it.
     """
 
     def __init__(
@@ -52,7 +52,10 @@ class Keeper:
         return Keeper(self.most, self._span, self.mark, newest, self._spare)
 
     def too_old(self, most: int | None = None) -> Iterator[str]:
-        """Remove old checkpoints from the list, `most` at most; yield the paths to delete."""
+        """Remove old checkpoints from the list, at most `most`; yield the paths to delete.
+
+        Checkpoints that are retained for good are removed, but not yielded.
+        """
         surplus = 0 if self.most is None else max(len(self.newest) - self.most, 0)
         for _ in range(surplus if most is None else min(surplus, most)):
             path, saved_time = self.newest.pop(0)

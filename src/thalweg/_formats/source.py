@@ -14,16 +14,15 @@ UNDEFINED = 2**64 - 1  # the address of missing data
 
 
 class SourceFile:
-    """A file with arbitrary content.
+    """An untrusted file, on disk or in memory.
 
-    Structures of a valid file do not overlap, so reading each once reads at most as many bytes as
-    the file has. A file for which more than twice as many are read is damaged, or made to be read
-    forever.
+    Structures of a valid file do not overlap, so reading them all reads at most `size` bytes.
+    Reading more than twice `size` raises, as the file is damaged or malicious.
 
     Args:
         title: The name of the file in errors.
-        size: The number of its bytes.
-        read: Returns a number of bytes from an offset on, in memory that nothing else writes to.
+        size: The number of bytes.
+        read: `read(offset, size)` returns bytes of the file, in memory that nothing else writes to.
     """
 
     def __init__(self, title: str, size: int, read: Callable[[int, int], memoryview]) -> None:
@@ -34,7 +33,7 @@ class SourceFile:
         self._visited: set[int] = set()
 
     def read_part(self, begin: int, size: int, label: str) -> FilePart:
-        """Return some bytes.
+        """Return a range of bytes.
 
         Args:
             begin, size: Offset and number of the bytes.
@@ -58,28 +57,28 @@ class SourceFile:
         return buffer
 
     def charge_read(self, size: int, offset: int) -> None:
-        """Count bytes as read; raise `DataLossError` if they exceed twice the file's size."""
+        """Count bytes as read; raise DataLossError if the total exceeds twice the file's size."""
         self._budget -= size
         if self._budget < 0:
             raise self.data_loss_error(offset, "structures of the file overlap")
 
     def visit_once(self, address: int, label: str) -> None:
-        """Mark an address as read; raise `DataLossError` the second time."""
+        """Mark an address as read; raise DataLossError if it is already marked."""
         if address in self._visited:
             raise self.data_loss_error(address, f"{label} is reached twice")
         self._visited.add(address)
 
     def read_structure(self, begin: int, size: int, signature: bytes, label: str) -> FilePart:
-        """Return a structure whose next byte is the one after its signature; read it only once.
+        """Return a structure, positioned after its signature; a second read of it raises.
 
         Args:
-            begin, size: Offset and number of the bytes, signature included.
+            begin, size: Offset and number of the bytes, including the signature.
             signature: The bytes with which a valid structure begins.
             label: A description for errors.
 
         Raises:
-            DataLossError: The signature is another, the file is too short, or the structure at
-                `begin` was read before.
+            DataLossError: The signature differs, the file is too short, or the structure was read
+                before.
         """
         self.visit_once(begin, label)
         piece = self.read_part(begin, size, label)
@@ -105,7 +104,7 @@ class SourceFile:
 
 
 class FilePart:
-    """Some bytes of a file, read sequentially.
+    """A range of bytes of a file, read sequentially.
 
     Attributes:
         source: The file.
@@ -137,21 +136,21 @@ class FilePart:
         return self.data[self._position - size : self._position]
 
     def take_part(self, size: int) -> FilePart:
-        """Return the next bytes as a part that is read separately."""
+        """Return the next bytes as a separate `FilePart`."""
         begin = self.offset
         return FilePart(self.source, self.take(size), begin)
 
     def take_number(self, width: int) -> int:
-        """Return the next bytes as a little-endian number."""
+        """Return the next bytes as an unsigned little-endian number."""
         return int.from_bytes(self.take(width), "little")
 
     def take_address(self) -> int | None:
-        """Return the next eight bytes as an address; None if it is undefined."""
+        """Return the next eight bytes as an address; None for the undefined address."""
         address = self.take_number(8)
         return None if address == UNDEFINED else address
 
     def take_stored_address(self, label: str) -> int:
-        """Return the next eight bytes as an address; raise `DataLossError` if it is undefined."""
+        """Return the next eight bytes as an address; raise DataLossError if it is undefined."""
         address = self.take_address()
         if address is None:
             raise self.source.data_loss_error(self.offset - 8, f"{label} is not stored")
@@ -175,11 +174,11 @@ class FilePart:
 
 @contextlib.contextmanager
 def open_source(path: Path, progress: Progress | None = None) -> Generator[SourceFile]:
-    """Open a file, and yield its bytes while the block runs.
+    """Open a file, and yield it as a `SourceFile` that is usable in the `with` block.
 
     Args:
         path: The file.
-        progress: Called with the bytes read so far and their total.
+        progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Raises:
         MissingFileError: The file does not exist.

@@ -43,7 +43,7 @@ class StoredTensor:
     Attributes:
         dtype: The dtype in safetensors' terms, "F32"; "C64" and "C128" for complex numbers.
         shape: The shape.
-        data: The bytes, little-endian, row by row: `product(shape) * itemsize` of them.
+        data: The `product(shape) * itemsize` bytes, little-endian, in row-major order.
     """
 
     dtype: str
@@ -51,7 +51,7 @@ class StoredTensor:
     data: memoryview
 
     def tensor(self) -> Tensor:
-        """Return the tensor; it shares memory with `data` if that is writable and aligned.
+        """Return the bytes as a tensor; it shares memory with `data` if writable and aligned.
 
         Raises:
             DataLossError: A bool is neither 0 nor 1.
@@ -64,11 +64,11 @@ class StoredTensor:
         return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Return the tensor as a NumPy array.
+        """Return the bytes as an array; it shares memory with `data` if writable and aligned.
 
         Raises:
             DataLossError: A bool is neither 0 nor 1.
-            UnsupportedCheckpointError: NumPy has no such dtype.
+            UnsupportedCheckpointError: NumPy does not have the dtype.
         """
         import numpy as np
 
@@ -102,7 +102,7 @@ class TensorInfo:
 
     Attributes:
         name: The name.
-        dtype: The dtype as in `StoredTensor`; TensorFlow's name for other types, such as "string".
+        dtype: The dtype as in `StoredTensor`; for unsupported types TensorFlow's, such as "string".
         shape: The shape.
         bytes: The number of bytes in the file.
     """
@@ -121,11 +121,11 @@ def dtype_of(name: str) -> dtype:
 
 
 def of_tensor(tensor: Tensor) -> StoredTensor:
-    """Return the bytes of a tensor; copied only if they are not contiguous CPU memory.
+    """Return the bytes of a tensor; contiguous CPU memory is shared, not copied.
 
     Raises:
         LayoutError: The storage of the tensor is too small.
-        InvalidTypeError: The tensor is sparse, quantized, nested, or a subclass of several tensors.
+        InvalidTypeError: The tensor is sparse, quantized, nested, or a wrapper subclass.
         InvalidArgumentError: The tensor is on the meta device.
     """
     import numpy as np

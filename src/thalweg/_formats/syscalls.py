@@ -37,7 +37,7 @@ def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) 
 
 
 def without_links(path: str) -> str:
-    """Return the file that a path leads to; it need not exist."""
+    """Return the path of the file that links at `path` lead to; the file need not exist."""
     for _ in range(_LINKS):
         directory, name = os.path.split(path)
         if name in ("", ".", ".."):
@@ -59,11 +59,11 @@ def status(path: str) -> os.stat_result | None:
 
 
 def give_ownership(descriptor: int, previous: os.stat_result) -> None:
-    """Set owner and group of a new file; without that right, remove group access.
+    """Set a new file's owner and group; without permission, remove the group's access instead.
 
     Args:
         descriptor: The new file, open.
-        previous: The status of the other file.
+        previous: The status of the file that has the owner and group.
     """
     current = retry_interrupted(os.fstat, descriptor)
     is_same = (current.st_uid, current.st_gid) == (previous.st_uid, previous.st_gid)
@@ -83,7 +83,7 @@ def close(descriptor: int) -> None:
 
 
 def start_writeback(descriptor: int, begin: int, size: int) -> None:
-    """Start writing to the disk now, instead of at `fsync`."""
+    """Start writing a range of a file to the disk now, instead of at `fsync`."""
     advise = getattr(os, "posix_fadvise", None)
     if advise is not None:
         with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def start_writeback(descriptor: int, begin: int, size: int) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """Wait until written bytes are on the disk."""
+    """Wait until the written bytes of a file are on the disk."""
     # On macOS, `fsync` leaves the bytes in the disk's cache.
     full: Any = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None and fcntl is not None:
@@ -104,7 +104,7 @@ def sync(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def opened_folder(path: str) -> Generator[int | None]:
-    """Open a directory, yield its descriptor, and close it; yield None on systems without them."""
+    """Open a directory, yield its descriptor, and close it; without O_DIRECTORY, yield None."""
     if not hasattr(os, "O_DIRECTORY"):
         yield None
         return
@@ -119,7 +119,7 @@ def opened_folder(path: str) -> Generator[int | None]:
 
 
 def sync_folder(directory: int | None) -> None:
-    """Wait until the disk has the names in a directory."""
+    """Wait until the entries of a directory are on the disk; do nothing for None."""
     if directory is None:
         return
     try:
@@ -137,7 +137,7 @@ def make_temporary_name(target: str) -> str:
 
 
 def remove_abandoned(target: str) -> None:
-    """Delete the temporary files of `target` that no process writes any more."""
+    """Delete the temporary files of `target` that no process is writing."""
     if os.name != "posix":
         return
     directory, name = os.path.split(target)
@@ -151,7 +151,7 @@ def remove_abandoned(target: str) -> None:
 
 
 def _is_abandoned(path: str, process: int) -> bool:
-    """Return True if neither this process nor the one in the file's name is writing it."""
+    """Return True if no process is writing a temporary file; `process` is the id in its name."""
     if path in active_paths:
         return False
     # An unknown file with the id of this process is from an earlier one: in containers, ids repeat.
@@ -172,7 +172,7 @@ def _is_alive(process: int) -> bool:
 
 
 def lock_file(descriptor: int) -> None:
-    """Lock a file until it is closed. Processes of other containers see the lock, too."""
+    """Lock a file until it is closed. The lock is visible in other containers, too."""
     if fcntl is not None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

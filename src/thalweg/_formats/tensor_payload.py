@@ -26,7 +26,7 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some bytes of one tensor: offset in the file, and destination or None."""
+    """A range of bytes of one tensor: offset in the file, and destination or None."""
 
     name: str
     begin: int
@@ -46,12 +46,12 @@ def read_tensors(
     Args:
         path: The file, for messages.
         stream: The open file.
-        headers: The tensors.
-        buffers: Memory for tensors by name; others are read and discarded.
-        progress: Called with the number of bytes read so far and their total.
+        headers: {name: description} of the tensors.
+        buffers: {name: memory}; tensors without memory are only verified.
+        progress: None, or `progress(bytes_read, total_bytes)` is called during reading.
 
     Raises:
-        DataLossError: The file is too short, or a checksum is not the stored one.
+        DataLossError: The file is too short, or a checksum differs from the stored checksum.
         OSError: The file cannot be read.
     """
     bytes_read, total = 0, sum(entry.bytes for entry in headers.values())
@@ -79,7 +79,7 @@ def read_tensors(
 def _batch_pieces(
     headers: Mapping[str, TensorHeader], buffers: Mapping[str, memoryview]
 ) -> Iterator[list[_Piece]]:
-    """Yield batches of pieces of tensors, in file order, each of `_BATCH` bytes."""
+    """Yield lists of pieces of tensors in file order, with 4 MiB per list."""
     batch: list[_Piece] = []
     batch_size = 0
     for name, entry in sorted(headers.items(), key=lambda item: item[1].begin):
@@ -101,7 +101,7 @@ def _batch_pieces(
 def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
 ) -> Generator[list[int]]:
-    """Yield `work(batch)` in order; several threads work if `total` bytes are many."""
+    """Yield `work(batch)` for all batches in order; above 32 MiB, computed in threads."""
     threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
     if threads == 1 or total <= _SMALL_TOTAL:
         yield from map(work, batches)
@@ -119,7 +119,7 @@ def _available_cores() -> int:
 
 
 def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[int]:
-    """Read pieces and return the checksum of each one alone."""
+    """Read the pieces of a batch, and return one checksum per piece."""
     scratch = memoryview(bytearray(_CACHED if any(piece.memory is None for piece in batch) else 0))
     checksums: list[int] = []
     for piece in batch:
@@ -135,7 +135,7 @@ def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[i
 
 
 def _read_into(stream: BinaryIO, memory: memoryview, begin: int) -> bool:
-    """Fill memory from an offset of a file; return False if the file is too short."""
+    """Fill memory from offset `begin` of a file; return False if the file is too short."""
     if not hasattr(os, "preadv"):
         stream.seek(begin)
         buffer = stream.read(len(memory))

@@ -49,7 +49,7 @@ class Saving:
         """Wait until the file is complete.
 
         Raises:
-            CheckpointWriteError: The file cannot be written. A second call does not raise again.
+            CheckpointWriteError: The file could not be written. Only the first call raises this.
             FailedPreconditionError: This process was forked during the save.
         """
         self._check_process()
@@ -59,7 +59,7 @@ class Saving:
             raise error
 
     def is_there(self) -> bool:
-        """Return True if writing has ended, and no error of it remains to be raised by `wait`."""
+        """Return True if writing has ended, and `wait` has no error to raise."""
         return self._is_finished and self._error is None
 
     def is_elsewhere(self) -> bool:
@@ -95,12 +95,12 @@ def save_async(
 ) -> Saving:
     """Copy a training as `save` does and return; a thread writes the copy to the file.
 
-    If slots are sharded over ranks, a thread of rank 0 writes. Arguments and errors are those of
-    `save`. A save to the same path that is not complete is waited for first.
+    Arguments and errors are as for `save`. If slots are sharded over ranks, only rank 0 writes. An
+    incomplete save to this path is completed first.
 
     Returns:
-        The save in progress: call its `wait()` before you read the file. An error of writing is
-        raised by that, or else by the next save to the same path.
+        The save in progress: call its `wait()` before you read the file. `wait()` raises an error
+        of writing. If `wait()` is not called, the next save to this path raises the error.
     """
     for other in [other for other, saving in _active_saves.items() if saving.is_there()]:
         _active_saves.pop(other, None)

@@ -36,7 +36,7 @@ class ZeroFiles:
         directory: The folder, for messages.
         stage: The stage of ZeRO, 1 to 3.
         ranks: The optimizer state of each rank.
-        shapes: The shapes of parameters by their names, for each group.
+        shapes: For each group {name of parameter: shape}.
         clip: The maximum of the norm of gradients; 0 for none.
     """
 
@@ -51,7 +51,7 @@ class ZeroFiles:
         return InvalidArgumentError(f"{self.directory}: {problem}.")
 
     def base(self, rank: int) -> Mapping[str, Any]:
-        """Return the state dict of the wrapped optimizer that a rank saved; raise if malformed."""
+        """Return the wrapped optimizer's state dict, as saved by `rank`; raise if malformed."""
         state = self.ranks[rank]
         name = "base_optimizer_state" if self.stage < 3 else "optimizer_state_dict"
         base = state.get(name)
@@ -63,7 +63,7 @@ class ZeroFiles:
         return cast("Mapping[str, Any]", base)
 
     def row(self, candidate: object, label: str) -> Tensor:
-        """Return a floating-point tensor flat and detached; raise if `candidate` is none."""
+        """Return a tensor, flat and detached; raise unless it is a floating-point tensor."""
         problem = flaw(candidate)
         if problem or not isinstance(candidate, Tensor) or not candidate.is_floating_point():
             raise self.fail(f"{label} is {problem or show_value(candidate)}, not a row of numbers")
@@ -71,9 +71,9 @@ class ZeroFiles:
 
 
 def find_folder(path: Path) -> Path | None:
-    """Return `path` if it has optimizer states of ranks, else the folder in it that "latest" names.
+    """Return the folder with the optimizer states of the ranks, or None if there is none.
 
-    "latest" is a text file in `path`. Return None if neither folder has such files.
+    It is `path` itself, or else its subfolder that the text file "latest" in `path` names.
     """
     if any(_OF_RANK.fullmatch(file.name) for file in path.glob("*_optim_states.pt")):
         return path
@@ -86,15 +86,14 @@ def find_folder(path: Path) -> Path | None:
 
 
 def read_zero(directory: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
-    """Return the state dict of an optimizer from the files of all ranks.
+    """Return one state dict {"state": ..., "param_groups": ...} from the files of all ranks.
 
-    Groups have the model's names of parameters as "param_names", and the maximum norm of gradients
-    as "max_grad_norm". The state of a parameter has its slots, its "step", and its float32 value
-    as "master".
+    A parameter's state has its slots as full tensors, "step", and the float32 value as "master".
+    The groups have "param_names", and "max_grad_norm", the maximum norm of gradients.
 
     Args:
         directory: The folder with the files.
-        load_file: Called with a path; returns the unpickled contents.
+        load_file: `load_file(path)` returns the unpickled contents of a file.
 
     Raises:
         InvalidArgumentError: Files are missing or damaged, or of a layout that is not supported.
@@ -123,11 +122,11 @@ def _read_files(directory: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
 
     Args:
         directory: The folder with the files *_optim_states.pt, one for each data-parallel rank.
-        load_file: Returns the content of a file, a dict.
+        load_file: `load_file(path)` returns the contents of a file, a dict.
 
     Raises:
-        InvalidArgumentError: The file of a rank or of the model is missing; a file is of model,
-            pipeline or expert parallelism; or the stage is not 1, 2 or 3, or differs between ranks.
+        InvalidArgumentError: A file is missing, or is of model, pipeline or expert parallelism; or
+            the stage is not 1, 2 or 3, or differs between ranks.
     """
     paths: dict[int, Path] = {}
     for file in sorted(directory.glob("*_optim_states.pt")):
@@ -167,7 +166,7 @@ def _read_files(directory: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
 
 
 def _get_entry(contents: object, name: str, kind: type) -> Any:
-    """Return the entry `name` of a file's dict; raise InvalidArgumentError unless it has a type."""
+    """Return `contents[name]`; raise InvalidArgumentError if it is missing or is not a `kind`."""
     entry = contents.get(name) if isinstance(contents, Mapping) else None
     if not isinstance(entry, kind):
         raise InvalidArgumentError(
@@ -177,7 +176,7 @@ def _get_entry(contents: object, name: str, kind: type) -> Any:
 
 
 def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
-    """Return the groups with shapes as tuples; raise for impossible shapes and repeated names."""
+    """Return {name: shape tuple} per group; raise for impossible shapes and repeated names."""
     shapes: Shapes = []
     for group in groups:
         checked: dict[str, tuple[int, ...]] = {}
@@ -196,12 +195,12 @@ def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
 
 
 def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
-    """Return the param groups that rank 0 saved, with parameters as consecutive numbers.
+    """Return the param groups that rank 0 saved, with "params" as indices over all groups.
 
-    Added are "zero_stage", "param_names" and "max_grad_norm".
+    "zero_stage", "param_names" and "max_grad_norm" are added.
 
     Raises:
-        InvalidArgumentError: The groups are malformed, or their number differs from that of shapes.
+        InvalidArgumentError: The groups are malformed, or `shapes` has more or fewer groups.
     """
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(
@@ -223,7 +222,7 @@ def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
 
 
 def _read_masters(files: ZeroFiles) -> list[list[Tensor]]:
-    """Return the float32 parameters as saved: for each rank a flat row per group."""
+    """Return the float32 parameters as saved: for each rank a list of one flat tensor per group."""
     name = "single_partition_of_fp32_groups" if files.stage < 3 else "fp32_flat_groups"
     rows: list[list[Tensor]] = []
     for rank, state in enumerate(files.ranks):
@@ -233,7 +232,7 @@ def _read_masters(files: ZeroFiles) -> list[list[Tensor]]:
 
 
 def _list_slots(files: ZeroFiles) -> list[str]:
-    """Return the names of the slots: state entries with more than one element."""
+    """Return the names of the slots: tensors in the first state that are not scalars."""
     states = files.base(0)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' is {show_value(states)}, not a dict")
@@ -244,7 +243,7 @@ def _list_slots(files: ZeroFiles) -> list[str]:
 
 
 def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
-    """Return the flat rows of a slot that a rank saved, one per group in ascending order."""
+    """Return the flat tensors of a slot that `rank` saved, one per group in ascending order."""
     states = files.base(rank)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
@@ -258,9 +257,10 @@ def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 
 
 def _list_steps(files: ZeroFiles) -> list[Any]:
-    """Return one step count per parameter: that in the group's state, or else in its options.
+    """Return one step count per parameter, from the state of its group, else from the group's
+    options.
 
-    In stage 3, the state of the first group counts for all. Raises if a count is missing.
+    In stage 3, the state of the first group counts for all groups. Raise if a count is missing.
     """
     states = files.base(0)["state"]  # is a dict: `_list_slots` has looked
     values = [entries.get("step") for entries in states.values() if isinstance(entries, Mapping)]
@@ -277,17 +277,15 @@ def _list_steps(files: ZeroFiles) -> list[Any]:
 
 
 def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> dict[str, Tensor]:
-    """Return {parameter: full tensor} for stages 1 and 2, in which each rank has a slice of a flat
-    row.
+    """Return {parameter: full tensor} for stages 1 and 2: each rank has a slice of a flat tensor.
 
     Args:
         files: The files.
-        ranks: For each rank its slice of the flat row of each group.
+        ranks: For each rank its slice of the flat tensor of each group.
         label: The name of these tensors in errors.
 
     Raises:
-        InvalidArgumentError: The number of groups differs from that of shapes, or a row is too
-            short.
+        InvalidArgumentError: The number of groups is wrong, or a flat tensor is too short.
     """
     values: dict[str, Tensor] = {}
     if any(len(rows) != len(files.shapes) for rows in ranks):
@@ -308,17 +306,16 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> d
 
 
 def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> dict[str, Tensor]:
-    """Return {parameter: full tensor} for stage 3, in which each rank has an equal slice of each
-    parameter.
+    """Return {parameter: full tensor} for stage 3: each rank has an equal slice of each parameter.
 
     Args:
         files: The files.
-        ranks: For each rank its flat rows, one per group; the slices of small parameters are
-            padded.
+        ranks: For each rank a list of one flat tensor per group: the slices, end to end. Slices of
+            small parameters are padded.
         label: The name of these tensors in errors.
 
     Raises:
-        InvalidArgumentError: A row is too short.
+        InvalidArgumentError: A flat tensor is too short.
     """
     no_values = torch.zeros(0, dtype=torch.float32, device="cpu")
     rows = [torch.cat(pieces) if pieces else no_values for pieces in ranks]

@@ -30,12 +30,12 @@ class Listing:
     """Contents of a file.
 
     Attributes:
-        path: The file; for TensorFlow checkpoints the prefix of their names.
+        path: The file; for TensorFlow checkpoints the prefix of their file names.
         kind: "thalweg", "tensorflow", or "keras".
         tensors: The tensors, in the order of the file.
-        document: The metadata of a thalweg file and its "step", or None; for others "step" and
-            "optimizer", if present.
-        optimizers: Descriptions of the optimizers and steps in other files.
+        document: The metadata of a thalweg file, and "step" (None if unknown). For TensorFlow and
+            Keras only "step" and "optimizer", if known.
+        optimizers: Descriptions of the optimizers and steps, for TensorFlow and Keras.
     """
 
     path: str
@@ -51,13 +51,13 @@ class Listing:
 
 
 def list_file(path: Path, progress: Progress | None = None) -> Listing:
-    """Return the names, dtypes and shapes of the tensors of a file, and its metadata.
+    """Return the names, dtypes and shapes of a file's tensors, and its metadata.
 
-    Of thalweg and TensorFlow files, only tensors that count steps are read.
+    Of thalweg and TensorFlow files, only scalars are read, to find the step count.
 
     Args:
         path: The file.
-        progress: Called with the bytes read of a Keras file and their total.
+        progress: For a Keras file, `progress(bytes_read, total_bytes)` is called.
 
     Raises:
         MissingFileError: The file does not exist.
@@ -84,8 +84,8 @@ def _describe_optimizer(path: str) -> tuple[dict[str, object], tuple[str, ...]]:
     """Return the step and optimizer of a TensorFlow or Keras file.
 
     Returns:
-        A document with "step" and "optimizer", as far as they are known, and lines of text for the
-        user. If the file cannot be read: {} and the error.
+        A dict with "step" and "optimizer", if known, and lines of text for the user. If the file
+        cannot be read: {} and one line with the error.
     """
     try:
         outline = load_outline(path)
@@ -108,14 +108,14 @@ def has_checksums(path: Path) -> bool:
 
 
 def list_verified(path: Path, progress: Progress | None = None) -> Listing:
-    """Read a whole file, compare its checksums, and return its contents as `list_file` does.
+    """Verify the checksums of a file, and return its contents as `list_file` does.
 
     Args:
         path: The file.
-        progress: Called with the bytes read and their total.
+        progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Raises:
-        DataLossError: A tensor, which the message names, or the file is damaged.
+        DataLossError: The file is damaged; the message names a damaged tensor.
         ThalwegError: The file does not exist, is unsafe to read, or of an unsupported version.
     """
     location = locate_checkpoint(path).check_readable()
@@ -134,15 +134,15 @@ def differences(
 ) -> list[str]:
     """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
-    If exactly one is a thalweg file, it is compared with what `convert` makes of the other. If
-    `convert` cannot make it, the only line has the reason.
+    If only one file is a thalweg file, it is compared with the result of `convert` for the other
+    file. If `convert` fails, the only line has the reason.
 
     Args:
         path_a, path_b: The files, of any format.
-        rules: Optional. The rules that `convert` was called with; files that `convert` wrote
+        rules: Optional. The rules that `convert` was called with. Files that `convert` wrote
             contain their rules.
-        progress: Called with a path; returns the function that is called with the bytes read of
-            this file and their total, or None.
+        progress: `progress(path)` returns the function that is called with (bytes read, total) of
+            this file, or None.
 
     Raises:
         DataLossError: A file is damaged.
@@ -174,11 +174,11 @@ def compare_tensors(
     path_b: Path,
     tensors_b: Mapping[str, StoredTensor],
 ) -> list[str]:
-    """Return one line per difference between two sets of tensors; [] if all bits are equal.
+    """Return one line per difference between the tensors of two files; [] if all bits are equal.
 
     Args:
-        path_a, path_b: The paths of the files, which the lines name.
-        tensors_a, tensors_b: The tensors of the files, by name.
+        path_a, path_b: The paths of the files, for the lines.
+        tensors_a, tensors_b: {name: tensor} of the files.
     """
     file_a, file_b = os.fspath(path_a), os.fspath(path_b)
     lines = [f"{name!r} is in {file_a} only" for name in tensors_a if name not in tensors_b]
@@ -219,7 +219,7 @@ def _list_tensors(stored_tensors: Mapping[str, StoredTensor]) -> list[TensorInfo
 
 
 def _compare_tensor(name: str, tensor_a: StoredTensor, tensor_b: StoredTensor) -> list[str]:
-    """Return a list of one line on how two tensors called `name` differ; [] if bits are equal."""
+    """Return one line on how two tensors called `name` differ, in a list; [] if bits are equal."""
     if (tensor_a.dtype, tensor_a.shape) != (tensor_b.dtype, tensor_b.shape):
         kinds = [f"{tensor.dtype} {tensor.shape}" for tensor in (tensor_a, tensor_b)]
         return [f"{name!r} is {' and '.join(kinds)}"]
@@ -261,12 +261,11 @@ _COUNTERS = ("iterations", "global_step")
 
 
 def step_of(path: Path, description: Description) -> int | None:
-    """Return the step count that a file records, or None.
+    """Return the step count that a file records, or None if missing or damaged.
 
-    The first count that exists is returned, of these: "step" in the header, from a
-    `CheckpointManager`; the integer scalar `iterations`, from Keras; the integer scalar
-    `global_step`; the exponent of a saved power of beta2 or beta1, whose base is an argument of the
-    optimizer in the header. No other tensors are read. Damaged tensors give None.
+    The first of these counts: "step" in the header, from a `CheckpointManager`; the integer scalar
+    `iterations`, from Keras; the integer scalar `global_step`; the exponent of a saved power of
+    beta2 or beta1, whose beta is in the header. No other tensors are read.
 
     Args:
         path: The file.
@@ -304,7 +303,7 @@ def _steps_from_powers(
 ) -> int | None:
     """Return the step count that a beta power implies, or None.
 
-    `powers` maps the argument of each beta to the name of its power.
+    `powers` maps the name of a power's tensor to the argument, {"...beta2_power": "beta2"}.
     """
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():
@@ -318,7 +317,7 @@ def _steps_from_powers(
 
 
 def _tensor_name(fields: Mapping[str, object], name: str) -> str:
-    """Return the name of the tensor at a key of nested JSON objects; "" if there is none."""
+    """Return the name of the tensor under key `name`, also in nested objects; "" if missing."""
     tensor_name = as_object(fields.get(name)).get(kinds.TENSOR)
     if isinstance(tensor_name, str):
         return tensor_name
@@ -327,7 +326,7 @@ def _tensor_name(fields: Mapping[str, object], name: str) -> str:
 
 
 def _find_argument(arguments: Mapping[str, object], name: str) -> Any:
-    """Return an argument of an optimizer, or of one that it wraps; None if neither has it."""
+    """Return the argument `name` of an optimizer or of a wrapped optimizer; None if missing."""
     if name in arguments:
         return arguments[name]
     nested_arguments = [
@@ -339,13 +338,13 @@ def _find_argument(arguments: Mapping[str, object], name: str) -> Any:
 
 
 def format_arguments(encoded: Any) -> str:
-    """Return arguments as text: "learning_rate=0.1, beta_1=0.9"; without those that are None."""
+    """Return arguments that are not None as text: "learning_rate=0.1, beta_1=0.9"."""
     arguments = as_object(encoded).items()
     return ", ".join(f"{name}={in_words(x)}" for name, x in arguments if x is not None)
 
 
 def in_words(encoded: Any) -> str:
-    """Return a value of an optimizer description as text, such as "ExponentialDecay(...)"."""
+    """Return an encoded argument of an optimizer as text, such as "ExponentialDecay(...)"."""
     if isinstance(encoded, list):
         return f"[{', '.join(map(in_words, cast(list[Any], encoded)))}]"
     fields = as_object(encoded)

@@ -28,13 +28,13 @@ _SCALARS = (
 
 
 class Writer:
-    """Encoder of Python values as JSON; collects their tensors by name.
+    """Encoder of Python values as JSON; collects the tensors in the values by name.
 
     Args:
-        copies: True if tensors are copied; otherwise they must not change before they are written.
+        copies: True to copy tensors; otherwise they must not change before they are written.
 
     Attributes:
-        tensors: The tensors so far, by name.
+        tensors: {name: tensor}, extended by each call.
     """
 
     def __init__(self, copies: bool = True) -> None:
@@ -42,11 +42,11 @@ class Writer:
         self._copies = copies
 
     def __call__(self, python_value: Any, name: str) -> Any:
-        """Return a value as JSON; add its tensors to `tensors` as `name` or `name` and "/...".
+        """Return a value as JSON; its tensors are added to `tensors` as `name`, or `name` + "/...".
 
         Raises:
-            InvalidTypeError: The value has something other than numbers, text, None, tensors,
-                arrays, and lists, tuples and dicts of those.
+            InvalidTypeError: The value contains anything but numbers, text, None, tensors, arrays,
+                lists, tuples and dicts.
         """
         value_type: type[Any] = python_value.__class__
         if python_value is None or type(python_value) in (bool, int, str):
@@ -78,7 +78,7 @@ class Writer:
         return {DICT: [[self(key, name), encoded] for key, encoded in json_values.items()]}
 
     def _add_tensor(self, array: Any, name: str) -> str:
-        """Add a tensor to `tensors`; return its name there, made unique by "#1", "#2"."""
+        """Add a tensor to `tensors`; return its unique key, `name` or `name` with "#1", "#2"."""
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
         if problem is not None:
@@ -92,11 +92,11 @@ class Writer:
 
 
 class JsonReader:
-    """Decoder of the JSON and the named tensors of `Writer`.
+    """Decoder of the JSON that `Writer` returns.
 
     Args:
-        tensors: The tensors by name.
-        copies: True if tensors are copied.
+        tensors: {name: tensor}.
+        copies: True to return copies of the tensors.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], copies: bool = False) -> None:
@@ -104,10 +104,10 @@ class JsonReader:
         self._copies = copies
 
     def __call__(self, encoded: Any) -> Any:
-        """Return the Python value of JSON from `Writer`.
+        """Return the Python value that `Writer` encoded.
 
         Raises:
-            InvalidConfigError: A marked dict has an unknown mark or an invalid content.
+            InvalidConfigError: A marked dict, such as {"$tuple": [...]}, is invalid.
             NotFoundError: A tensor is missing in `tensors`.
         """
         if isinstance(encoded, list):
@@ -126,12 +126,12 @@ class JsonReader:
             raise InvalidConfigError(f"{mark} of {str(fields[mark])[:80]} is nothing.") from error
 
     def read_marked(self, mark: str, content: Any) -> object:
-        """Return the Python value of a dict whose only key is `mark`: a tensor, NumPy scalar, tuple
-        ...
+        """Return the Python value of the dict {mark: content}, such as a tensor, tuple or NumPy
+        scalar.
 
         Raises:
             NotFoundError: A tensor is missing in `tensors`.
-            InvalidConfigError: The mark or a dtype is unknown. A malformed `content` raises any
+            InvalidConfigError: The mark or a dtype is unknown. Malformed `content` may raise any
                 error.
         """
         if mark == TENSOR:

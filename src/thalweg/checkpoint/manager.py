@@ -41,10 +41,10 @@ class Kept:
     """A checkpoint of a directory.
 
     Attributes:
-        step: The number of the checkpoint.
+        step: The step number of the checkpoint.
         path: The file.
-        time: When the checkpoint was taken, in seconds since 1970.
-        metrics: The metrics that the checkpoint was saved with.
+        time: The time of the save, in seconds since 1970.
+        metrics: The metrics that were passed to `CheckpointManager.save`.
     """
 
     step: int
@@ -54,35 +54,35 @@ class Kept:
 
 
 def latest(directory: str | os.PathLike[str], name: str = "checkpoint") -> Path | None:
-    """Return the checkpoint of a directory that was saved last; None if there is none.
+    """Return the path of the checkpoint that was saved last, or None if the directory has none.
 
     Args:
         directory: A directory that a `CheckpointManager` writes to.
-        name: The beginning of the files' names.
+        name: The first part of the file names, "checkpoint" in "checkpoint-12.safetensors".
     """
     checkpoints = _list_checkpoints(Path(directory), name)
     return checkpoints[-1].path if checkpoints else None
 
 
 class CheckpointManager:
-    """Directory of numbered checkpoints: the last ones, some older ones and the best are retained.
+    """Directory of numbered checkpoints; retains the last, some older ones, and the best.
 
-    Each save decides from the existing files which ones to delete, so a restarted training goes on
-    as if it had not stopped. The last checkpoints are those saved last, whatever their numbers: a
-    training that went back to an earlier step continues from that step.
+    Each save reads the existing files to decide which files to delete, so a restarted training
+    continues as if uninterrupted. "Last" means last saved, whatever the step number: a training
+    that went back to an earlier step continues from there.
 
     Args:
         directory: The directory; created if it does not exist.
         keep: The number of last checkpoints to retain; None retains all.
-        keep_every: Optional. A time in seconds: one older checkpoint is retained per such span.
-        best: Optional. The name of a metric: the checkpoint with its best value is retained.
+        keep_every: Optional. A time in seconds: one older checkpoint is retained per interval.
+        best: Optional. The name of a metric whose best checkpoint is retained.
         mode: "min" if the lowest value is the best, "max" if the highest is.
-        name: The beginning of the files' names: "checkpoint" in "checkpoint-12.safetensors".
-        asynchronous: True if a thread writes the files while the training goes on.
-        clock: Returns the time in seconds since 1970.
+        name: The first part of the file names, "checkpoint" in "checkpoint-12.safetensors".
+        asynchronous: True to write the files in a thread while the training goes on.
+        clock: `clock()` returns the time in seconds since 1970.
 
     Raises:
-        InvalidArgumentError: A number is below 1, or `mode` is neither.
+        InvalidArgumentError: `keep`, `keep_every`, `mode` or `name` is invalid.
 
     Example:
         >>> import tempfile, thalweg
@@ -140,22 +140,22 @@ class CheckpointManager:
         extra: object = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Path:
-        """Save a training under a number, and delete the checkpoints that are not retained.
+        """Save a training under a step number, and delete the checkpoints that are not retained.
 
         If slots are sharded over ranks, all ranks call this method, and rank 0 writes.
 
         Args:
-            step: The number, 0 or more.
+            step: The step number, 0 or more.
             optimizer, variables, module, extra: The training, as for `thalweg.checkpoint.save`.
-            metrics: Optional. Numbers by name, the metric called `best` among them.
+            metrics: Optional. {name: number}; must contain the manager's metric `best`, if set.
 
         Returns:
-            The file. If a thread writes the file, it is complete after `wait` or the next `save`,
-            which also raises an error of that thread, after starting to write its own file.
+            The path of the file. With `asynchronous=True`, the file is complete only after `wait()`
+            or the next `save`. The next `save` also raises an error of writing this file, but
+            starts to write its own file first.
 
         Raises:
-            InvalidArgumentError: `step` is not an integer from 0 on, or `best` is not among the
-                metrics.
+            InvalidArgumentError: `step` is not an integer of 0 or more, or `metrics` lacks `best`.
         """
         checked_step = _step_number(step)
         metric_values = dict(metrics or {})
@@ -186,9 +186,7 @@ class CheckpointManager:
         return path
 
     def _time_after_all(self) -> float:
-        """Return the present time; or, after a clock was set back, one just after the latest
-        checkpoint.
-        """
+        """Return the present time; after a clock was set back, a time just after the last save."""
         present, newest = self._clock(), self.checkpoints()[-1:]
         return max([present, *(math.nextafter(checkpoint.time, math.inf) for checkpoint in newest)])
 
@@ -206,8 +204,8 @@ class CheckpointManager:
         """Wait for the save in progress and forget it; if it succeeds, delete old checkpoints.
 
         Returns:
-            The exception that the save failed with, or None. A save that the process before a fork
-            still writes is forgotten without waiting, and None is returned.
+            The exception of a failed save, else None. After a fork, a save that the parent process
+            still writes is forgotten without waiting.
         """
         saving, self._saving = self._saving, None
         if saving is None or saving.is_elsewhere():
@@ -236,21 +234,21 @@ class CheckpointManager:
             step: Optional. The number of the checkpoint. A save in progress is completed first.
             optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
                 describes one. False ignores the file's optimizer.
-            variables, module: The variables and the module that were saved, with the same names.
-                `variables=False` without a module restores no variables.
-            check_arguments: True if the arguments of `optimizer` must equal the saved ones.
-            convert: True if state of `thalweg.optim` is converted to the form that `optimizer` has.
-            progress: Optional. Called with the bytes read and their total.
+            variables, module: The variables and module, named as in the file. `variables=False`
+                without a module restores no variables.
+            check_arguments: True to raise if arguments of `optimizer` differ from the saved ones.
+            convert: True to convert state of `thalweg.optim` to the storage format of `optimizer`.
+            progress: Optional. `progress(bytes_read, total_bytes)` is called during reading.
 
         Returns:
-            The optimizer, `extra`, the metrics, the step, and names of everything not restored.
+            The optimizer, `extra`, the metrics, the step, and the names of parts not restored.
 
         Raises:
-            InvalidArgumentError: `step` is not an integer from 0 on.
-            MissingFileError: There is no checkpoint, or none with this number.
+            InvalidArgumentError: `step` is not an integer of 0 or more.
+            MissingFileError: There is no checkpoint, or no checkpoint `step`.
             ThalwegError: The checkpoint cannot be restored; see `thalweg.checkpoint.restore`.
-                Without `step`, a damaged file raises if its number or modification time is the
-                latest, and a file of a newer format version always raises.
+                Without `step`, a damaged file raises only if its number or modification time is the
+                latest. A file of a newer format version always raises.
         """
         self.wait()
         paths = _files_by_step(self.directory, self._name)
@@ -275,7 +273,7 @@ class CheckpointManager:
         """Restore the latest checkpoint; return None and change nothing if there is none.
 
         Returns:
-            The results of `restore`, or None.
+            The result of `restore`, or None.
 
         Raises:
             ThalwegError: The latest checkpoint cannot be restored; see `restore`.
@@ -303,8 +301,8 @@ class CheckpointManager:
     def _newest_readable(self) -> Path | None:
         """Return the path of the latest checkpoint, or None if the directory has none.
 
-        Raise the error of an unreadable file if its number or time is later, or its format newer;
-        warn of other unreadable files.
+        Raise the error of an unreadable file if the file's step or modification time is later, or
+        its format version newer. Warn of all other unreadable files.
         """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None
@@ -355,7 +353,7 @@ class CheckpointManager:
     def _remove_old(self) -> None:
         """Delete the checkpoints that `keep`, `keep_every` and `best` do not retain.
 
-        A file that cannot be deleted causes a CheckpointWarning. Nothing is deleted if `keep` is
+        If a file cannot be deleted, warn with a CheckpointWarning. Delete nothing if `keep` is
         None, or if another process writes the files.
         """
         if self._keep is None or not self._can_remove:
@@ -373,14 +371,14 @@ class CheckpointManager:
 
 @dataclass(frozen=True)
 class _UnreadableFile:
-    """A file named like a checkpoint that cannot be restored, with the error of reading it."""
+    """A file that is named like a checkpoint but cannot be read, with the error."""
 
     step: int
     path: Path
     error: ThalwegError
 
     def may_follow(self, newest: Kept) -> bool:
-        """Return True if the file may be newer than a checkpoint, by number or time."""
+        """Return True if the file's step, time or format version may be later than `newest`."""
         if self.step > newest.step or isinstance(self.error, UnsupportedCheckpointError):
             return True
         try:
@@ -394,7 +392,7 @@ class _UnreadableFile:
 
 
 def _list_checkpoints(directory: Path, name: str) -> list[Kept]:
-    """Return the readable checkpoints of a directory in the order of saving; warn of the others."""
+    """Return the readable checkpoints in the order of saving; warn of unreadable files."""
     checkpoints, unreadable = _scan_directory(directory, name)
     for file in unreadable:
         file.warn_unreadable()
@@ -402,7 +400,7 @@ def _list_checkpoints(directory: Path, name: str) -> list[Kept]:
 
 
 def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_UnreadableFile]]:
-    """Return (readable checkpoints in the order of saving, unreadable files with their errors)."""
+    """Return (readable checkpoints in the order of saving, unreadable files with errors)."""
     checkpoints, unreadable = list[Kept](), list[_UnreadableFile]()
     for step, path in _files_by_step(directory, name).items():
         try:
@@ -424,7 +422,7 @@ def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_Unrea
 
 
 def _step_number(step: Any) -> int:
-    """Return `step` as an int; raise InvalidArgumentError unless it is an integer from 0 on."""
+    """Return `step` as an int; raise InvalidArgumentError unless it is an integer of 0 or more."""
     try:
         checked_step = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
@@ -437,7 +435,7 @@ def _step_number(step: Any) -> int:
 
 
 def _files_by_step(directory: Path, name: str) -> dict[int, Path]:
-    """Return {number: path} of the files of a directory that are named like checkpoints."""
+    """Return {step: path} of the files in a directory called "<name>-<step>.safetensors"."""
     pattern = re.compile(re.escape(name) + r"-(\d{1,18})" + re.escape(SUFFIX))
     if not directory.is_dir():
         return {}

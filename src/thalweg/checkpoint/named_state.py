@@ -29,11 +29,12 @@ NAMELESS = "Variable"  # the result of `name_of` for tensors without a name
 
 
 def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
-    """Return variables, and the parameters and buffers of a module, by name.
+    """Return {name: tensor} of `variables`, and of a module's parameters and persistent buffers.
 
     Raises:
-        InvalidTypeError: `module` is not a module, or `variables` has something other than tensors.
-        InvalidArgumentError: Two tensors have the same name, or one has no name or no shape yet.
+        InvalidTypeError: `module` is not a module, or `variables` contains an object that is not a
+            tensor.
+        InvalidArgumentError: Two tensors share a name, or a tensor has no name or no shape yet.
     """
     tensors: dict[str, Any] = {}
     if module is not None:
@@ -60,8 +61,8 @@ def name_tensors(variables: Variables | None, module: object) -> dict[str, Tenso
 def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return {name in `state_dict()`: tensor} of the parameters and persistent buffers of a module.
 
-    The tensors are those of the module itself, not detached. A shared tensor occurs under each of
-    its names. Hooks of `state_dict` are not called, and extra state is left out.
+    Tensors are not detached. A shared tensor occurs under all its names. Hooks of `state_dict` are
+    not called, and extra state is left out.
     """
     tensors: dict[str, Tensor] = {}
     submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))
@@ -74,10 +75,10 @@ def _tensors_of_module(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _by_name(variables: Variables) -> dict[str, Tensor]:
-    """Return {name: tensor} of a mapping, whose keys are the names, or of tensors with names.
+    """Return {name: tensor}; `variables` is a dict by name, or a list of tensors with names.
 
     Raises:
-        InvalidArgumentError: A tensor has no name, or two have the same.
+        InvalidArgumentError: A tensor has no name, or two tensors share a name.
         InvalidTypeError: `variables` is a module.
     """
     if isinstance(variables, Mapping):
@@ -104,12 +105,12 @@ def _by_name(variables: Variables) -> dict[str, Tensor]:
 
 
 def slots_of(optimizer: object) -> SlotStore | None:
-    """Return the slot store of an optimizer or of an `optimize_loss` step; None for others."""
+    """Return the slot store of an optimizer or an `optimize_loss` step; None for other objects."""
     return getattr(optimizer, "_slots", None)
 
 
 def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable:
-    """Return the optimizer, wrapped in a `TorchOptimizerAdapter` if it is a torch optimizer.
+    """Return the optimizer; a torch-style optimizer is wrapped in a `TorchOptimizerAdapter`.
 
     Raises:
         InvalidTypeError: The object is not an optimizer of the library or of torch.
@@ -136,14 +137,14 @@ def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, A
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """Return a context manager that holds the optimizer's lock and yields the `Loading` of a state.
+    """Return a context manager that locks the optimizer and yields the `Loading` of a state.
 
-    The state is validated when the context is entered; the `Loading` sets it only when run.
+    The state is validated when the context is entered, and set when `state.restore` gets the
+    `Loading`.
 
     Args:
         state: The saved state.
-        named_tensors: Variables by their names in the file; {} if the optimizer knows its
-            variables.
+        named_tensors: {name in the file: variable}; {} if the optimizer has its variables.
 
     Raises:
         FailedPreconditionError: The state has slots, and the optimizer no variables.
@@ -168,7 +169,7 @@ def prepare_loading(
 
 
 def _require_variables(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Raise FailedPreconditionError for slots if an optimizer of `v1` has no variables yet."""
+    """Raise FailedPreconditionError if there is state, but a `v1` optimizer has no variables."""
     if state and optimizer._needs_variables and not optimizer._owners():
         raise FailedPreconditionError(
             f"The file has slots such as {next(iter(state))!r} and the optimizer has no variables"
@@ -178,7 +179,7 @@ def _require_variables(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> Loading:
-    """Return the `Loading` that sets variables to values of a file.
+    """Return the `Loading` that sets variables to the values in a file; nothing is set yet.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
@@ -192,7 +193,7 @@ def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, obj
 
 
 def _prefix_hint(named_tensors: Mapping[str, object], saved_values: Mapping[str, object]) -> str:
-    """Return a sentence about why names differ, such as a wrapping module; "" if none is known."""
+    """Return a hint at the reason for different names, such as a wrapping module; "" if unknown."""
     for prefix in _WRAPPER_PREFIXES:
         if {f"{prefix}{name}" for name in saved_values} == {*named_tensors}:
             return f" The module given wraps the one that was saved: give that inside {prefix!r}."
@@ -213,7 +214,7 @@ _GIVE = "Give the variables themselves: module=model, or dict(model.named_parame
 def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[Tensor]) -> None:
     """Raise InvalidArgumentError if a named tensor is a detached alias of one of the variables.
 
-    That is, it has the memory of a variable but is another object, as in `state_dict()`.
+    A detached alias shares the variable's memory but is not a variable, as in `state_dict()`.
     """
     addresses = {variable.data_ptr() for variable in variables if variable.numel()}
     for name, tensor in named_tensors.items():
@@ -225,9 +226,9 @@ def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[T
 
 
 def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return {name: tensor} with DTensors replaced by their full values, gathered from all ranks.
+    """Return a copy of a dict of tensors, with DTensors as full tensors gathered from all ranks.
 
-    All ranks must call this function. Other tensors are returned as they are.
+    All ranks must call this function.
     """
     local_shards = make_local_shards(list(named_tensors.values()))
     return {
@@ -239,11 +240,11 @@ def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _FileNames:
-    """Function that returns file names of variables; other variables keep their names.
+    """Function that maps a list of variables to their names in a file.
 
     Args:
-        named_tensors: Variables by name.
-        requires_all: True if a variable that is not in `named_tensors` raises InvalidArgumentError.
+        named_tensors: {name: variable}.
+        requires_all: True to raise InvalidArgumentError for variables not in `named_tensors`.
     """
 
     def __init__(self, named_tensors: Mapping[str, Tensor], requires_all: bool = False) -> None:
@@ -255,8 +256,8 @@ class _FileNames:
     def __call__(self, variables: Sequence[Tensor]) -> list[str]:
         """Return the name in the file of each variable, in the order of `variables`.
 
-        A variable that is not in `named_tensors` keeps the name that the optimizer gives it, with
-        `requires_all=False`. Equal names are made distinct.
+        With `requires_all=False`, a variable that is not in `named_tensors` gets the optimizer's
+        name for it. Equal names are made distinct.
 
         Raises:
             InvalidArgumentError: A variable is not in `named_tensors`, with `requires_all=True`.
@@ -275,10 +276,7 @@ class _FileNames:
 
 
 def extra_states(module: Module | None) -> dict[str, Any]:
-    """Return the extra states of a module and its submodules, by their names in `state_dict`.
-
-    Args:
-        module: The module. None returns an empty dictionary.
+    """Return {name in `state_dict`: extra state} of a module and its submodules; {} for None.
 
     Raises:
         InvalidTypeError: A module has `get_extra_state` but no `set_extra_state`.
@@ -290,11 +288,11 @@ def extra_states(module: Module | None) -> dict[str, Any]:
 
 @contextmanager
 def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Generator[None]:
-    """Set the extra states of a module; restore the former ones if the `with` block raises.
+    """Set the extra states of a module; restore the former states if the `with` block raises.
 
     Args:
-        module: The module; None has no extra states.
-        states: The states by name, from `extra_states` of such a module.
+        module: The module, or None if `states` is empty.
+        states: {name in `state_dict`: extra state}, as from `extra_states`.
 
     Raises:
         CheckpointMismatchError: A state is missing, or belongs to no submodule. Nothing was set.
@@ -317,7 +315,7 @@ def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Ge
 
 
 def _modules_with_state(module: Module | None) -> dict[str, Any]:
-    """Return the submodules that have an extra state, by the name of the state in `state_dict`."""
+    """Return {name of extra state in `state_dict`: submodule} of submodules with extra state."""
     if module is None:
         return {}
     submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))

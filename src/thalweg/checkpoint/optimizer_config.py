@@ -47,13 +47,11 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
 
     Args:
         optimizer: The optimizer.
-        variables: Variables by their names in a file, with which arguments that are variables are
-            encoded.
+        variables: {name in a file: variable}; arguments that are variables are encoded by name.
 
     Returns:
-        "class": the registered name, or "mine:" and the name of a user's class; "arguments": all
-        arguments that affect the result of a step, by name. Functions, rules and classes of the
-        user are represented by their names.
+        {"class": name, "arguments": {name: JSON value}}. The name of a user's class begins with
+        "mine:". Functions, rules and classes of the user are represented by their names.
 
     Raises:
         InvalidTypeError: An argument has a type that cannot be encoded.
@@ -70,14 +68,14 @@ def _name_of_class(cls: type[object]) -> str:
 def describe_differences(
     saved_config: Mapping[str, Any], config: Mapping[str, Any], loaded_names: Any
 ) -> list[str]:
-    """Return one line per difference between two descriptions of `describe_optimizer`; [] if equal.
+    """Return one line per difference between two results of `describe_optimizer`; [] if equal.
 
     If the classes differ, the only line says so.
 
     Args:
         saved_config: The description in the file.
         config: The description of the existing optimizer.
-        loaded_names: Names of arguments that loading sets: their numbers may differ.
+        loaded_names: Names of arguments that loading sets; different numbers are no difference.
     """
     if saved_config["class"] != config["class"]:
         return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]
@@ -91,10 +89,10 @@ def describe_differences(
 
 
 def _value_differences(name: str, current_value: object, saved_value: object) -> list[str]:
-    """Return lines on how two JSON values differ; `name` is the path to the value.
+    """Return one line per difference between two JSON values; `name` is the path of the values.
 
-    Objects with the same keys are compared key by key, where keys that begin with "$" are not part
-    of the path. Two other values, such as lists, give one line, or none if they are equal.
+    Objects with equal keys are compared key by key; the key is appended to the path, unless it
+    begins with "$". Any other pair of values, such as lists, gives one line if they differ.
     """
     if current_value == saved_value:
         return []
@@ -115,7 +113,7 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
 
     Args:
         config: The description, from `describe_optimizer`.
-        variables: Variables by name, for learning rates that follow a variable.
+        variables: {name: variable}, for arguments that are variables.
 
     Raises:
         InvalidConfigError: The class does not accept the arguments.
@@ -153,7 +151,7 @@ class _ConfigWriter(Writer):
     """Encoder of an optimizer's class and arguments as JSON.
 
     Args:
-        names: Names of variables by their `id`.
+        names: {id(variable): name}.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -169,10 +167,10 @@ class _ConfigWriter(Writer):
         }
 
     def __call__(self, python_value: Any, name: str) -> Any:
-        """Return an argument of an optimizer, or a value in an argument, as JSON.
+        """Return an argument of an optimizer, or a value inside an argument, as JSON.
 
-        `Writer` encodes all but schedules, rules, optimizers, tensors, classes, dtypes and sets.
-        Functions, rules and schedules of the user become `{YOURS: text}`, which only names them.
+        Schedules, rules, optimizers, tensors, classes, dtypes and sets are encoded here, all else
+        by `Writer`. User functions, rules and schedules become {"$yours": description}.
         """
         argument: object = python_value
         if isinstance(argument, LearningRateSchedule):
@@ -198,7 +196,7 @@ class _ConfigWriter(Writer):
         return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
-        """Return an optimizer, rule or factory argument as a marked dict."""
+        """Return a marked dict of an argument that `maker`, an entry of registry `kind`, made."""
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.describe(argument)}
         name = kind.name_of(maker)
@@ -210,7 +208,7 @@ class _ConfigWriter(Writer):
         return {RATE: {"function": name, "arguments": arguments}}
 
     def _describe_tensor(self, tensor: Tensor) -> object:
-        """Return a marked dict: the name of a variable, or the number of a scalar tensor."""
+        """Return {"$variable": name}, {"$number": ...} or {"$yours": text} for a tensor."""
         variable_name = name_of(tensor, "").split(":")[0] if is_variable(tensor) else ""
         name = self._names.get(id(tensor), variable_name)
         if name:
@@ -232,7 +230,7 @@ class _ConfigReader(JsonReader):
     """Decoder of the JSON of `_ConfigWriter`.
 
     Args:
-        variables: Variables by name.
+        variables: {name: variable}.
     """
 
     def __init__(self, variables: Mapping[str, Tensor]) -> None:
@@ -240,7 +238,7 @@ class _ConfigReader(JsonReader):
         self._variables = variables
 
     def read_marked(self, mark: str, content: Any) -> Any:
-        """Return the object that a marked dict describes.
+        """Return the object that the dict {mark: content} describes.
 
         Args:
             mark: The only key of the dict, such as "$schedule".
@@ -305,23 +303,23 @@ def _short_repr(encoded: object) -> str:
 
 
 def list_schedule_states(optimizer: object) -> dict[str, dict[str, Any]]:
-    """Return {path of an argument: state dict} of the learning-rate schedules that have a state.
+    """Return {path of an argument: state dict} of an optimizer's schedules that have a state.
 
-    A path is such as "learning_rate" or, in a wrapped optimizer, "inner.learning_rate".
+    A path is "learning_rate", for example, or in a wrapped optimizer "inner.learning_rate".
     """
     return {name: rate.state_dict() for name, rate in _find_schedules(optimizer).items()}
 
 
 def prepare_schedules(optimizer: object, states: Mapping[str, object], must_match: bool) -> Loading:
-    """Return the loading that sets the states of an optimizer's schedules; nothing is set yet.
+    """Return the `Loading` that sets the states of an optimizer's schedules; nothing is set yet.
 
     Args:
         optimizer: The optimizer.
         states: The states from `list_schedule_states`.
-        must_match: False to ignore missing and superfluous states.
+        must_match: False to ignore states that are missing or belong to no schedule.
 
     Raises:
-        CheckpointMismatchError: A state is missing, or belongs to no schedule, with `must_match`.
+        CheckpointMismatchError: With `must_match`, a state is missing or belongs to no schedule.
     """
     rates = _find_schedules(optimizer)
     problems = differences([], {name: None for name in states if name not in rates})
@@ -341,7 +339,7 @@ def prepare_schedules(optimizer: object, states: Mapping[str, object], must_matc
 def _find_schedules(optimizer: Any, prefix: str = "") -> dict[str, Any]:
     """Return {path of an argument: learning-rate schedule} of the schedules that have a state.
 
-    Those of wrapped optimizers are included, with `prefix` and the argument's name in their paths.
+    Paths begin with `prefix`. Schedules of wrapped optimizers are included.
     """
     rates: dict[str, Any] = {}
     for name, argument in optimizer._arguments().items():

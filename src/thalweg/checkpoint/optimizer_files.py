@@ -21,7 +21,7 @@ _NESTED = ("optimizer", "optimizer_state_dict", "optim", "optimizer_states")
 
 
 class CodedTensor(Tensor):
-    """Stand-in for the tensors of torchao: attributes of a file, without operations."""
+    """Stand-in for a tensor class of torchao: attributes from a file, without operations."""
 
     codes: Any
     qmap: Any
@@ -33,7 +33,7 @@ class CodedTensor(Tensor):
 
 
 class SavedObject:
-    """Stand-in for an object of DeepSpeed: at most its argument."""
+    """Stand-in for an object of DeepSpeed: only the first constructor argument, as `value`."""
 
     value: Any = None
 
@@ -57,8 +57,8 @@ def load_file(path: str | PathLike[str]) -> Any:
     Tensors are on the CPU. Objects of torchao and DeepSpeed become `CodedTensor` and `SavedObject`.
 
     Raises:
-        InvalidArgumentError: The file is damaged, or has other objects than tensors and built-in
-            types.
+        InvalidArgumentError: The file is damaged, or contains objects other than tensors and
+            built-in types.
         OSError: The file cannot be read.
     """
     with open(path, "rb"):
@@ -82,16 +82,16 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
     """Return the state dict of an optimizer from a file of `torch.save`, or of DeepSpeed.
 
     Nothing in the file is executed. `load_state_dict(state, convert=True)` of `thalweg.optim`
-    takes the state, also of a class of another package.
+    accepts the state, even if its class is of another package.
 
     Args:
-        path: A file with the state dict, alone or in a training's checkpoint under "optimizer",
+        path: A file with the state dict, or with a dict that has it under "optimizer",
             "optimizer_state_dict", "optim" or "optimizer_states"; the folder of a checkpoint of
-            DeepSpeed ZeRO 1 to 3; or a file that `thalweg convert` made of one of them.
+            DeepSpeed ZeRO 1 to 3; or a file written by `thalweg convert`.
 
     Raises:
         InvalidArgumentError: The file is damaged, or holds no state dict.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     if Path(path).is_dir():
         directory = find_folder(Path(path))

@@ -43,15 +43,16 @@ def convert_file(
     allow_loss: bool = False,
     **arguments: Any,
 ) -> list[str]:
-    """Convert the state of an optimizer of another package, and write it to a file.
+    """Convert the optimizer state of another package, and write it to a file.
 
-    `read_state` returns the converted state, which `load_state_dict` of the class takes.
+    `read_state(target_path)` returns the state dict, for `load_state_dict` of the new class.
 
     Args:
         path: A file of `torch.save`, or a folder of DeepSpeed.
-        target_path: The file, in the format of `save`.
-        optimizer: Optional. The name of the class of `thalweg.optim`.
-        allow_loss: True if parts without a counterpart are left out; otherwise they raise.
+        target_path: The new file, in the format of `save`.
+        optimizer: Optional. The name of a class of `thalweg.optim`. By default, the first choice
+            for the package.
+        allow_loss: True to leave out state without a counterpart; by default such state raises.
         arguments: Arguments of the class.
 
     Returns:
@@ -88,14 +89,14 @@ def _make_optimizer(
     name: str | None,
     arguments: Mapping[str, Any],
 ) -> Any:
-    """Return a `thalweg.optim` optimizer over zero parameters with the shapes of a state.
+    """Return a `thalweg.optim` optimizer over parameters of zeros with the shapes in a state.
 
     Args:
         state: The state that will be loaded.
         packages: The package of each group.
         name: The rule of all groups; None for the first choice of each package. Different rules
             give a `Mixed`.
-        arguments: Arguments of the constructor; with `masters`, parameters are bfloat16.
+        arguments: Arguments of the constructor. With `masters`, parameters are bfloat16.
     """
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32
     names = [name or package.into[0] for package in packages]
@@ -114,9 +115,9 @@ def _make_optimizer(
 
 
 def _shape_of(entries: object) -> tuple[int, ...]:
-    """Return the shape of a parameter, from the first slot of its state that has this shape.
+    """Return a parameter's shape, from a slot such as "exp_avg" in its state `entries`.
 
-    Return (0,) for a state without such a slot.
+    Return (0,) if there is no slot of this kind.
     """
     has_entries = isinstance(entries, Mapping)
     outer: Mapping[str, Any] = cast("Mapping[str, Any]", entries) if has_entries else {}

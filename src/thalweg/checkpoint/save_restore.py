@@ -58,9 +58,9 @@ class Snapshot:
 
     Attributes:
         document: Everything except tensors, as JSON.
-        tensors: The tensors by their names in the file.
-        slots: The slot store of the optimizer, notified of the written path; or None.
-        ranks: The ranks that the training is sharded over, or None. Rank 0 has the snapshot.
+        tensors: {name in the file: tensor}.
+        slots: The slot store of the optimizer, which is told the path after writing; or None.
+        ranks: The ranks that share the training, or None. Rank 0 writes the file.
     """
 
     document: dict[str, Any]
@@ -69,12 +69,12 @@ class Snapshot:
     ranks: Ranks | None = None
 
     def write(self, path: Path, progress: Progress | None = None, waits: bool = True) -> None:
-        """Write the file, in the process of rank 0 if there are several.
+        """Write the file; if there are several ranks, only rank 0 writes.
 
         Args:
-            path: The file, which is replaced once the new one is complete.
-            progress: Called with the bytes written and their total, or None.
-            waits: True if all ranks call this method, and wait until rank 0 has written.
+            path: The file. An existing file is replaced once the new file is complete.
+            progress: None, or `progress(bytes_written, total_bytes)` is called during writing.
+            waits: True if all ranks call this method; they wait until rank 0 has written.
 
         Raises:
             CheckpointWriteError: The file cannot be written. An existing file is unchanged.
@@ -105,11 +105,11 @@ class Restored:
     """Results of `restore`.
 
     Attributes:
-        optimizer: The optimizer, given or new; None if the file has none, or it was not restored.
+        optimizer: The argument `optimizer`, or a new optimizer; None if none was restored.
         extra: The value saved as `extra`, or None.
         metrics: The metrics passed to `CheckpointManager.save`; {} without any.
         step: The number passed to `CheckpointManager.save`, or None.
-        left: Names of the file's variables, and "optimizer", that were not restored.
+        left: Names of the file's variables that were not restored, and "optimizer" if ignored.
     """
 
     optimizer: Any = None
@@ -129,14 +129,14 @@ def take_snapshot(
     metrics: Mapping[str, float] | None = None,
     copies: bool = True,
 ) -> Snapshot:
-    """Return the contents that `save` writes, copied between two steps.
+    """Return the contents that `save` writes, copied while no step runs.
 
-    Arguments and errors are those of `save`.
+    All other arguments, and errors, are as for `save`.
 
     Args:
-        metrics: Optional. Numbers by name, to be saved, too.
-        copies: False to return the tensors themselves, which must not change before they are
-            written.
+        metrics: Optional. {name: number} to save.
+        copies: False to return the tensors themselves instead of copies. The tensors must not
+            change before they are written.
     """
     tensors = name_tensors(variables, module)
     optimizer = None if optimizer is None else as_checkpointable(optimizer)
@@ -150,7 +150,7 @@ def _hold_steps(optimizer: Any) -> AbstractContextManager[Any]:
 
 
 def _copy_training(
-    optimizer: object,
+    optimizer: Any,
     named_tensors: dict[str, Tensor],
     module: torch.nn.Module | None,
     extra: object,
@@ -161,10 +161,10 @@ def _copy_training(
 
     Args:
         optimizer: The optimizer, or None.
-        named_tensors: The variables by name; DTensors are gathered, by all ranks.
+        named_tensors: {name: variable}; DTensors are gathered, so all ranks call this function.
         module: The module whose extra states are saved, or None.
-        extra: Numbers, texts, tensors and containers of these.
-        metrics: Numbers by name, or None.
+        extra: Numbers, texts, tensors, or lists, tuples and dicts of these.
+        metrics: {name: number}, or None.
         copies: True to copy the variables.
     """
     # `state_of` copies already.
@@ -202,31 +202,30 @@ def save(
     extra: object = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write a training to a file, from which `restore` continues with the same bits.
+    """Write a training to a file; training continued by `restore` computes equal bits.
 
     The write is atomic: a temporary file in the same directory is written, synced and renamed. The
     file has the safetensors format, with a checksum of every tensor, and contains no code. Tensors
-    on the CPU are written from their memory, with a buffer of 16 MiB; with `progress`, which may
-    take a step, the state is copied first.
+    on the CPU are written without a copy. With `progress`, the state is copied first, as `progress`
+    may call `step`.
 
-    If the optimizer's slots are sharded over the ranks of a `thalweg.distribute.Strategy`, or
-    variables are DTensors, all ranks call this function: rank 0 writes, and the others wait for it.
+    If slots are sharded by a `thalweg.distribute.Strategy`, or variables are DTensors, all ranks
+    call this function. Rank 0 writes, and all ranks wait until it is done.
 
     Args:
-        path: The file. An existing file is replaced once the new one is complete.
-        optimizer: Optional. One of `thalweg.keras` or `thalweg.v1`, or a step of `optimize_loss`:
-            its state, its class, and its arguments with schedules, clipping and policies. Of your
-            own functions and rules, only the names are saved. Or one of `thalweg.optim` or
-            `torch.optim`, with its groups; `restore` must be given such an optimizer again.
-        variables: Optional. Tensors by name, or tensors that have names.
-        module: Optional. Its parameters and buffers are saved by their names in it, and the results
-            of `get_extra_state`.
-        extra: Optional. Numbers, texts, tensors, arrays, and lists, tuples and dicts of those.
-        progress: Optional. Called with the bytes written and their total.
+        path: The file. An existing file is replaced once the new file is complete.
+        optimizer: Optional. Of an optimizer of `thalweg.keras` or `thalweg.v1`, or a step of
+            `optimize_loss`, the state, class and arguments are saved; of your own functions and
+            rules only the names. Of an optimizer of `thalweg.optim` or `torch.optim`, the state and
+            groups are saved; `restore` needs an optimizer of this class.
+        variables: Optional. {name: tensor}, or a list of tensors that have names.
+        module: Optional. A module whose parameters, persistent buffers and extra states are saved.
+        extra: Optional. Numbers, texts, tensors, arrays, or lists, tuples and dicts of these.
+        progress: Optional. `progress(bytes_written, total_bytes)` is called during writing.
 
     Raises:
         CheckpointWriteError: The file cannot be written. An existing file is unchanged.
-        ReplicaLostError: Another rank, which has a part of the slots, did not answer.
+        ReplicaLostError: A rank that has a shard of the slots did not answer.
         FailedPreconditionError: The optimizer's state is variables of a graph: use
             `thalweg.v1.train.Saver`.
         InvalidTypeError: A value has a type that cannot be saved.
@@ -262,39 +261,37 @@ def restore(
     convert: bool = False,
     progress: Progress | None = None,
 ) -> Restored:
-    """Restore a training that `save` wrote; on an error nothing has changed.
+    """Restore a training that `save` wrote; on an error, change nothing.
 
-    The file's bytes are verified, and then copied from the file to the variables, without more
-    memory. The file may be replaced meanwhile, but not changed in place.
+    The checksums are verified first. Another process may replace the file meanwhile, but must not
+    change it in place.
 
     Args:
         path: The file; ".safetensors" may be left off.
         optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
             describes one. False ignores the file's optimizer, for a model that is not trained.
-        variables, module: The variables, as `save` was given them: each must be in the file, with
-            the same shape and dtype, and there must be no others. Without both, the file's
-            variables are not read, with a `CheckpointWarning`; `variables=False` suppresses the
-            warning.
-        check_arguments: True if the given optimizer must have been made with the arguments of the
-            saved one. Hyperparameters of Keras' optimizers are part of the state, and are set.
-        convert: True if the state of an optimizer of `thalweg.optim` is converted to the form that
-            the given one has, as `load_state_dict(state, convert=True)` does; otherwise a different
-            form raises. Then `state_storage`, `weights`, `round` and `seed` may differ, and
-            `masters` instead of split weights. State of options that the file lacks is initialized
-            from the parameters, with a warning.
-        progress: Optional. Called with the bytes read and their total.
+        variables, module: The variables to set, as for `save`. Names, shapes and dtypes must equal
+            those in the file. Without both, the file's variables are ignored with a
+            `CheckpointWarning`; `variables=False` suppresses the warning.
+        check_arguments: True to raise if the arguments of `optimizer` differ from the saved
+            arguments. Hyperparameters of Keras optimizers are state: they are set, not compared.
+        convert: True to convert state of `thalweg.optim` to the storage format of `optimizer`, as
+            `load_state_dict(state, convert=True)` does. The arguments `state_storage`, `weights`,
+            `round` and `seed` may then differ, and `masters` may replace split weights. State that
+            the file lacks is initialized from the parameters, with a warning. By default, a
+            different storage format raises.
+        progress: Optional. `progress(bytes_read, total_bytes)` is called during reading.
 
-    Returns: The optimizer, the value saved as `extra`, and the names of all parts that were not
-    restored.
+    Returns: The optimizer, the value saved as `extra`, and the names of parts not restored.
 
     Raises:
         MissingFileError: The file does not exist.
-        DataLossError: The file is damaged or has another format; names the tensor or the format.
-        UnsupportedCheckpointError: It is a checkpoint of TensorFlow or Keras; names the reader.
+        DataLossError: The file is damaged, or its format is unknown.
+        UnsupportedCheckpointError: The file is a checkpoint of TensorFlow or Keras; the message
+            names the function that reads it.
         UnsafeCheckpointError: The file is a pickle.
         CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
-        NotFoundError: No optimizer is given, and the saved one has arguments that only your code
-            can make; the message names them.
+        NotFoundError: `optimizer` is None, and a new one would need parameters or user code.
         InvalidConfigError: The file's description of the training is invalid.
         FailedPreconditionError: The optimizer's state is variables of a graph.
     """
@@ -332,11 +329,10 @@ def restore(
 def _open_checkpoint(
     path: Path, progress: Progress | None
 ) -> tuple[str, dict[str, Any], JsonReader]:
-    """Return the path of a file, its document and a reader of its tensors, which are mapped to
-    memory.
+    """Return (path of a file, its document, a reader of its memory-mapped tensors).
 
     Raises:
-        InvalidConfigError: The document is not that of a checkpoint of a training.
+        InvalidConfigError: The file does not contain a training.
     """
     path = locate_checkpoint(path).path_if_ours()
     contents = container.mapped(path, progress)
@@ -352,7 +348,7 @@ def _describe_restored(
     copying_reader: JsonReader,
     names: tuple[str, ...],
 ) -> Restored:
-    """Return the result of `restore`; `names` are the parts that were not restored."""
+    """Return the result of `restore`; `names` becomes `Restored.left`."""
     is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
     return Restored(
         optimizer.optimizer if is_adapter else optimizer,
@@ -364,7 +360,7 @@ def _describe_restored(
 
 
 def _warn_of_rest(path: str, states: Mapping[str, object], names: Sequence[str]) -> None:
-    """Warn of extra states and of variables that were not restored, if there are any."""
+    """Warn of unrestored extra states (`states`) and variables (`names`), if there are any."""
     if states:
         warn(
             f"{path} has extra states of modules, such as {next(iter(states))!r}, which were not"
@@ -386,20 +382,19 @@ def _choose_optimizer(
     check_arguments: bool,
     convert: bool,
 ) -> Any:
-    """Return `optimizer`, or for None a new one as the file describes it.
+    """Return `optimizer`, or a new optimizer as the file describes it if `optimizer` is None.
+
+    Return None if `optimizer` is False, or None and the file has no optimizer.
 
     Args:
         document: The document of the file.
-        optimizer: The user's optimizer, None, or False to restore none.
-        named_tensors: Variables by name, which arguments may refer to.
-        check_arguments: True if arguments must be equal; the class must be in any case.
-        convert: True if arguments that `convert` changes may differ.
-
-    Returns:
-        The optimizer to restore; None for False, and if neither argument nor file has one.
+        optimizer: The user's optimizer, None, or False to restore no optimizer.
+        named_tensors: {name: variable}, for arguments that are variables.
+        check_arguments: True to raise if arguments differ. A different class always raises.
+        convert: True to accept different values of the arguments that `convert` changes.
 
     Raises:
-        CheckpointMismatchError: The file has no optimizer, or one of another class or arguments.
+        CheckpointMismatchError: The file has no optimizer, or its class or arguments differ.
         NotFoundError: The class or an argument of a new optimizer is user code.
     """
     if optimizer is False:
@@ -431,14 +426,14 @@ def _choose_optimizer(
 
 
 def _prepare_optimizer(
-    optimizer: object,
+    optimizer: Any,
     reader: JsonReader,
     document: Mapping[str, object],
     named_tensors: dict[str, Tensor],
     check_arguments: bool,
     exit_stack: ExitStack,
 ) -> list[state.Loading]:
-    """Return the loadings that set the state and the learning rates of an optimizer; [] for None.
+    """Return the `Loading`s that set an optimizer's state and learning rates; [] for None.
 
     Nothing is set yet. A context that holds the optimizer's lock is entered in `exit_stack`.
 
@@ -465,7 +460,7 @@ def _prepare_optimizer(
 
 @contextmanager
 def _name_file_in_errors(path: str) -> Generator[None]:
-    """Put the name of the file in front of errors."""
+    """Prefix a ThalwegError of the `with` block with the file's path."""
     try:
         yield
     except ThalwegError as error:
@@ -474,10 +469,10 @@ def _name_file_in_errors(path: str) -> Generator[None]:
 
 
 def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """Return the decoded section of a document, which must be a dictionary with strings as keys.
+    """Return the section of a document, decoded; it must be a dictionary with strings as keys.
 
     Raises:
-        InvalidConfigError: The section decodes to another type.
+        InvalidConfigError: The decoded section has another type.
     """
     decoded = reader(document[section])
     if not isinstance(decoded, dict) or not all(type(name) is str for name in as_object(decoded)):
@@ -488,10 +483,10 @@ def _read_by_name(reader: JsonReader, document: Mapping[str, Any], section: str)
 
 
 def _check_document(document: Mapping[str, object], path: Path) -> dict[str, Any]:
-    """Return a copy of a document with defaults for missing parts, and None for an invalid step.
+    """Return a copy of a document with defaults for missing sections, and None for an invalid step.
 
     Raises:
-        InvalidConfigError: The document is not that of a training, or a part has another type.
+        InvalidConfigError: The document is not of a training, or a section has an invalid type.
     """
     kind = document.get("kind")
     if kind != KIND:

@@ -28,13 +28,13 @@ _SHORT_BETAS = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in ra
 
 @dataclass(frozen=True)
 class Steps:
-    """Step count and betas, inferred from powers.
+    """Step count and betas, inferred from powers of beta.
 
     Attributes:
-        count: The number of steps, or None.
-        betas: The betas that give the powers to the bit, by the names of the arguments.
+        count: The number of steps, or None if unknown.
+        betas: {name of argument: beta}; each beta gives the power to the bit.
         notes: Descriptions of contradictions.
-        unclear: The names of betas for which there are several values.
+        unclear: The names of betas for which several values are possible.
     """
 
     count: int | None = None
@@ -44,10 +44,10 @@ class Steps:
 
 
 def power_blocks(beta: Any) -> Iterator[np.ndarray]:
-    """Yield blocks of beta, beta**2, beta**3 ...: the stored powers after 0, 1, 2 ... steps.
+    """Yield the powers beta, beta**2, ... (stored after 0, 1, ... steps) in 1-D arrays.
 
-    The powers are products in the dtype of `beta`, a NumPy scalar; subnormal powers are 0. The last
-    block ends with 0; with a beta of 1 there is no last block.
+    Powers are rounded to the dtype of `beta`, a NumPy scalar; subnormal powers are 0. The last
+    array ends with 0. With a beta of 1, the iterator is endless.
     """
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
@@ -72,10 +72,10 @@ def power_after(beta: Any, steps: int) -> Any:
 
 
 def steps_of(power: Any, beta: Any) -> int | None:
-    """Return the number of steps after which the power of `beta` has exactly this value, or None.
+    """Return the number of steps after which the power of `beta` is `power`; None if unknown.
 
-    None is returned, too, if several step counts have this value: at 0, where small powers end,
-    with a beta of 1, and if a product rounds to its factor.
+    The count is unknown if no step count or several step counts give `power`. Several do if `power`
+    is 0, if `beta` is 1, or if rounding leaves a power unchanged.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
@@ -91,7 +91,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
 
 
 def beta_of(power: Any, steps: int) -> Any:
-    """Return the shortest decimal beta with this power after so many steps, or None."""
+    """Return the shortest decimal beta whose power after `steps` steps equals `power`, or None."""
     if not 0 < power < 1 or steps < 0:
         return None
     dtype = power.dtype.type
@@ -104,15 +104,15 @@ def beta_of(power: Any, steps: int) -> Any:
 
 
 def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
-    """Return the step count and the betas from which the powers of an optimizer result, to the bit.
+    """Return the step count and the betas that give an optimizer's powers to the bit.
 
-    A count in `counters` is preferred, then common values of betas. Without an explanation, or with
-    several, the count is None and the notes have the reason. If all powers are 0, the count is the
-    first of `counters`.
+    A count in `counters` is preferred, then common betas such as 0.9. If no pair or several explain
+    the powers, the count is None and the notes have the reason. If all powers are 0, the count is
+    the first of `counters`, or None.
 
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
-        counters: Step counts from other variables of the file, by name.
+        counters: {name: step count} of variables in the file.
     """
     # Powers that underflowed to 0 imply nothing.
     if not any(power != 0 for power in powers.values()):
@@ -141,7 +141,7 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
 
 
 def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
-    """Return the step counts at which a beta of few digits has one of these powers, sorted."""
+    """Return the sorted step counts after which a beta of few digits has one of these powers."""
     step_counts: set[int] = set()
     for power in powers.values():
         if not 0 < power < 1:
@@ -157,7 +157,7 @@ def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
 
 
 def _betas_of(powers: Mapping[str, object], count: int) -> dict[str, object] | None:
-    """Return the betas of powers other than 0 after `count` steps; None if one has no beta."""
+    """Return the betas of nonzero powers after `count` steps; None if a power has no beta."""
     betas = {name: beta_of(power, count) for name, power in powers.items() if power != 0}
     return None if not betas or None in betas.values() else betas
 

@@ -43,9 +43,9 @@ _NO_ARGUMENTS = ("params", "param_names", *STEP_FLAGS, *KEYWORDS)
 
 
 class TorchOptimizerAdapter:
-    """A torch-style optimizer with the methods that `save` and `restore` need.
+    """Adapter of a torch-style optimizer, with the methods that `save` and `restore` need.
 
-    Numbers in its groups are part of the state; all other options are arguments.
+    Numbers in groups are part of the state. All other options in groups are arguments.
 
     Args:
         optimizer: The optimizer.
@@ -74,8 +74,8 @@ class TorchOptimizerAdapter:
     def title(self) -> str:
         """Name of the optimizer's class in checkpoints, such as "torch.optim.Adam".
 
-        A class of `thalweg.optim` that replaces a torch class has the name of that class; a class
-        of the user is "mine:" and its name without a package.
+        A class of `thalweg.optim` that replaces a torch class has the torch name. A user's class
+        has "mine:" and its name without a package.
         """
         cls: type[Any] = self.optimizer.__class__
         if not cls.__module__.startswith(OF_TORCH):
@@ -91,27 +91,27 @@ class TorchOptimizerAdapter:
         return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
 
     def convert_to_fit(self, values: Mapping[str, Any]) -> None:
-        """Make later loadings convert state of another form to this optimizer's form.
+        """Make later loadings convert saved state to the storage format of this optimizer.
 
         Args:
-            values: Parameters by their names in the file, with which split weights are decoded.
-                Parameters that are missing here keep their values.
+            values: {name in the file: parameter}, to decode split weights. For missing names, the
+                optimizer's parameters are used.
         """
         self._converts, self._file_values = True, values
 
     @property
     def is_on_mesh(self) -> bool:
-        """True if parameters are DTensors, so that all ranks save and restore together."""
+        """True if parameters are DTensors, so all ranks must save and restore together."""
         return any_on_mesh(params_of(self.optimizer.param_groups))
 
     def _locked(self) -> AbstractContextManager[Any]:
-        """Return a context manager that blocks steps of a fused optimizer in other threads.
+        """Return a context manager that blocks a fused optimizer's steps in other threads.
 
         For an optimizer of torch it does nothing.
 
         Raises:
-            FailedPreconditionError: Gradients were applied in the backward pass, and `step` was not
-                called yet; or the call is in a block of `swapped()`.
+            FailedPreconditionError: The call is between a backward pass that applied gradients and
+                `step`, or inside of a `swapped()` block.
         """
         if not self._is_fused:
             return nullcontext()
@@ -126,11 +126,10 @@ class TorchOptimizerAdapter:
         return cache.lock
 
     def _arguments(self) -> dict[str, Any]:
-        """Return {name: value} of everything that must equal the saved optimizer: options that are
-        no numbers.
+        """Return {name: value} of everything that must equal the saved optimizer.
 
-        These are the options of each group, the number of groups, the rule, and the arguments of a
-        fused optimizer.
+        These are the group options that are not numbers, the number of groups, the rule, and the
+        arguments of a fused optimizer.
         """
         groups = self.optimizer.param_groups
         arguments: dict[str, Any] = {"the number of groups": len(groups)}
@@ -145,11 +144,12 @@ class TorchOptimizerAdapter:
         return arguments
 
     def _saved(self, names: Names = keys_of) -> dict[str, Any]:
-        """Return {"state": {name: entries}, "groups": groups}, copied, with names of parameters as
-        "params".
+        """Return {"state": {parameter name: entries}, "groups": groups} as copies.
+
+        "params" of a group has parameter names.
 
         Args:
-            names: Called with all parameters; returns their names in the same order.
+            names: `names(parameters)` returns the names of all parameters, in order.
 
         Raises:
             InvalidTypeError: The state has a parameter that is in no group.
@@ -174,16 +174,17 @@ class TorchOptimizerAdapter:
     def _loading(
         self, saved_state: Mapping[str, Any], variables: object = None, names: Names = keys_of
     ) -> Generator[state.Loading]:
-        """Validate a state from `_saved`; yield the `Loading` that sets it, and block steps until
-        the end.
+        """Validate a state from `_saved`; yield the `Loading` that sets it.
+
+        Steps in other threads are blocked until the `with` block ends.
 
         Args:
             saved_state: The state.
             variables: Ignored: the groups have the parameters.
-            names: Called with all parameters; returns their names in the same order.
+            names: `names(parameters)` returns the names of all parameters, in order.
 
         Raises:
-            CheckpointMismatchError: The state differs in names, shapes, dtypes or options; lists
+            CheckpointMismatchError: Names, shapes, dtypes or options differ from the state; lists
                 all.
         """
         with self._locked(), writable():
@@ -216,10 +217,10 @@ class TorchOptimizerAdapter:
     def _reorder_params(
         self, saved_groups: list[Group], param_names: Mapping[Tensor, str]
     ) -> list[Group]:
-        """Return saved groups, each with its parameters in the order of the optimizer's group.
+        """Return the saved groups with their parameters in the order of the optimizer's groups.
 
-        A group with other parameters than the optimizer's group at the same index is returned
-        unchanged; the caller validates names.
+        A saved group with names that the optimizer's group lacks is returned unchanged; the caller
+        validates names.
         """
         ordered_groups: list[Group] = []
         for index, saved_group in enumerate(saved_groups):
@@ -233,17 +234,18 @@ class TorchOptimizerAdapter:
         self, saved_states: Any, saved_groups: list[Group], param_names: Mapping[Tensor, str],
         errors: list[str], missing: list[str],
     ) -> tuple[list[tuple[Item, Any]], list[Call]]:  # fmt: skip
-        """Return (pairs of a state entry and its new value, calls that set groups and other state).
-
-        Nothing is set here.
+        """Return the writes that load a state; nothing is set here.
 
         Args:
-            saved_states: The saved state of each parameter, by name.
+            saved_states: {parameter name: saved state}.
             saved_groups: The saved groups, as many as the optimizer has.
-            param_names: The names of the optimizer's parameters.
+            param_names: {parameter: name} of the optimizer.
             errors: Differences are appended.
-            missing: The keys of state that the file lacks, and that start as the parameter, are
-                appended.
+            missing: Keys of state that the file lacks are appended if the parameter's value
+                replaces the state.
+
+        Returns:
+            Pairs of a state entry and its new value, and calls that set groups and all other state.
         """
         groups: list[Group] = self.optimizer.param_groups
         pairs, calls = list[tuple[Item, Any]](), list[Call]()
@@ -287,12 +289,13 @@ class TorchOptimizerAdapter:
         may_create_slots: bool,
         checked_values: set[object],
     ) -> list[str]:
-        """Return why a step with a parameter's state would fail; [] if it would not.
+        """Return why a step with a parameter's saved state would fail; [] if it would not.
 
         Args:
             arguments: The group, the parameter's saved state, the parameter, and its name.
             may_create_slots: True if slots may be missing.
-            checked_values: The numbers of groups that were checked before; new ones are added.
+            checked_values: Numbers of groups that were checked already; newly checked numbers are
+                added.
         """
         if self._checker is None:
             return []
@@ -322,16 +325,15 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> list[str]:
-        """Return the keys of step options' state that the file lacks and loading starts as the
-        parameter.
+        """Return the keys of option state that the file lacks, for `convert=True` to initialize.
 
-        Without `convert=True` return [], and report the keys as errors. A parameter that has taken
-        no step lacks nothing, so its keys are neither errors nor missing.
+        Loading sets this state to the parameter's value. Without `convert=True` return []; the keys
+        are errors. The keys of a parameter that has taken no step are not reported.
 
         Args:
             param: The parameter.
-            saved_state: Its saved state.
-            param_name: Its name, for errors.
+            saved_state: The parameter's saved state.
+            param_name: The parameter's name, for errors.
             errors: Without conversion, one line per key is appended.
             missing: With conversion, the keys are appended.
         """
@@ -348,13 +350,12 @@ class TorchOptimizerAdapter:
         return []
 
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a parameter's saved state, with the devices and dtypes that its steps
-        need.
+        """Return a copy of a parameter's saved state, with the devices and dtypes of steps.
 
         Args:
             param: The parameter.
             group: The group with the loaded options.
-            saved: The saved state, which was validated.
+            saved: The saved state, already validated.
         """
         moves = group.get("capturable") or group.get("fused")
         storage = self.optimizer.step_options.kinds if self._is_fused else PLAIN
@@ -375,7 +376,7 @@ class TorchOptimizerAdapter:
         return new_state
 
     def _merge_options(self, group: Group, saved_group: Group) -> Group:
-        """Return a group with the numbers of a file, and the present values of all other options.
+        """Return `group` with the numbers of `saved_group`; options that are not numbers stay.
 
         A number that is None in the file, such as `heads`, becomes None.
         """
@@ -397,10 +398,10 @@ class TorchOptimizerAdapter:
 
 
 def _checker_of(cls: type[torch.optim.Optimizer]) -> Any:
-    """Return an optimizer of `thalweg.optim` without groups, to check states of `cls`.
+    """Return an optimizer of `thalweg.optim` that can check states of the torch class `cls`.
 
-    The optimizer is made without `__init__`, so it has neither groups nor state. Returns None for
-    classes that `thalweg.optim` does not have, and for those of users.
+    It is made without `__init__`, so it has neither groups nor state. Return None if `cls` is a
+    user's class, or `thalweg.optim` lacks it.
     """
     kind: Any = class_named(cls.__name__) if is_named(cls.__name__) else None
     return kind.__new__(kind) if kind is not None and kind._torch is cls else None
@@ -419,8 +420,8 @@ def without_converted(
 ) -> dict[str, Any]:
     """Return a copy of `description` without the arguments that `convert=True` may change.
 
-    These are the storage of state, split weights and random rounding; and masters, if `description`
-    or `other_config` has split weights.
+    These are state storage, split weights and random rounding. Masters are among them if
+    `description` or `other_config` has split weights.
     """
     names = {keyword.name for option in _CONVERTIBLE for keyword in option.keywords()}
     if any(_SPLIT in description["arguments"] for description in (description, other_config)):
@@ -430,7 +431,10 @@ def without_converted(
 
 
 def _narrow_slots(param_state: dict[str, Any], slots: Iterable[Slot], param: Tensor) -> None:
-    """Cast slots that options widened to the dtype of their parameter, as torch loads them."""
+    """Cast slots in `param_state`, in place, to the dtypes that torch gives them on loading.
+
+    Only floating-point slots with the parameter's shape are cast.
+    """
     for slot in slots:
         tensor = param_state.get(slot.name)
         if slot.is_shaped or slot.scalar or not isinstance(tensor, Tensor):
@@ -447,7 +451,7 @@ def _is_number(option: object) -> bool:
 
 
 def _copy_value(entry: object, name: str) -> Any:
-    """Return a copy of a value, or an alias in `uncopied`; of a DTensor the full tensor."""
+    """Return a copy of a value, or an alias inside `uncopied`; DTensors become full tensors."""
     if is_on_mesh(entry):
         with importing:
             from thalweg.optim.full_states import gather_full
@@ -458,7 +462,7 @@ def _copy_value(entry: object, name: str) -> Any:
 
 
 def _map_tensors(nested: object, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of nested lists, tuples and dicts with `change(tensor)` for each tensor."""
+    """Return a copy of lists, tuples and dicts, in which `change(tensor)` replaces each tensor."""
     if isinstance(nested, Tensor):
         return change(nested)
     if isinstance(nested, dict):

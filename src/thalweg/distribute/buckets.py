@@ -179,7 +179,10 @@ def plan_buckets(
             members, filled_bytes = [], 0
         filling[key] = ([*members, (index, template)], filled_bytes + nbytes)
     full += [members for members, _ in filling.values()]
-    return [make_bucket([i for i, _ in members], [like for _, like in members]) for members in full]
+    return [
+        make_bucket([index for index, _ in members], [template for _, template in members])
+        for members in full
+    ]
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -219,7 +219,7 @@ def in_words(arguments: Mapping[str, object]) -> list[str]:
     Floats are rounded to float32, in which steps compute. Functions are described by name, objects
     with `get_config` by their configuration.
     """
-    return [f"{name}: {_describe_value(value)}" for name, value in arguments.items()]
+    return [f"{name}: {_describe_value(argument)}" for name, argument in arguments.items()]
 
 
 def _describe_value(argument: object) -> str:

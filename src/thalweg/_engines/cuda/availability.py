@@ -66,8 +66,8 @@ def why_unfused(device: torch.device) -> str:
 def takes_device(device: torch.device, name: EngineName) -> bool:
     """Return True if the engine `name` updates variables on `device` with Triton kernels.
 
-    CPU variables need the name "cuda" and Triton's interpreter, and variables on AMD GPUs need the
-    name "cuda": "auto" never selects kernels that no GPU has run.
+    CPU variables need the name "cuda" and Triton's interpreter. Variables on AMD GPUs need the name
+    "cuda", because no AMD GPU has run the kernels.
     """
     if device.type == "cuda":
         able = name == "cuda" or (name == "auto" and not torch.version.hip)

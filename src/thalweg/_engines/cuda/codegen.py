@@ -1,4 +1,4 @@
-"""Generator of Triton kernels that apply a rule's formula to chunks of dense tensors."""
+"""Generator of Triton kernels that update streams (tensors) by a rule's formula, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ class Kernel(codegen.Kernel):
     """A generated kernel.
 
     Attributes:
-        integers: Names of its parameters that are integers instead of pointers.
-        kind: The dtype of its scalars, "float32" or "float64".
-        fast: Whether a product and a sum may be rounded together (FMA).
+        integers: Names of the kernel's parameters that are integers instead of pointers.
+        kind: The dtype of the scalars, "float32" or "float64".
+        fast: True if a product and a sum may be rounded together (FMA).
         threads: Threads of a program.
-        vectors: Scalars of the formula that are row or column vectors, in the order of the table.
+        vectors: Names of the formula's row and column vectors, in the order of the address table.
         max_registers: The most registers of a thread; None if the compiler chooses.
     """
 
@@ -114,7 +114,7 @@ class Kernel(codegen.Kernel):
 
 @cache
 def _read_function_sources() -> str:
-    """Return the source of the functions that kernels call, a part of the hash in their names."""
+    """Return the source of all functions for kernels. Kernel names contain a hash of the source."""
     names = ("device_functions.py", "blockwise_functions.py", "dynamic8_functions.py")
     return "\0".join(Path(__file__).with_name(name).read_text() for name in names)
 
@@ -122,10 +122,11 @@ def _read_function_sources() -> str:
 def name_kernel(
     definitions: str, lines: list[str], scalars: tuple[str, ...], **attributes: Any
 ) -> Kernel:
-    """Return a kernel whose text has its name, with a hash of the text, in place of KERNEL_NAME.
+    """Return a kernel named by a hash of its text; replace KERNEL_NAME in the text by the name.
 
     Args:
-        definitions: The text before the kernel function: imports and functions that it calls.
+        definitions: The text before the kernel function: imports and called functions.
+        attributes: Further attributes of `Kernel`.
     """
     text = f"{definitions}\n\n{join_lines(lines)}"
     name = f"g_{digest(text, _read_function_sources())}"
@@ -133,7 +134,7 @@ def name_kernel(
 
 
 def write_header(compute: str, fast: bool = False) -> str:
-    """Return imports and names of operations for kernels that compute in a dtype."""
+    """Return imports and definitions of operations for kernels with the compute dtype `compute`."""
     literal = "literal32" if compute == "float32" else "literal64"
     names = [
         f"{FUNCTION_PREFIX}{name} = {function_name}" for name, function_name in FUNCTIONS.items()
@@ -154,17 +155,17 @@ _SHRINKING = {*ROUNDED, "square", "exp", "power", "narrow"}
 class Writer(FormulaWriter):
     """Writer of formulas as Triton code in one compute dtype.
 
-    Each operation is rounded once, and denormals are kept or flushed as chosen.
+    Each operation is rounded once.
 
     Args:
-        flush: Whether denormals become zero, after loads and after each operation.
-        fast: Whether operations inside a formula do not flush: fused products and sums have no
+        flush: True if denormals become zero, after loads and after each operation.
+        fast: True if operations inside a formula do not flush: fused products and sums have no
             intermediate number to flush.
         literal: As for `FormulaWriter`.
 
     Attributes:
-        has_scalar_branches: Whether `where` with a condition of scalars is a branch; scalars are
-            the same for all elements then.
+        has_scalar_branches: True if a `where` with a scalar condition becomes an `if`. Scalars must
+            then be equal for all elements.
         group: Elements of a thread.
     """
 
@@ -190,9 +191,9 @@ class Writer(FormulaWriter):
     def write_formula(
         self, formula_graph: FormulaGraph, name: str = "node"
     ) -> tuple[list[str], list[str]]:
-        """Return the lines that compute a formula, and the texts of its results.
+        """Return the lines that compute a formula, and the expressions of its results.
 
-        If denormals are kept, a quotient by a root and the root are one operation.
+        In float32, if denormals are kept, `x / (sqrt(y) + s)` becomes one operation.
         """
         if self.compute == "float32" and not (self.flush or self.fast):
             formula_graph = fuse_roots(formula_graph)
@@ -201,9 +202,9 @@ class Writer(FormulaWriter):
         return super().write_formula(formula_graph, name)
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """Append the line of a node, and store the text of its value.
+        """Append the line of a node to `lines`; set `texts[node]` to the expression of its value.
 
-        Nodes that only one alternative of a choice by scalars needs are written into its branch.
+        Write a node used by only one branch of a scalar `where` inside that branch.
         """
         if node in self._inner:
             return
@@ -230,7 +231,7 @@ class Writer(FormulaWriter):
         return pair if operation.startswith(BY_ROOT) else name
 
     def write_operation(self, operation: str, operands: list[str]) -> str:
-        """Return the expression of an operation; its result is flushed if it may be denormal."""
+        """Return the expression of an operation; flush a result that may be denormal."""
         if operation.startswith(BY_ROOT):
             options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"
@@ -244,11 +245,11 @@ class Writer(FormulaWriter):
         return f"flush({text})" if self._flushes_operations and operation in _SHRINKING else text
 
     def flush_value(self, value: str) -> str:
-        """Return the expression with denormals flushed, for a number from outside of a formula."""
+        """Return the expression `value`, with denormals flushed if the kernel flushes."""
         return f"flush({value})" if self.flush else value
 
     def read_value(self, load_expression: str, kind: str) -> str:
-        """Return the expression of a loaded number of dtype `kind` in the compute dtype."""
+        """Return an expression that converts a loaded number from `kind` to the compute dtype."""
         if kind in LOW_PRECISION:
             load_expression = f"from_{kind}({load_expression})"
             kind = "float32"
@@ -260,7 +261,7 @@ class Writer(FormulaWriter):
         return self.flush_value(f"{load_expression}.to(tl.{self.compute})")
 
     def value_to_store(self, value: str, kind: str) -> str:
-        """Return the expression of a number of the compute dtype in the storage dtype `kind`."""
+        """Return an expression that converts a number from the compute dtype to `kind`."""
         if kind == self.compute:
             return value
         # A normal float64 may be denormal in float32.
@@ -269,20 +270,20 @@ class Writer(FormulaWriter):
         return f"to_{kind}({value})" if kind in LOW_PRECISION else f"{value}.to(tl.{kind})"
 
     def value_of_copy(self, value: str, kind: str) -> str:
-        """Return the expression of a number as a 16-bit copy stores it: saturated, then rounded."""
+        """Return an expression that saturates a number and rounds it to the 16-bit dtype `kind`."""
         return self.value_to_store(self.saturate_value(value, kind), kind)
 
     def saturate_value(self, value: str, kind: str) -> str:
-        """Return the expression of a number clamped to the largest magnitudes of dtype `kind`."""
+        """Return an expression that clamps a number to the finite range of the dtype `kind`."""
         largest = f"{LITERAL}({LARGEST[kind]!r})"
         return self.flush_value(f"saturated({value}, {largest})")
 
     def resume_at_copy(self, name: str, storage: Sequence[str], *load_args: str) -> list[str]:
-        """Return lines that set a variable to its copy where other code has written to the copy.
+        """Return lines that set a variable to its copy unless the copy is the rounded variable.
 
         Args:
             name: The name of the variable's number in the kernel.
-            storage: Storage dtypes of the streams; the last one is that of the copy.
+            storage: Storage dtypes of all streams; the last stream is the copy.
             load_args: The arguments of `load` after the pointer.
         """
         kind = storage[-1]
@@ -297,12 +298,12 @@ class Writer(FormulaWriter):
 
 
 def define_element(parameters: str, body: list[str]) -> str:
-    """Return the definition of the function `element`, which a kernel calls for each block."""
+    """Return the source of the function `element`, which a kernel calls for each block."""
     return "\n".join(["@triton.jit", *nest(f"def element({parameters}):", body)])
 
 
 class Element:
-    """Writer of the Triton function `element`: updates elements `at` of streams p0, p1, ..."""
+    """Writer of the Triton function `element`; it updates elements `at` of streams p0, p1, ..."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer
@@ -315,17 +316,17 @@ class Element:
             self.arguments += [*self._vectors, *_OF_SIDES]
 
     def pointed_streams(self) -> list[int]:
-        """Return the indices of the streams that the function gets pointers to."""
+        """Return the indices of the streams whose pointers `element` takes."""
         return list(range(len(self.update.storage)))
 
     def point_at_streams(self, start: str) -> list[str]:
-        """Return lines that load pointers of streams, from a table at `start`, and of vectors."""
+        """Return lines that load pointers: of streams from the table at `start`, and of vectors."""
         kinds = [(stream, f"tl.{self.type_of(stream)}") for stream in self.pointed_streams()]
         lines = [f"p{k} = pointer({start}{k}, {kind}, ALIGNED) + offset" for k, kind in kinds]
         return [*lines, *self._point_at_vectors()]
 
     def _point_at_vectors(self) -> list[str]:
-        """Return lines that load the sides of matrices and pointers of row and column vectors."""
+        """Return lines that load a matrix's sides and the pointers of its vectors, or []."""
         if not self._vectors:
             return []
         count, kind = len(self._vectors), f"tl.{self.writer.compute}"
@@ -336,7 +337,7 @@ class Element:
         return [*side_lines, *(f"{name} = pointer({x}, {kind}, False)" for name, x in addresses)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load each vector's value for the row or column of each element."""
+        """Return lines that load the vectors' values for each element's row or column, or []."""
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]
@@ -356,14 +357,14 @@ class Element:
         """Return a call of `element` for the elements `start + elements` of a chunk.
 
         Args:
-            start, elements: Expressions of an offset in the chunk, and of indices from there.
-            masked: Whether elements from `length` on are left out.
+            start, elements: Expressions: an offset, and indices relative to the offset.
+            masked: True to leave out elements from `length` on.
         """
         call_args = [*self.arguments, f"{start} + {elements}", "length", str(masked)]
         return f"element({', '.join(call_args)})"
 
     def define_functions(self, *extra_parameters: str) -> str:
-        """Return the source of `element`, after the source of the functions that it calls.
+        """Return the source of all called functions, then of `element`.
 
         Args:
             extra_parameters: Parameters of `element` after pointers and scalars.
@@ -375,7 +376,7 @@ class Element:
         return "\n\n\n".join([*functions, define_element(parameters, self.update_element())]) + "\n"
 
     def called_functions(self) -> dict[str, str]:
-        """Return the texts of the functions that `element` calls, by name."""
+        """Return {name: source} of the functions that `element` calls."""
         return self.update.define_functions(self.writer)
 
     def update_element(self) -> list[str]:
@@ -403,11 +404,11 @@ class Element:
         ]
 
     def more_results(self) -> list[Node]:
-        """Return nodes that `update_element` computes beside the results of the formula."""
+        """Return nodes to compute in addition to the results of the formula; none here."""
         return []
 
     def read_value(self, stream: int) -> list[str]:
-        """Return lines that load a stream in the compute dtype; a variable from its copy."""
+        """Return lines that load a stream in the compute dtype; a copy by `resume_at_copy`."""
         name, storage = self.update.name_of(stream), self.update.storage
         lines = [f"{name} = {self.writer.read_value(self.load_value(stream), storage[stream])}"]
         if self.update.from_copy and stream == 0:
@@ -419,7 +420,7 @@ class Element:
         return f"load(p{stream}, at, length, MASKED)"
 
     def apply_before(self) -> list[str]:
-        """Return lines that apply the formula `before`, if any, and round to the storage dtype."""
+        """Return lines that apply the formula `before` and round to the storage dtype, or []."""
         if not self.update.before:
             return []
         var, kind = self.update.name_of(0), self.update.storage[0]
@@ -437,7 +438,7 @@ class Element:
         ]
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return the call that stores a number of the storage dtype; stream -1 is the last one."""
+        """Return a call that stores a number of the storage dtype; stream -1 is the last stream."""
         stream %= len(self.update.storage)
         return f"store(p{stream}, at, {value}, length, MASKED)"
 
@@ -447,8 +448,8 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
 
     Args:
         update: The update; it reads a gradient.
-        flush: Whether denormals are treated as zero.
-        fast: Whether products and sums may be fused, and quotients and roots be approximate.
+        flush: True to treat denormals as zero.
+        fast: True if products and sums may be fused, and quotients and roots be approximate.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
     element.writer.has_scalar_branches = not update.traced.vectors
@@ -458,7 +459,7 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
 
 
 def write_dense(element: Element, block: int, elements: str, *extra_parameters: str) -> list[str]:
-    """Return the lines of a program that updates one chunk of a tensor.
+    """Return the lines of a kernel that updates one chunk of a tensor.
 
     Args:
         element: Writer of the function that updates a block.
@@ -493,10 +494,12 @@ def assemble_kernel(
     threads: int = THREADS,
     imports: str = "",
 ) -> Kernel:
-    """Return the kernel of an update, with header, functions and name.
+    """Return the kernel of an update: header, functions, and a name.
 
     Args:
         element: Writer of the function that updates a block.
+        lines: The lines of the kernel function.
+        integers: Names of integer parameters of the kernel.
         extra_parameters: As for `Element.define_functions`.
     """
     compute, fast = element.writer.compute, element.writer.fast
@@ -508,13 +511,13 @@ def assemble_kernel(
 
 
 def load_scalars(element: Element, start: str) -> list[str]:
-    """Return lines that load the scalars of the formulas from the address expression `start`."""
+    """Return lines that load s0, s1, ..., the scalars of the formulas, from the address `start`."""
     values = [f"tl.load({start}{index})" for index in range(len(element.update.scalars))]
     return [f"s{k} = {element.writer.flush_value(value)}" for k, value in enumerate(values)]
 
 
 def elements_per_load(storage: Sequence[str]) -> int:
-    """Return how many elements a thread updates at a time: those of one load of the widest dtype.
+    """Return the number of elements of one load of the widest dtype; a thread updates so many.
 
     With more elements a thread would need so many registers that too few threads run at once.
     """

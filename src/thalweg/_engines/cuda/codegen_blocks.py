@@ -1,7 +1,7 @@
 """Generator of Triton kernels with stochastic rounding or with slots in 8-bit codes.
 
-A program updates its chunk tile by tile. Tiles hold complete blocks of encoded slots: a row of a
-tile is a block of the codec with the shortest blocks, or a part of a longer block.
+A program updates its chunk of elements tile by tile. Tiles hold complete blocks of encoded slots. A
+row of a tile is a block of the codec with the shortest blocks, or a part of a longer block.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ _TABLED = ("dynamic8", "dynamic8_positive")
 def generate_blocks(update: Update, flush: bool, fast: bool = False) -> Kernel:
     """Return the kernel that updates chunks of tensors in float32, with random bits or codecs.
 
-    Its parameter `places` has the number of each variable's random stream, and positions of
-    elements.
+    The kernel's parameter `places` has each variable's random stream and element positions.
 
     Args:
         flush, fast: As for `generate_update`; with encoded slots `fast` has no effect.
@@ -139,7 +138,7 @@ class _Element(Element):
     def point_at_streams(self, start: str) -> list[str]:
         """Return lines that load pointers of streams, from a table at `start`.
 
-        A slot in records has two pointers: to 32-bit words (w) and to codes (c).
+        An encoded slot has two pointers: to 32-bit words (w) and to codes (c).
         """
         lines = super().point_at_streams(start)
         lines += [_NUMBER] if self.update.random_streams else []
@@ -175,7 +174,7 @@ class _Element(Element):
         return functions | define_codecs(self.writer, codecs, ("decode", "prepare"))
 
     def _prepare_results(self) -> dict[int, Node]:
-        """Return nodes of the codecs' `prepare` by stream, which share operations with the update.
+        """Return {stream: node of its codec's `prepare`}, for operations shared with the update.
 
         A result that must be flushed first is left out; its `prepare` is a call of a function.
         """
@@ -193,7 +192,7 @@ class _Element(Element):
         return list(self._prepared_nodes.values())
 
     def update_element(self) -> list[str]:
-        """Return the function's lines: places of records and dithers, then those of `Element`."""
+        """Return the lines of `element`: offsets of blocks, dithers, lines of the base class."""
         lines: list[str] = []
         if self.update.blocks:
             lines += _fill_template(_ROWS, rows=self.block // self._row, row=self._row)
@@ -205,7 +204,7 @@ class _Element(Element):
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:
-        """Return lines that load a stream: decoded, or a variable joined with its lower bits."""
+        """Return lines that load a stream: a decoded slot, or a variable with its lower bits."""
         name = self.update.name_of(stream)
         # The variable's number is read together with its lower part.
         if self.update.lower is not None and stream == 0:
@@ -234,7 +233,7 @@ class _Element(Element):
         return [f"{var} = {self.writer.flush_value(value)}"]
 
     def write_value(self, stream: int, value: str) -> list[str]:
-        """Return lines that store a number, encoded for a slot or rounded by random bits."""
+        """Return lines that store a number: encode it for a slot, or round it by random bits."""
         codec, lines = self.update.blocks.get(stream), list[str]()
         if codec is not None:
             fields: dict[str, Any] = {"stream": stream, "parts": codec.block // self._row}
@@ -270,13 +269,13 @@ class _Element(Element):
 
 
 def _count_plain_elements(update: TracedUpdate) -> int:
-    """Return `elements_per_load` the streams that are not encoded."""
+    """Return `elements_per_load` for the streams that are not encoded."""
     encoded = {*update.blocks, update.lower}
     return elements_per_load([name for k, name in enumerate(update.storage) if k not in encoded])
 
 
 def _fill_template(template: str, codec: Codec | None = None, **fields: Field) -> list[str]:
-    """Return the lines of a template, filled with fields of a codec and with `fields`."""
+    """Return the lines of a template, filled with the fields of a codec and with `fields`."""
     if codec is not None:
         fields = {"name": codec.name, "more": "", **codec_fields(codec), **fields}
         fields["read"] = "code_of" if codec is ROOT8 else "number_of"

@@ -1,4 +1,4 @@
-"""Generator of Triton kernels that reduce tensors: sums of formulas, or largest magnitudes.
+"""Generator of Triton kernels that reduce leaves (65,536 elements): sums, or largest magnitudes.
 
 A program computes one leaf, in the order of `thalweg._engines.reduction_order`.
 """
@@ -110,8 +110,8 @@ class Program:
     """Writer of the parts of a reduction kernel.
 
     Args:
-        sweep: The streams that it reads and the formulas that it computes.
-        flush: Whether denormals are treated as zero.
+        sweep: The streams that the kernel reads and the formulas that it computes.
+        flush: True to treat denormals as zero.
     """
 
     def __init__(self, sweep: Sweep, flush: bool) -> None:
@@ -120,7 +120,7 @@ class Program:
         self._single = Writer(sweep.compute, flush, literal=_STAGE_LITERAL)
 
     def define_functions(self) -> str:
-        """Return the text before the kernel function: imports, stages, decoders, `element`."""
+        """Return the text before the kernel function: imports, transforms, decoders, `element`."""
         imports = BLOCKWISE if self.sweep.codecs else ""
         literal = "literal32" if self._single.compute == "float32" else "literal64"
         module = "thalweg._engines.cuda.device_functions"
@@ -134,7 +134,7 @@ class Program:
         return header + "\n\n\n".join([*functions, element]) + "\n"
 
     def _measure_element(self) -> list[str]:
-        """Return the body of `element`: loads, then stages of the gradient, then formulas."""
+        """Return the body of `element`: loads, transforms of the gradient, then formulas."""
         lines = [line for stream in self.sweep.used for line in self._read_stream(stream)]
         for index, stage in enumerate(self.sweep.stages):
             scalar_args = [
@@ -149,7 +149,10 @@ class Program:
         return [*lines, f"return {names}"]
 
     def _read_stream(self, stream: int) -> list[str]:
-        """Return lines that load a stream as e0, e1, ..., in the dtype of stages or in float64."""
+        """Return lines that load stream k as the variable ek, in float64.
+
+        If there are stages, a gradient is loaded in the dtype of the stages.
+        """
         if codec := self.sweep.codecs.get(stream):
             return self._decode(stream, codec)
         writer = self._single if stream == 1 and self.sweep.stages else self._double
@@ -162,7 +165,7 @@ class Program:
         return lines
 
     def _decode(self, stream: int, codec: Codec) -> list[str]:
-        """Return lines that load and decode an encoded stream as e0, e1, ..., in float64."""
+        """Return lines that load and decode stream k as the variable ek, in float64."""
         lines = fill(
             _DECODE,
             stream=stream,
@@ -174,7 +177,7 @@ class Program:
         return [*lines, f"e{stream} = {value}"]
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
-        """Return lines that compute formula `index` as a float64, 0 beyond the last element."""
+        """Return lines that compute formula `index` as a float64; 0 beyond the last element."""
         is_like_update = self.sweep.are_like_update[index]
         writer = self._single if is_like_update else self._double
         cast = f".to(tl.{writer.compute})" if is_like_update else ""
@@ -226,11 +229,11 @@ class Program:
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
     def add_elements(self, start: str, masked: bool) -> list[str]:
-        """Return lines that add one element to each lane, from element `start` of the leaf on.
+        """Return lines that add an element to each lane, from element `start` of the leaf on.
 
         Args:
             start: An expression.
-            masked: Whether elements from `length` on are left out.
+            masked: True to leave out elements from `length` on.
         """
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
         lines: list[str] = []
@@ -244,7 +247,7 @@ class Program:
         return lines
 
     def fold_sums(self) -> list[str]:
-        """Return lines that add the upper half of the lanes to the lower half until one is left."""
+        """Return lines that add the upper half of lanes to the lower half until one is left."""
         lines: list[str] = []
         for index in range(len(self.sweep.measures)):
             segments = _PARTS
@@ -259,7 +262,7 @@ class Program:
     def fold_lanes(
         self, name: str, lanes: int, values_per_lane: int = 1, fold: str = "fold"
     ) -> list[str]:
-        """Return lines that fold lanes, of several numbers each, by halves until one is left."""
+        """Return lines that fold lanes, of `values_per_lane` numbers, by halves to one lane."""
         lines: list[str] = []
         while lanes > 1:
             lanes //= 2
@@ -278,10 +281,10 @@ def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
 
     Args:
         measurement: The formulas, and the memory that they read.
-        flush: Whether denormals are treated as zero.
+        flush: True to treat denormals as zero.
 
     Raises:
-        RuleError: A formula takes more values than there are, or returns several.
+        RuleError: A formula takes too many values, or returns several.
     """
     sweep = Sweep(measurement)
     program = Program(sweep, flush)
@@ -303,14 +306,14 @@ def generate_measure(measurement: Measurement, flush: bool) -> Kernel:
 
 
 def generate_peak(kind: str) -> Kernel:
-    """Return the kernel for the largest gradient magnitude of each leaf, as bits."""
+    """Return the kernel that computes the bits of the largest gradient magnitude in each leaf."""
     integer, magnitude = _MAGNITUDES[kind]
     lines = fill(_PEAK, leaf=LEAF, lanes=LANES, integer=integer, magnitude=magnitude)
     return name_kernel(write_header("float64"), lines, (), integers=("streams",))
 
 
 def generate_combine() -> Kernel:
-    """Return the kernel that adds neighbouring leaves in pairs until one is left."""
+    """Return the kernel that adds neighbouring leaves in pairs until one sum is left."""
     read = [
         f"total{k} = tl.load(leaves + (begin + at + {k}) * measures + measure,"
         f" mask=at + {k} < count, other=-0.0)"

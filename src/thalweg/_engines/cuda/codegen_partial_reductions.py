@@ -17,7 +17,7 @@ _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
 class LaneReduction(Targets):
-    """Formula and reduction that several measures share.
+    """A formula with a reduction, computed once for all measures that share both.
 
     Args:
         reduce: The reduction, "sum" or "largest".
@@ -44,10 +44,10 @@ class LaneReduction(Targets):
         return self._program.flush_value(expression)
 
     def fold(self, names: Sequence[str]) -> list[str]:
-        """Return lines that reduce all names into the first, upper half into lower half.
+        """Return lines that reduce variables into the first, the upper half into the lower half.
 
-        Missing values up to a power of two would be +0, which only turns -0 into +0; no result is
-        -0, so they are left out.
+        Missing values up to a power of two are left out: they would be +0, which only turns -0 into
+        +0, and no result is -0.
         """
         lines: list[str] = []
         count = len(names)
@@ -61,14 +61,14 @@ class LaneReduction(Targets):
         return lines
 
     def fold_lanes(self, name: str, lanes: int, values_per_lane: int) -> list[str]:
-        """Return lines that reduce lanes, of several numbers each, to one lane."""
+        """Return lines that reduce lanes, of `values_per_lane` numbers, to one lane."""
         return self._program.fold_lanes(name, lanes, values_per_lane, self._lanes_fold)
 
     def store(self, scope: str, offset: str, value: str, mask: str = "") -> list[str]:
-        """Return lines that store a value in the memory of measures that take this reduction.
+        """Return lines that store a value for all measures of this reduction over `scope`.
 
         Args:
-            scope: "row", "column" or "variable"; measures over others are not stored.
+            scope: "row", "column" or "variable".
             offset, value, mask: Expressions; without a mask all values are stored.
         """
         mask_argument = f", mask={mask}" if mask else ""
@@ -77,7 +77,7 @@ class LaneReduction(Targets):
 
 
 class RowParts:
-    """Writer of reductions of rows that are in parts side by side, one block of lanes each.
+    """Writer of reductions of rows. A row has several parts side by side, each a block of lanes.
 
     Args:
         parts: Number of parts of a row.
@@ -88,7 +88,7 @@ class RowParts:
         self.reductions, self.parts, self.lanes = reductions, segments, lanes
 
     def begin(self) -> list[str]:
-        """Return lines before the first row: neutral elements of column results."""
+        """Return lines that set column results to neutral elements, before the first row."""
         return [
             reduction.begin(name, self.lanes)
             for reduction in self.reductions
@@ -104,12 +104,12 @@ class MeasureBuilder:
     """Builder of kernels that compute measures of rows, columns and variables in one pass.
 
     Args:
-        measurement: Their distinct formulas, and the memory that these read.
-        flush: Whether denormals are treated as zero.
+        measurement: The distinct formulas of the measures, and the memory that formulas read.
+        flush: True to treat denormals as zero.
 
     Attributes:
         program: Writer of the functions that a kernel calls.
-        read: The indices of streams that it reads.
+        read: The indices of the streams that the kernel reads.
         of_rows, of_columns: The names of row vectors and of column vectors.
         reductions: The distinct pairs of formula and reduction.
         sides: The index of matrix sides in a table row, after the vectors.
@@ -130,7 +130,7 @@ class MeasureBuilder:
         self.width = self.sides + _OF_MATRICES + len(measures)
 
     def point(self) -> list[str]:
-        """Return lines that load pointers of vectors, of results, and of streams."""
+        """Return lines that load pointers: of vectors, of results, and of streams."""
         sweep, addresses = self._sweep, list[tuple[str, str, str]]()
         for k, name in enumerate(sweep.vectors.values()):
             addresses.append((f"of_{name}", f"own + {k}", sweep.compute))
@@ -148,7 +148,7 @@ class MeasureBuilder:
 
         Args:
             column: The suffix of names of column vectors.
-            offsets, length: Expressions of element offsets and their bound.
+            offsets, length: Expressions of the elements' offsets, and of the end of valid offsets.
             suffix: The suffix of the names of results.
         """
         value_names = ", ".join(f"v{index}{suffix}" for index in range(len(self._sweep.measures)))
@@ -161,7 +161,7 @@ class MeasureBuilder:
 
         Args:
             template: The text of the kernel function.
-            fields: Fields of the template, in addition to those that all templates have.
+            fields: Fields of the template, in addition to the fields of all templates.
         """
         sweep = self._sweep
         lines = fill(

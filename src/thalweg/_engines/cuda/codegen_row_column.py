@@ -1,9 +1,9 @@
 """Generator of Triton kernels that reduce rows, columns and variables, tile by tile.
 
 A program computes the partial result of each measure for one tile, in the order of
-`_engines/row_column_reductions.py`. A row of a tile has several parts side by side: a thread has
-the same lane of each part and adds these up alone. Then numbers of several rows move between
-threads together.
+`_engines/row_column_reductions.py`. A row of a tile has several parts side by side. A thread has
+one lane of all parts, and adds them up alone. Then numbers of several rows move between threads
+together.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Tile(RowParts):
         return lines
 
     def end_rows(self) -> list[str]:
-        """Return lines that reduce the parts of each row in a pass, and store the row results."""
+        """Return lines that reduce the parts of the current rows, and store the row results."""
         lines: list[str] = []
         for reduction in self.reductions:
             if "row" not in reduction.targets:
@@ -79,7 +79,7 @@ class _Tile(RowParts):
         return lines
 
     def end(self) -> list[str]:
-        """Return lines after the last row: store the column and variable results."""
+        """Return lines that store column and variable results, after the last row."""
         lines: list[str] = []
         for reduction in self.reductions:
             names = self.names(reduction.name)
@@ -95,14 +95,14 @@ class _Tile(RowParts):
 
 
 def _join_blocks(names: Sequence[str]) -> str:
-    """Return the expression that joins blocks of lanes: a lane gets its number of each block."""
+    """Return an expression that joins blocks of lanes: a lane gets one number of each block."""
     if len(names) == 1:
         return names[0]
     return f"tl.join({_join_blocks(names[::2])}, {_join_blocks(names[1::2])})"
 
 
 def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
-    """Return lines that load a row of a pass, compute its values and add them to the results."""
+    """Return lines that load one of the current rows, compute its values and add up the values."""
     lines = [
         # A row beyond the last one has width 0, so that all of its lanes are masked.
         f"width = tl.where(number + {row} < most, count, 0)",
@@ -127,8 +127,8 @@ def generate_lines(builder: MeasureBuilder, columns: int) -> Kernel:
     """Return the kernel that computes measures of rows and columns in one pass over the tensors.
 
     Args:
-        columns: Columns of a tile, a power of two from `WARP` to `TILE_COLUMNS`; fewer than that
-            only if no matrix is wider.
+        columns: Columns of a tile, a power of two from `WARP` to `TILE_COLUMNS`; less than
+            `TILE_COLUMNS` only if no matrix is wider.
     """
     lanes = min(columns, THREADS)
     segments = range(columns // lanes)

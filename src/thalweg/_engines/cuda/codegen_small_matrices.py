@@ -1,7 +1,7 @@
 """Generator of Triton kernels that reduce rows and columns of small matrices.
 
-Each thread reduces one matrix, such as a 3x3 convolution kernel, and nothing moves between
-threads. All matrices of a launch have the same sides, which are constants of the text.
+Each thread reduces one matrix, such as a 3x3 convolution kernel, and nothing moves between threads.
+All matrices of a launch have equal sides, which are constants of the text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Matrix(RowParts):
     """Writer of the reductions of a matrix, row by row, so that few values are live at a time.
 
     Args:
-        sides: Rows and columns of the matrix; each column is a part.
+        sides: Rows and columns of the matrix; a column is a part of `RowParts`.
     """
 
     def __init__(self, reductions: Sequence[LaneReduction], matrix_shape: tuple[int, int]) -> None:
@@ -40,7 +40,7 @@ class _Matrix(RowParts):
         super().__init__(reductions, self._columns, THREADS)
 
     def add_row(self, row: int) -> list[str]:
-        """Return lines that add a row to the column results, and reduce and store its own."""
+        """Return lines that add a row to the column results, and reduce and store the row."""
         lines: list[str] = []
         for reduction in self.reductions:
             values = self.names(reduction.value)
@@ -56,7 +56,7 @@ class _Matrix(RowParts):
         return lines
 
     def end(self) -> list[str]:
-        """Return lines after the last row: store the column and variable results."""
+        """Return lines that store column and variable results, after the last row."""
         lines: list[str] = []
         for reduction in self.reductions:
             names = self.names(reduction.name)

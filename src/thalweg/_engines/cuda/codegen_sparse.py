@@ -88,7 +88,7 @@ class _Summed(Element):
         return ["sum_of_entries", *(f"ahead{stream}" for stream in self.streams_ahead())]
 
     def update_row(self) -> list[str]:
-        """Return lines that load the row, sum its entries and update it."""
+        """Return lines that load a row, sum its entries and update the row."""
         writer, kind = self.writer, self.update.storage[0]
         total = writer.flush_value(f"found + {self._write_entry_value()}")
         return [
@@ -103,7 +103,7 @@ class _Summed(Element):
         ]
 
     def _write_entry_value(self) -> str:
-        """Return the expression of an entry; stages, if any, round it to the variable's dtype."""
+        """Return the expression of an entry; `entries` formulas transform and round it."""
         start = "gradient + entry * width"
         value = self.writer.read_value(f"load({start}, at, width, True)", self.update.storage[1])
         if not self.update.entries:
@@ -130,7 +130,7 @@ class _Successive(_Summed):
         return [*self._begin_row(), *update_entry, *_loop_while_same(*update_entry)]
 
     def _begin_row(self) -> list[str]:
-        """Return lines that apply the formula `before` to the row before its first entry."""
+        """Return lines that apply the formula `before`, if any, to a row before its first entry."""
         if not self.update.before:
             return []
         writer, storage = self.writer, self.update.storage
@@ -200,7 +200,7 @@ def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = F
 
 
 def _loop_while_same(*body: str) -> list[str]:
-    """Return a loop over the further entries of the row, which sets `entry` and runs `body`."""
+    """Return lines of a loop over further entries of a row; it sets `entry` and runs `body`."""
     advance = ["place += 1", "more = tl.load(rows + place, mask=place < count, other=-1) == row"]
     loop_body = ["entry = tl.load(order + place)", *body, *advance]
     return [*advance, *nest("while more:", loop_body)]

@@ -1,7 +1,7 @@
 """Driver functions of CUDA and HIP that launch a kernel, each a single call in C.
 
-Triton launches kernels from Python, where an interruption could come between two of them; a call of
-a bound C function is atomic.
+Triton launches kernels from Python, where an interruption could come between two launches. A call
+of a bound C function is atomic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Architecture = int | str
 
 
 def warp_of(architecture: Architecture) -> int:
-    """Return how many threads run in step; AMD names them a wavefront."""
+    """Return the number of threads of a warp; AMD's name is wavefront."""
     return 64 if str(architecture).startswith("gfx9") else 32
 
 
@@ -32,8 +32,8 @@ class Driver(ABC):
 
     Attributes:
         title: The name of the library in messages.
-        functions: Names of the functions that describe an error, load a module, find a kernel in
-            it, and launch the kernel. Both vendors' functions take the same arguments.
+        functions: Names of four functions: describe an error, load a module, find a kernel in a
+            module, launch a kernel. Both vendors' functions take equal arguments.
         most_threads: The largest number of threads of a launch in the first dimension.
     """
 
@@ -55,7 +55,7 @@ class Driver(ABC):
 
     @abstractmethod
     def calls_around(self, device_index: int) -> tuple[Call, Call]:
-        """Return C functions that make a device current in this thread, and restore the last one.
+        """Return two functions: make a device current in this thread; restore the last device.
 
         Raises:
             RuntimeError: The device cannot be used in this thread.
@@ -146,7 +146,7 @@ def _load_library(driver: Driver) -> Any:
     """Load the library of a driver.
 
     Raises:
-        RuntimeError: None of its names can be loaded; the message has all errors.
+        RuntimeError: The library cannot be loaded by any name; the message has all errors.
     """
     names, errors = tuple(driver.library_names()), list[str]()
     for name in names:
@@ -164,10 +164,10 @@ def _load_library(driver: Driver) -> Any:
 def load_function(code: bytes, name: str, device_index: int) -> c_void_p:
     """Load machine code on a device and return the handle of one kernel.
 
-    HIP reads the code later, too; the cache keeps it.
+    The caller must keep `code` alive, because HIP reads it later, too.
 
     Raises:
-        RuntimeError: The driver cannot load it.
+        RuntimeError: The driver cannot load the code.
     """
     driver = of_torch()
     _, load, find, _ = (getattr(driver.library, function) for function in driver.functions)
@@ -181,7 +181,7 @@ def load_function(code: bytes, name: str, device_index: int) -> c_void_p:
 
 @cache
 def _find_context(device_index: int) -> c_void_p:
-    """Return CUDA's current context of a device; raise a RuntimeError if it has none."""
+    """Return CUDA's current context of a device; raise RuntimeError if there is none."""
     driver = of_torch()
     with torch.cuda.device(device_index):
         context = c_void_p()
@@ -199,7 +199,7 @@ class Starter(NamedTuple):
         handle: From `load_function`.
         threads: Threads of a program.
         shared: Bytes of shared memory of a program.
-        parameters: Number of parameters; those after the arguments are zero.
+        parameters: Number of parameters; parameters after the last argument are zero.
         device: The index of the device.
     """
 
@@ -247,7 +247,7 @@ class Launch:
         )  # fmt: skip
 
     def make_calls(self) -> list[Call]:
-        """Return C functions that launch on the current stream: enter the device, launch, leave."""
+        """Return functions that launch on the current stream: enter the device, launch, leave."""
         self._stream.value = torch.cuda.current_stream(self._device).cuda_stream
         driver = of_torch()
         enter, leave = driver.calls_around(self._device)

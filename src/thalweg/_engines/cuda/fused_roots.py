@@ -1,4 +1,4 @@
-"""Graph pass for quotients by roots, which have fewer instructions than their operations."""
+"""Graph pass that fuses quotients by roots into operations of fewer instructions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ITEMS = ("quotient", "root")  # the two results
 def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
     """Return a graph in which one operation computes a quotient by a root plus a scalar.
 
-    The operation has two results, of which nodes with the operations `ITEMS` take one.
+    The operation has two results; nodes of the operations `ITEMS` select a result.
     """
     uses = Counter(arg for node in graph.nodes for arg in node.inputs)
     matches: dict[Node, tuple[str, list[Node]]] = {}
@@ -26,6 +26,7 @@ def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
     rewritten: dict[Node, Node] = {}
 
     def replace(node: Node) -> Node:
+        """Return a node after fusion; cached in `rewritten`."""
         if node not in rewritten:
             quotient = by_root.get(node, node)
             if quotient in matches:
@@ -46,7 +47,7 @@ def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | No
 
     Returns:
         The fused operation, its operands [x, y, c or 1, s], and the node of the root. None if the
-        node is another operation, or the divisor is used elsewhere.
+        node is a different operation, or the divisor is used elsewhere.
     """
     if node.op != "/" or not (isinstance(node.args[1], Node) and node.args[1].op == "+"):
         return None
@@ -64,5 +65,5 @@ def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | No
 
 
 def _is_scalar(node: Node) -> bool:
-    """Return True if a node is one number for all elements, or a vector's."""
+    """Return True if a node is a scalar, a constant or a row or column vector."""
     return node.op in ("scalar", "const")

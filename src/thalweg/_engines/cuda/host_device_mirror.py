@@ -14,14 +14,14 @@ MAX_IN_FLIGHT = 16  # pending copies, and so the steps that the host may be ahea
 
 
 class Mirror:
-    """Array on the host and its copy on a device, sent without waiting when it has changed.
+    """Array on the host and its copy on a device; changes are sent without waiting.
 
     Args:
-        host: The array; code that changes it calls `mark_changed`.
+        host: The array; code that changes the array must call `mark_changed`.
 
     Attributes:
         host: The array.
-        device_copy: The copy, as it was sent last.
+        device_copy: The copy on the device, as sent last.
     """
 
     def __init__(self, host: Array | Int64, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class Mirror:
         self._provide_spare()
 
     def mark_changed(self) -> None:
-        """Have the next `send_if_changed` copy the array."""
+        """Let the next `send_if_changed` copy the array."""
         self._is_current = False
 
     def _provide_spare(self) -> None:
@@ -49,7 +49,7 @@ class Mirror:
     def send_if_changed(self) -> torch.Tensor:
         """Start copying the array if it has changed, and return the tensor on the device.
 
-        While a CUDA graph is captured, the tensor is a new one that each replay fills again.
+        While a CUDA graph is captured, return a new tensor that each replay fills again.
 
         Raises:
             RuntimeError: Two graphs are captured without a step between them.
@@ -73,7 +73,7 @@ class Mirror:
         return self.device_copy
 
     def _take_buffer(self) -> tuple[torch.Tensor, Any]:
-        """Return pinned memory that no pending copy reads, and an event to record after a copy.
+        """Return (pinned memory that no pending copy reads, event to record after a copy).
 
         Wait for the oldest copy if `MAX_IN_FLIGHT` copies are pending.
         """
@@ -86,7 +86,7 @@ class Mirror:
         return buffer, event
 
     def _keep_for_graph(self) -> torch.Tensor:
-        """Return the spare buffer with the array's values, which lives as long as the mirror.
+        """Copy the array into the spare buffer; keep and return the buffer.
 
         Raises:
             RuntimeError: There is no spare buffer.

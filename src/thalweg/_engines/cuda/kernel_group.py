@@ -1,4 +1,4 @@
-"""Variables of one storage signature on one GPU: one kernel, one table and one launch."""
+"""Variables with equal dtypes on one GPU: one kernel, one table of addresses and one launch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Group:
     """Group of variables that one kernel updates; see `thalweg._engines.dense_plan.Group`.
 
     Args:
-        members: The indices of these variables in the step.
+        members: The indices in the step of the group's variables.
     """
 
     measures_in_place = False
@@ -123,9 +123,9 @@ class Group:
         return self._table
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Send scalars that have changed; return tensors: each variable's row index, and the rows.
+        """Send changed scalars; return tensors: the row index of each variable, and the rows.
 
-        There is one row for all variables if no scalar of the kernel differs by variable.
+        All variables have one row if no scalar of the kernel differs by variable.
         """
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
@@ -144,7 +144,7 @@ class Group:
         return self._one_row if is_shared else self._own_rows, device_rows.send_if_changed(values)
 
     def _select_sizes(self, columns: Columns) -> Tensor:
-        """Return the sizes of variables on the device: all 0 if a device scalar skips the step."""
+        """Return the sizes of variables on the device; all 0 if `apply_flag` skips the step."""
         if columns.apply_flag is None:
             return self._sizes_on_device
         return torch.mul(self._sizes_on_device, columns.apply_flag, out=self._written_sizes)
@@ -154,7 +154,7 @@ class Group:
         return self._is_aligned and not (self._base.host[:, 1] % WIDTH).any()
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Send changed addresses and scalars; return C functions that launch the kernel."""
+        """Send changed addresses and scalars; return functions that launch the kernel."""
         rows, scalars = self._send_scalars(self.kernel, columns)
         aligned = self._is_grouped and self._all_aligned()
         base, self._table = self._send_addresses(), None
@@ -174,7 +174,7 @@ class Group:
         return self._bound.make_calls()
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
-        """Return the results of a reduction for each member; sums and peaks stay on the device."""
+        """Return a reduction for each member; sums and peaks stay on the device."""
         if reduction.kind == "peaks":
             return self._reduce_peaks(reduction.is_checked)
         if reduction.kind == "measures":
@@ -185,7 +185,7 @@ class Group:
         return np.split(leaves.cpu().numpy(), np.cumsum(self._leaves.counts)[:-1])
 
     def _reduce_leaves(self, formulas: Formulas, stages: Stages, columns: Columns) -> Tensor:
-        """Return float64 sums of formulas for each leaf, of shape (leaves, formulas)."""
+        """Return the float64 sums of formulas over leaves, (leaves, formulas)."""
         flush = self._flush and bool(stages)
         measurement = replace(self._memory, formulas=tuple(formulas), stages=stages)
         kernel = launch.sum_kernel(measurement, flush)
@@ -206,7 +206,7 @@ class Group:
         return leaves
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each member a tensor for each measure: of rows, columns or one number."""
+        """Return for each member a list of tensors, one for each measure."""
         measures, stages = reduction.formulas, reduction.stages
         flush = self._flush and bool(stages)
         formulas = distinct_formulas(measures)
@@ -229,13 +229,13 @@ class Group:
 
 
 def _are_elements(names: Sequence[str]) -> list[bool]:
-    """Return for each type of a stream whether its numbers are stored singly, not in records."""
+    """Return for each stream True if numbers are stored singly, False for blocks of codes."""
     codecs = find_codecs(names)
     return [k not in codecs or codecs[k].is_beside for k in range(len(names))]
 
 
 class _Leaves:
-    """Leaves of a group's variables, in the order of `sum_kernel`."""
+    """Leaves (see `reduction_order`) of a group's variables, in the order of `sum_kernel`."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.counts = leaf_counts(sizes)
@@ -258,6 +258,6 @@ class _Leaves:
 
 
 def chunks_of(sizes: Sequence[int], chunk: int) -> Array:
-    """Return the index of the tensor and the index in the tensor of each chunk, (chunks, 2)."""
+    """Return an array (chunks, 2) with (index of the tensor, index in the tensor) of each chunk."""
     counts = -(-np.asarray(sizes, np.int64) // chunk)
     return np.stack(enumerate_runs(counts), axis=1)

@@ -38,9 +38,9 @@ class Compiled:
     """Kernel that can be launched.
 
     Attributes:
-        scalars: Names of the scalars it reads, in the order of a scalar row.
-        dtype: The dtype of its scalars.
-        measures: Number of results for each leaf, if it measures.
+        scalars: Names of the scalars that the kernel reads, in the order of a scalar row.
+        dtype: The dtype of the scalars.
+        measures: Number of results for each leaf of a reducing kernel.
         vectors: Names of row and column vectors, in the order of the table.
     """
 
@@ -53,13 +53,15 @@ class Compiled:
     def bind_to(self, grid: tuple[int, int], arguments: Sequence[Argument], aligned: bool) -> Bound:
         """Return the kernel with its arguments, for any number of launches.
 
+        The first call for a device and `aligned` compiles the kernel.
+
         Args:
             grid: Numbers of programs in two dimensions.
             arguments: Tensors on one device, and integers.
-            aligned: Whether all addresses in its tables are multiples of 16 bytes.
+            aligned: True if all addresses in the kernel's tables are multiples of 16 bytes.
 
         Raises:
-            RuntimeError: The driver cannot start it.
+            RuntimeError: The driver cannot start the kernel.
         """
         if is_interpreted() or not all(grid):
             return _Interpreted(self._kernel, grid, arguments, aligned)
@@ -76,10 +78,10 @@ class Compiled:
     def _try_start(
         self, aligned: bool, device_index: int, arguments: Sequence[Argument]
     ) -> driver.Starter:
-        """Load the kernel on a device, launch it without elements to raise errors, and return it.
+        """Load the kernel on a device, launch it once without elements, and return its starter.
 
         Args:
-            aligned: Whether addresses are multiples of 16 bytes.
+            aligned: True if addresses are multiples of 16 bytes.
             arguments: The arguments of the first launch.
         """
         architecture = driver.of_torch().architecture_of(device_index)
@@ -95,7 +97,7 @@ class Compiled:
 
 
 def _make_empty_argument(name: str, argument: Argument) -> Argument:
-    """Return an argument with which a program updates no elements: sizes and widths are 0."""
+    """Return an argument for a launch that updates no elements: sizes and widths become 0."""
     if isinstance(argument, Tensor):
         return torch.zeros_like(argument) if name == "sizes" else argument
     return 0 if name in ("width", "elements") else argument
@@ -105,7 +107,7 @@ class Bound(Protocol):
     """Kernel with its arguments."""
 
     def make_calls(self) -> list[Callable[[], Any]]:
-        """Return C functions that launch on the current stream; Python ones if interpreted."""
+        """Return functions that launch on the current stream: C functions unless interpreted."""
         ...
 
     def run(self) -> None:
@@ -134,7 +136,7 @@ class Binary(NamedTuple):
 
 
 def _count_parameters(assembly: str) -> int:
-    """Return the number of parameters of a kernel that its caller passes."""
+    """Return the number of parameters that the caller of a kernel passes."""
     if head := re.search(r"\.entry \w+\((.*?)\)", assembly, re.DOTALL):
         return head.group(1).count(".param")
     return len(re.findall(r"\.value_kind:\s+(?!hidden_)", assembly))
@@ -145,6 +147,9 @@ def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architectur
     """Compile a kernel for a GPU architecture; a GPU is not needed.
 
     Triton caches the binary on disk.
+
+    Raises:
+        RuleError: The kernel uses `dynamic8`, and the architecture is AMD's.
     """
     # Triton has no types, and may not be installed.
     triton: Any = import_module("triton")
@@ -188,7 +193,7 @@ def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architectur
 
 @cache
 def load_module(name: str, source: str) -> ModuleType:
-    """Run a generated source as a module; Triton reads its text again through `linecache`."""
+    """Run a generated source as a module; register it in `linecache`, where Triton reads it."""
     module, file = ModuleType(f"thalweg_kernels.{name}"), f"<{name}>"
     sys.modules[module.__name__] = module
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
@@ -232,7 +237,7 @@ def update_kernel(
     duplicates: Literal["sum", "successive"] | None = None,
     threads: int = THREADS,
 ) -> Compiled:
-    """Return the kernel of an update; arguments as for the functions that generate it."""
+    """Return the kernel of an update; for arguments see the functions `generate_...`."""
     name = np.dtype(compute).name
     if update.draws or not SIZES.keys() >= {*update.storage}:
         with importing:
@@ -274,7 +279,7 @@ def lines_kernel(
 
 @cache
 def peak_kernel(kind: str) -> Compiled:
-    """Return the kernel for the largest magnitudes of leaves of a storage dtype."""
+    """Return the kernel for the largest magnitude of each leaf, for the storage dtype `kind`."""
     return Compiled(generate_peak(kind), np.float64)
 
 

@@ -12,10 +12,10 @@ SIDE = 8
 
 
 class Layout(NamedTuple):
-    """Shape of matrices that a measuring kernel is generated for.
+    """Shape of matrices that a reducing kernel is generated for.
 
     Attributes:
-        sides: Rows and columns of small matrices; None for larger ones, which are cut into tiles.
+        sides: Rows and columns of small matrices; None for larger matrices, cut into tiles.
         columns: Columns of a tile; 0 for small matrices.
     """
 

@@ -20,12 +20,12 @@ from thalweg._engines.row_column_reductions import TileMeasures, make_line_rows,
 
 
 class _Workspace(NamedTuple):
-    """Device table of measuring kernels, and the memory of their partial results.
+    """Device table of reducing kernels, and the memory of their partial results.
 
     Attributes:
-        table: For each variable addresses of vectors, sides, numbers of tiles down and across, and
-            addresses of results; for small matrices their number in place of tiles down.
-        tiles: The partial results of tiles, which the table points at.
+        table: A row per variable: addresses of vectors; rows and columns; numbers of tiles down and
+            across; addresses of results. Small matrices have their count in place of tiles down.
+        tiles: The partial results of tiles; `table` has their addresses.
     """
 
     table: Tensor
@@ -36,7 +36,7 @@ class Lines:
     """Rows and columns of a set of non-empty variables; created once, used in each step.
 
     Args:
-        vectors: For each variable the row and column vectors that formulas read, by name.
+        vectors: For each variable {name: row or column vector that formulas read}.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Lines:
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """Return for each layout a tensor (programs, 2) of variable indices and tile indices.
+        """Return {layout: tensor (programs, 2) of variable indices and tile indices}.
 
         Small matrices are numbered by groups of `THREADS` instead of tiles.
         """
@@ -74,7 +74,7 @@ class Lines:
         return layout_chunks
 
     def table_of(self, names: tuple[str, ...]) -> Tensor:
-        """Return addresses of vectors and sides of matrices as a tensor on the device."""
+        """Return a device table with the addresses of vectors and the sides of matrices; cached."""
         # Cached, since vectors are never reallocated.
         if names not in self._tables:
             self._tables[names] = send_constant(
@@ -83,7 +83,7 @@ class Lines:
         return self._tables[names]
 
     def _make_workspace(self, kernel: Compiled, measures: tuple[Measure, ...]) -> _Workspace:
-        """Allocate memory of partial results; return it with the table that points at it."""
+        """Allocate memory of partial results, and the device table that has its addresses."""
         tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
@@ -97,7 +97,7 @@ class Lines:
         return _Workspace(send_constant(table, np.int64, self._device), tile_measures)
 
     def kernels(self, kernel_for: Callable[[Layout], Compiled]) -> tuple[Compiled, ...]:
-        """Return the kernel of each layout; all read the same scalars and vectors."""
+        """Return `kernel_for(layout)` for each layout of the variables."""
         return tuple(map(kernel_for, self._chunks))
 
     def measure(
@@ -108,13 +108,13 @@ class Lines:
         scalars: tuple[Tensor, Tensor],
         flush: bool,
     ) -> list[list[Tensor]]:
-        """Return the measures of each variable as tensors, without waiting for the device.
+        """Return for each variable a tensor per measure, without waiting for the device.
 
         Args:
             kernels: From `kernels`.
             base: (variables, streams) addresses.
-            scalars: Each variable's index of a scalar row, and the scalar rows.
-            flush: Whether denormals are treated as zero.
+            scalars: The index of each variable's row of scalars, and the rows.
+            flush: True to treat denormals as zero.
         """
         workspace = self._workspaces.get(kernels)
         if workspace is None:

@@ -1,4 +1,4 @@
-"""Graph analysis for choices by scalars, which all elements of a tile make alike."""
+"""Graph analysis of `where` nodes with a scalar condition, which is equal for all elements."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _LEAVES = ("stream", "scalar", "const")
 
 
 def find_branches(graph: FormulaGraph) -> dict[Node, set[Node]]:
-    """Return the `where` nodes to compile as branches, each with the nodes of the branches.
+    """Return {`where` node to compile as a branch: nodes to compute inside its branches}.
 
-    They choose between numbers of elements by a condition of scalars. The nodes of a branch are
-    operations on elements that nothing else needs; a `where` without such operations is left out.
+    The condition of the `where` is a scalar; its choices are numbers of elements. The nodes inside
+    are operations on elements that no other node reads. A `where` without nodes inside is left out.
     """
     element_nodes: set[Node] = set()
     users: dict[Node, set[Node]] = {}

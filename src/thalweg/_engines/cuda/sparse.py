@@ -24,7 +24,7 @@ class RowsPart(RowsPlan):
     """Plan of a sparse step on a GPU; see `RowsPlan`.
 
     Entries are sorted by row, in order of appearance inside a row. The program of a row's first
-    entry adds up its entries one by one. The host does not wait for the number of rows.
+    entry adds up all entries of the row. The host does not wait for the number of rows.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -65,9 +65,9 @@ class RowsPart(RowsPlan):
         return kernel
 
     def _take_entries(self, values: Tensor, indices: Tensor) -> bool:
-        """Bind values and indices; return False if an index on the host is out of range.
+        """Bind values and indices and return True; return False if a CPU index is out of range.
 
-        Indices on a GPU are checked there, by an assertion, without waiting.
+        Indices on a GPU are checked by an assertion on the GPU, without waiting.
         """
         if indices.is_cuda:
             assert_in_range(indices, self._shape[0])
@@ -80,20 +80,18 @@ class RowsPart(RowsPlan):
         return True
 
     def point_at(self, slices: IndexedSlices) -> None:
-        """Bind the plan to a gradient, whose indices the caller has checked."""
+        """Bind the plan to a gradient with valid indices."""
         self._values, self._indices = layout.as_packed(slices.values), slices.indices
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return C functions that update the variable when they are called in order.
+        """Return functions that update the variable when they are called in order.
 
-        They launch the kernel for the rows that the bound gradient names, launch that for all other
-        rows if the rule has `update_untouched`, and increment the version counters of the written
-        tensors. The indices are sorted on the GPU now; variable and slots are written by the calls
-        alone.
+        They update rows of the bound gradient; update other rows if the rule has
+        `update_untouched`; and increment version counters of written tensors. `make_calls` itself
+        only sorts indices.
 
         Args:
-            columns: The scalars of the step. If its `apply_flag` is False on the GPU, the kernels
-                write no row.
+            columns: The scalars of the step. No row is written if `apply_flag` is False on the GPU.
 
         Raises:
             RuntimeError: No gradient is bound, or a CUDA graph is being captured.
@@ -112,10 +110,10 @@ class RowsPart(RowsPlan):
     def _calls_of_touched(
         self, rows: Tensor, order: Tensor, scalars: Scalars, is_step_enabled: Tensor | None
     ) -> list[Call]:
-        """Return launches that update the rows with entries.
+        """Return functions that launch the update of the rows with entries.
 
         Args:
-            rows, order: The sorted indices, and the entry of each.
+            rows, order: The sorted indices, and the position of each index before sorting.
             is_step_enabled: A bool tensor of shape (), False to update no row; None for True.
         """
         # With every row -1, no row differs from the one before the first, so no program begins one.
@@ -138,7 +136,7 @@ class RowsPart(RowsPlan):
         scalars: Scalars,
         is_step_enabled: Tensor | None,
     ) -> list[Call]:
-        """Return launches that update the rows without entries."""
+        """Return functions that launch the update of the rows without entries."""
         height, elements = self._shape[0], self.var.numel()
         row_flags = torch.zeros(height, dtype=torch.int8, device=rows.device).index_fill_(
             0, rows, 1
@@ -158,7 +156,7 @@ class RowsPart(RowsPlan):
 
 
 def threads_for(width: int, storage: Sequence[str]) -> int:
-    """Return the threads of a program that updates rows of `width` elements: no idle warps."""
+    """Return the number of threads of a program for rows of `width` elements: no idle warps."""
     threads = WARP
     while threads < THREADS and threads * elements_per_load(storage) < width:
         threads *= 2

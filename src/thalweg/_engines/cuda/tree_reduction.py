@@ -1,8 +1,8 @@
-"""Sums of the leaves of several tensors, in one kernel launch or a few.
+"""Sums of leaves (sums of 65,536 elements) of several tensors, in one kernel launch or a few.
 
-The order is that of `_engines/reduction_order.py`: neighbours are added in pairs, level by level. A
-program adds `FAN` leaves, which are ten levels. A tensor of more than 67 million elements has more
-leaves; the next launch adds the results of the last one.
+The order is defined in `_engines/reduction_order.py`: neighbours are added in pairs, level by
+level. A program adds `FAN` leaves, which are ten levels. A tensor of more than 67 million elements
+has more leaves; the next launch adds the results of the last one.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ class File:
         self.size = os.fstat(descriptor).st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes from a position on; raise CorruptFileError if the file is too short."""
+        """Return `length` bytes from `offset` on; raise CorruptFileError if there are fewer."""
         buffer = bytearray(length)
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer from a position on; raise CorruptFileError if the file is too short."""
+        """Fill `buffer` from `offset` on; raise CorruptFileError if the file is too short."""
         self._file.seek(offset)
         filled = 0
         while filled < len(buffer):
@@ -53,10 +53,10 @@ class File:
 
 
 class Folder:
-    """Directory of a checkpoint, as a context manager.
+    """Directory of a checkpoint, as a context manager that closes its files.
 
     Args:
-        prefix: The beginning of the names of all files of the checkpoint.
+        prefix: The common prefix of the paths of all files of the checkpoint.
 
     Raises:
         MissingFileError: The directory does not exist.
@@ -90,7 +90,7 @@ class Folder:
             os.close(self._descriptor)
 
     def open_shard(self, suffix: str) -> File:
-        """Return a file of the checkpoint, which stays open until another one is opened."""
+        """Return a file of the checkpoint, which is closed when another shard is opened."""
         if self._shard is None or self._shard[0] != suffix:
             previous, self._shard = self._shard, None
             if previous is not None:
@@ -102,7 +102,7 @@ class Folder:
         """Return a file of the checkpoint; the caller closes it.
 
         Args:
-            suffix: The file's name without the prefix.
+            suffix: The end of the file's name, after the prefix.
 
         Raises:
             MissingFileError: The file does not exist.
@@ -128,7 +128,7 @@ class Folder:
         return File(descriptor, name)
 
     def list_suffixes(self) -> list[str]:
-        """Return the suffixes of all files of this prefix, sorted."""
+        """Return the sorted suffixes of all files whose names begin with the prefix."""
         directory = self._path or "." if self._descriptor is None else self._descriptor
         names = sorted(os.listdir(directory))
         return [name[len(self._base) :] for name in names if name.startswith(self._base)]

@@ -39,9 +39,9 @@ class Bundle:
     """Contents of a TensorFlow checkpoint.
 
     Attributes:
-        tensors: Tensors by name. Slices are put together.
-        strings: Tensors of strings, row by row, without their shapes.
-        graph: The objects of an object checkpoint; None if it is one of `tf.train.Saver`.
+        tensors: {name: tensor}. Slices are joined.
+        strings: {name: strings in row-major order}, without shapes.
+        graph: The objects of an object checkpoint; None for a checkpoint of `tf.train.Saver`.
         variants: Names of objects that are not tensors, such as the state of an iterator.
     """
 
@@ -55,7 +55,7 @@ def check_dtypes(names_and_dtypes: Iterable[tuple[str, int]]) -> None:
     """Raise if tensors have unsupported dtypes.
 
     Args:
-        names_and_dtypes: Names, with the numbers of their dtypes.
+        names_and_dtypes: (name, number of the dtype) pairs.
 
     Raises:
         CorruptFileError: Lists the tensors with unsupported dtypes.

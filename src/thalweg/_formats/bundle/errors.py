@@ -12,7 +12,7 @@ _MAX_QUOTED = 200  # characters of a name that an error shows
 
 
 class CorruptFileError(Exception):
-    """Error without a file name; `raise_flaws` adds the name.
+    """Error without a file name; `raise_flaws` converts it to an error with the name.
 
     Args:
         text: A description.
@@ -49,7 +49,7 @@ def quote_name(name: str | bytes) -> str:
 
 
 def check_checksum(masked: int, calculated: int) -> None:
-    """Raise CorruptFileError, in TensorFlow's words, if a checksum is not the stored one."""
+    """Raise CorruptFileError, with TensorFlow's message, unless the checksums are equal."""
     stored = unmask_checksum(masked)
     if stored != calculated:
         text = f"stored {stored} vs. calculated on the restored bytes {calculated}"

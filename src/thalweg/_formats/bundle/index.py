@@ -31,7 +31,7 @@ class TensorSlice:
     Attributes:
         origin: The first index along each axis.
         shape: The shape.
-        entry: The location in a file.
+        entry: The location in a data file.
     """
 
     origin: tuple[int, ...]
@@ -46,7 +46,7 @@ class IndexedTensor:
     Attributes:
         dtype: The number of the dtype.
         shape: The shape.
-        pieces: The slices, one if the tensor is stored in one piece.
+        pieces: The slices; one if the tensor is stored in one piece.
     """
 
     dtype: int
@@ -70,7 +70,7 @@ class Index:
 
     Attributes:
         shards: The number of data files.
-        tensors: Each tensor by its name.
+        tensors: {name: tensor}.
     """
 
     shards: int
@@ -82,10 +82,10 @@ class Index:
 
 
 def read_index(directory: Folder) -> Index:
-    """Read the index of a bundle, and no data.
+    """Return the index of a bundle; data files are not read.
 
     Raises:
-        CorruptFileError: The index is damaged, inconsistent or of an unsupported kind.
+        CorruptFileError: The index is damaged, inconsistent or not supported.
     """
     with closing(directory.open_file(".index")) as file:
         if file.size > LIMIT:
@@ -99,7 +99,7 @@ def read_index(directory: Folder) -> Index:
 
 
 def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
-    """Return the header in the first entry; raise CorruptFileError if it is not supported."""
+    """Return the header in the first entry; raise CorruptFileError if missing or unsupported."""
     if first_entry is None or first_entry[0]:
         raise CorruptFileError("it has no header")
     with locate_flaws("header"):
@@ -131,7 +131,7 @@ def _parse_header(first_entry: tuple[bytes, bytes] | None) -> BundleHeader:
 def _describe_entries(
     key_values: Iterator[tuple[bytes, bytes]], bundle_header: BundleHeader
 ) -> dict[str, IndexedTensor]:
-    """Return the tensors of an index by name, validated against each other."""
+    """Return {name: tensor} of an index, after checking that tensors do not overlap."""
     entries_by_name: dict[str, BundleEntry] = {}
     slice_entries: dict[bytes, BundleEntry] = {}
     for key, serialized in key_values:
@@ -163,7 +163,7 @@ def _describe_entries(
 def _find_slices(
     name: str, entry: BundleEntry, slice_entries: dict[bytes, BundleEntry]
 ) -> Iterator[TensorSlice]:
-    """Yield the slices of a tensor; remove their entries from `slice_entries`."""
+    """Yield the slices of a tensor; remove the slices' entries from `slice_entries`."""
     if not entry.slices:
         yield TensorSlice((0,) * len(entry.shape), entry.shape, entry)
     for extents in entry.slices:
@@ -182,7 +182,7 @@ def _find_slices(
 
 
 def _check_shape(entry: BundleEntry) -> None:
-    """Raise CorruptFileError for an entry without dtype or with an impossibly large shape."""
+    """Raise CorruptFileError for an entry without a dtype, or with an impossibly large shape."""
     if not entry.dtype:
         raise CorruptFileError("it has no dtype")
     if prod(length for length in entry.shape if length) * _item_bytes(entry) >= LARGEST:
@@ -222,9 +222,9 @@ def _check_slices(tensor: IndexedTensor) -> None:
 
 
 def _check_overlap(indexed_tensors: dict[str, IndexedTensor]) -> None:
-    """Raise CorruptFileError if two tensors, or two slices, share bytes of a data file (shard).
+    """Raise CorruptFileError if two tensors or slices share bytes of a data file.
 
-    So tensors read from a file are not larger than the file.
+    So all tensors of a file are together not larger than the file.
     """
     extents = sorted(
         (piece.entry.shard, piece.entry.offset, piece.entry.size, name)

@@ -65,8 +65,8 @@ class BundleEntry:
         offset: The offset in the file.
         size: The number of bytes.
         checksum: The masked CRC32C of the bytes.
-        slices: The slices that the tensor is stored in, each with an entry; none if stored in one
-            piece.
+        slices: The slices of a tensor that is stored in slices; each slice has an entry. () if the
+            tensor is stored in one piece.
     """
 
     dtype: int
@@ -91,7 +91,7 @@ class BundleEntry:
 
 
 def parse_header(serialized: bytes) -> BundleHeader:
-    """Return the header of a bundle.
+    """Return the header of a bundle from a serialized BundleHeaderProto.
 
     Raises:
         CorruptFileError: The bytes are not a BundleHeaderProto.
@@ -108,7 +108,7 @@ def parse_header(serialized: bytes) -> BundleHeader:
 
 
 def parse_entry(serialized: bytes) -> BundleEntry:
-    """Return the entry of a tensor.
+    """Return the entry of a tensor from a serialized BundleEntryProto.
 
     Raises:
         CorruptFileError: The bytes are not a BundleEntryProto.
@@ -121,7 +121,7 @@ def parse_entry(serialized: bytes) -> BundleEntry:
 
 
 def parse_shape(serialized: bytes) -> tuple[int, ...]:
-    """Return the shape in a TensorShape.
+    """Return the shape in a serialized TensorShape.
 
     Raises:
         CorruptFileError: The shape is unknown, has a negative length, or too many axes.
@@ -146,9 +146,9 @@ def encoded_shape(lengths: tuple[int, ...]) -> bytes:
 
 
 def slice_of(serialized: bytes) -> Slice:
-    """Return the (start, length) of each dimension of a TensorSlice; () for a scalar.
+    """Return (start, length) of each dimension of a serialized TensorSlice; () for a scalar.
 
-    The length is None for a full dimension. The numbers may be negative.
+    The length of a full dimension is None. Numbers may be negative.
 
     Raises:
         CorruptFileError: The bytes are not a TensorSliceProto.

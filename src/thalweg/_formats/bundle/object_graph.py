@@ -27,7 +27,7 @@ class SavedAttribute:
     """A value of an object: for a variable, the variable itself.
 
     Attributes:
-        name: "VARIABLE_VALUE" for that of a variable.
+        name: "VARIABLE_VALUE" for the value of a variable.
         full_name: The name of the variable in a name-based checkpoint, "w/Adam".
         key: The name of the tensor in the bundle.
     """
@@ -57,7 +57,7 @@ class Node:
     """An object.
 
     Attributes:
-        children: Node numbers by attribute name.
+        children: {attribute name: node number}.
         attributes: The values of the object.
         slots: The slots, if the object is an optimizer.
     """
@@ -72,14 +72,14 @@ class ObjectGraph:
     """Objects of a checkpoint; the first is the root.
 
     Attributes:
-        nodes: The objects, which refer to each other by position.
+        nodes: The objects; node numbers are indices in this tuple.
     """
 
     nodes: tuple[Node, ...]
 
 
 def decode_graph(serialized: bytes) -> ObjectGraph:
-    """Return the graph in a message.
+    """Return the graph in a serialized message.
 
     Raises:
         CorruptFileError: The bytes are not an object graph, or refer to missing nodes.
@@ -98,9 +98,9 @@ def decode_graph(serialized: bytes) -> ObjectGraph:
 
 
 def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
-    """Return a graph without the values whose keys `should_keep` rejects.
+    """Return a graph with only the values for which `should_keep(key)` is True.
 
-    Slots are removed if their own value, or that of their variable, is.
+    Slots are removed if the value of the slot or of its variable is removed.
     """
     nodes = [
         replace(node, attributes=tuple(a for a in node.attributes if should_keep(a.key)))
@@ -155,7 +155,7 @@ def _decode_node(serialized: bytes) -> Node:
 
 
 def _encode_node(node: Node, has_values: bool) -> bytes:
-    """Return an object as a message; `has_values` is stored as a flag."""
+    """Return an object as a serialized message; `has_values` is stored as a flag."""
     encoded = b""
     for name, child in node.children.items():
         encoded += bytes_field(1, number_field(1, child) + string_field(2, name))
@@ -184,7 +184,7 @@ def _neighbors_of(node: Node) -> Iterator[int]:
 
 
 def _nodes_with_values(graph: ObjectGraph) -> set[int]:
-    """Return the nodes that have values or lead to such nodes; TensorFlow skips all others."""
+    """Return the nodes that have values or lead to values; TensorFlow skips all other nodes."""
     parents: dict[int, list[int]] = {}
     valued: set[int] = set()
     for position, node in enumerate(graph.nodes):

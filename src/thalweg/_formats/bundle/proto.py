@@ -20,12 +20,12 @@ _WORD = 1 << 64
 
 
 def read_varint(encoded: bytes | memoryview, offset: int, end: int) -> tuple[int, int]:
-    """Return a number and the offset after the number.
+    """Return (number at `offset`, offset after the number).
 
     Args:
         encoded: The bytes.
         offset: The offset of the number.
-        end: The offset at which reading stops.
+        end: The offset that reading must not pass.
 
     Raises:
         CorruptFileError: The number goes beyond `end`, or has more than 64 bits.
@@ -56,7 +56,7 @@ def packed_numbers(packed: bytes) -> Iterator[int]:
 
 
 def encode_varint(integer: int) -> bytes:
-    """Return a number as bytes; negative ones have ten bytes."""
+    """Return a number as bytes; a negative number has ten bytes."""
     integer %= _WORD
     encoded = bytearray()
     while integer > 0x7F:
@@ -67,7 +67,7 @@ def encode_varint(integer: int) -> bytes:
 
 
 def iterate_fields(serialized: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Yield each field of a message in order: its number, its kind and its content.
+    """Yield (field number, kind, content) of each field of a message, in order.
 
     The content is an int for VARINT, FIXED32 and FIXED64, and bytes for BYTES.
 
@@ -98,14 +98,14 @@ def iterate_fields(serialized: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 
 class ProtoMessage:
-    """Selected fields of a message; others are skipped.
+    """Selected fields of a message; all other fields are skipped.
 
     Args:
         serialized: The message.
-        kinds: The fields to read, with their kinds.
+        kinds: {field number: kind} of the fields to read.
 
     Raises:
-        CorruptFileError: The bytes are not a message, or a field is of another kind.
+        CorruptFileError: The bytes are not a message, or a field's kind differs from `kinds`.
     """
 
     def __init__(self, serialized: bytes, kinds: Mapping[int, int]) -> None:

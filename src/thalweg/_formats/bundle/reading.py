@@ -26,20 +26,19 @@ def read(
 ) -> Bundle:
     """Read a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`.
 
-    Files of the first format, which TensorFlow wrote until 1.0, are read as well.
-
-    Memory use is that of the tensors; for a tensor in slices also one slice, and a byte per
-    element. The first format needs several times as much temporarily.
+    The first format of TensorFlow, until 1.0, is read, too. It temporarily needs several times the
+    memory of the tensors. Other files temporarily need, for a tensor in slices, one slice and one
+    byte per element.
 
     Args:
-        prefix: The path for TensorFlow: "run7/model.ckpt-5"; or the name of its index or of a data
+        prefix: The path for TensorFlow, "run7/model.ckpt-5", or the name of the index or a data
             file.
         names: The tensors to read; all by default. The object graph is always read.
-        progress: Called with the bytes read and their total.
+        progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Returns:
-        The tensors, in new memory. States of data iterators, which are of dtype variant, are
-        skipped unless `names` has them.
+        The tensors, in new memory. States of data iterators (dtype variant) are skipped; a state in
+        `names` raises.
 
     Raises:
         MissingFileError: A file does not exist.
@@ -70,10 +69,10 @@ def read(
 
 
 def describe(prefix: Path) -> list[TensorInfo]:
-    """Return the tensors of a checkpoint by name; only the index is read.
+    """Return the descriptions of a checkpoint's tensors, by name; only the index is read.
 
     Args:
-        prefix: The path for TensorFlow, or the name of its index or of a data file.
+        prefix: The path for TensorFlow, or the name of the index or a data file.
 
     Raises:
         MissingFileError: The index does not exist.
@@ -93,7 +92,7 @@ def describe(prefix: Path) -> list[TensorInfo]:
 
 
 def is_bundle(prefix: Path) -> bool:
-    """Return True if a prefix names a TensorFlow checkpoint, by the last bytes of its index."""
+    """Return True if a TensorFlow checkpoint has this prefix; only the end of its index is read."""
     try:
         with Folder(_prefix_of(prefix)) as directory:
             return v1_format.is_table_file(directory, ".index") or bool(
@@ -104,10 +103,10 @@ def is_bundle(prefix: Path) -> bool:
 
 
 def _find_index(path: str, directory: Folder) -> Index | list[str]:
-    """Return the index of a checkpoint, or the suffixes of the files of one of the first format.
+    """Return the index of a checkpoint, or the file suffixes of a first-format checkpoint.
 
     Raises:
-        MissingFileError: There is neither; if `path` is a file, its format's error is raised.
+        MissingFileError: There is neither. If `path` is a file, an error names the file's format.
     """
     try:
         return read_index(directory)
@@ -122,7 +121,7 @@ def _find_index(path: str, directory: Folder) -> Index | list[str]:
 
 
 def _prefix_of(path: Path) -> str:
-    """Return the prefix of a checkpoint, also for the path of one of its files."""
+    """Return the prefix of a checkpoint; `path` may be the prefix or one of its files."""
     name = os.fspath(path)
     is_prefix = os.path.lexists(f"{name}.index")
     return name if is_prefix else _FILE.sub("", name)

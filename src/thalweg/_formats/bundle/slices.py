@@ -19,10 +19,10 @@ _AXES = 32  # the limit of NumPy 1
 
 
 def key_of(name: str, extents: Slice) -> bytes:
-    """Return the key of a slice of a tensor in the table.
+    """Return the table's key for a slice of a tensor.
 
-    Keys have the order of what they stand for: a 0, the name, the number of axes, and for each axis
-    the begin and the length of the slice, -1 for the whole axis
+    Keys are ordered by their contents: a 0, the name, the number of axes, and for each axis the
+    begin and the length of the slice, -1 for the whole axis
     (tensorflow/core/util/saved_tensor_slice_util.cc).
     """
     # An end mark, so that no encoded name is the beginning of another.
@@ -36,9 +36,9 @@ def key_of(name: str, extents: Slice) -> bytes:
 
 
 def _encode_signed(integer: int) -> bytes:
-    """Return a number in an order-preserving encoding: the first bits give its length.
+    """Return a number in an order-preserving encoding, whose first bits give its length.
 
-    All bits are inverted if it is negative.
+    All bits of a negative number are inverted.
     """
     size = (integer if integer >= 0 else ~integer).bit_length() // 7 + 1
     bits = integer % (1 << (8 * size))
@@ -47,7 +47,7 @@ def _encode_signed(integer: int) -> bytes:
 
 
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
-    """Return the origin and the lengths of a slice in a tensor with this shape.
+    """Return (origin, lengths) of a slice of a tensor with this shape.
 
     Raises:
         CorruptFileError: The slice is not inside the shape.
@@ -69,7 +69,7 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> None:
-    """Check that slices together have as many elements as the tensor.
+    """Raise unless the slices together have as many elements as the tensor with this shape.
 
     Raises:
         CorruptFileError: The counts differ, or the shape has more axes than NumPy supports.
@@ -88,9 +88,9 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
 
 
 def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that no two slices overlap, so that with the right count of elements they fill `shape`.
+    """Check that no two slices overlap; with the right element count, the slices fill `shape`.
 
-    Memory is a byte for each element, so the file must be large enough for the elements.
+    One byte per element is allocated, so the file must be large enough for the elements.
 
     Raises:
         CorruptFileError: Two slices overlap.
@@ -111,10 +111,10 @@ def join_parts(
     shape: tuple[int, ...],
     width: int,
 ) -> np.ndarray[Any, Any]:
-    """Return the bytes of a tensor, as a one-dimensional array, from those of its slices.
+    """Return the bytes of a tensor, a one-dimensional array, joined from its slices.
 
     Args:
-        boxes: The origin and shape of each slice, with as many elements as `check_count` requires.
+        boxes: (origin, shape) of each slice; `check_count` must have accepted the shapes.
         contents: The bytes of each slice, requested one at a time after all boxes were compared.
         shape: The shape of the tensor.
         width: The number of bytes of an element.
@@ -133,7 +133,7 @@ def join_parts(
 
 
 def _slices_of_region(origin: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return the index of a slice in an array of the tensor's shape."""
+    """Return the index tuple that selects a slice in an array of the tensor's shape."""
     return tuple(slice(i, i + length) for i, length in zip(origin, lengths, strict=True))
 
 

@@ -39,7 +39,7 @@ class CheckpointState:
     """List of the checkpoints of a directory.
 
     Attributes:
-        model_checkpoint_path: The prefix of the last checkpoint; "" if none is named.
+        model_checkpoint_path: The prefix of the last checkpoint; "" if unknown.
         all_model_checkpoint_paths: The prefixes of all existing checkpoints, the oldest first.
         all_model_checkpoint_timestamps: The time of each save, in seconds since 1970.
         last_preserved_timestamp: The time of the last save that is never deleted.
@@ -56,10 +56,10 @@ def read_state(folder: str | os.PathLike[str], name: str = NAME) -> CheckpointSt
 
     Args:
         folder: The directory of the checkpoints.
-        name: The name of the file.
+        name: The name of the state file.
 
     Returns:
-        The state, with paths that begin with `folder`; None if there is no such file.
+        The state, with paths that begin with `folder`; None if the file does not exist.
 
     Raises:
         DataLossError: The file is damaged, or has another format.
@@ -89,7 +89,7 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
         name: The name of the file.
 
     Raises:
-        UnsafeCheckpointError: A checkpoint is outside of the directory.
+        UnsafeCheckpointError: A checkpoint is outside of `folder`.
         CheckpointWriteError: The file cannot be written.
     """
     directory = os.fspath(folder)
@@ -108,7 +108,7 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
 
 
 def _parse_state(text: str) -> CheckpointState:
-    """Return the checkpoints that the text of a state file lists, with paths as they are written.
+    """Return the state in the text of a state file, with unchanged paths.
 
     A text without fields gives an empty path, empty lists and None.
 
@@ -131,7 +131,7 @@ def _parse_state(text: str) -> CheckpointState:
 
 
 def _with_absolute_paths(directory: str, state: CheckpointState) -> CheckpointState:
-    """Return a state with paths that begin with the directory; raise if one leads out of it."""
+    """Return a state with paths that begin with `directory`; raise if a path leads out of it."""
     latest, *all_paths = (
         os.path.join(directory, path) if path else ""
         for path in (state.model_checkpoint_path, *state.all_model_checkpoint_paths)
@@ -142,7 +142,7 @@ def _with_absolute_paths(directory: str, state: CheckpointState) -> CheckpointSt
 
 
 def _relative_to(directory: str, path: str) -> str:
-    """Return a path relative to a directory; raise CorruptFileError if it leads out of it."""
+    """Return `path` relative to `directory`; raise CorruptFileError if it is outside."""
     if not path:
         return ""
     if "\0" in path or len(path) > _MAX_PATH:
@@ -186,10 +186,10 @@ _DIGITS = 400
 
 
 def parse_fields(text: str) -> Iterator[tuple[str, list[str | float]]]:
-    """Yield the name of each field and its values, several if the text has a list.
+    """Yield (name, values) of each field; a list in the text has several values.
 
     Raises:
-        CorruptFileError: The text has another syntax.
+        CorruptFileError: The text has a syntax error.
     """
     tokens = _tokenize(text)
     kind, name = next(tokens)
@@ -222,7 +222,7 @@ def quote_text(text: str) -> str:
 
 
 def _tokenize(text: str) -> Iterator[Token]:
-    """Yield the tokens of a text, and an "end" token."""
+    """Yield the tokens of a text, and at the end ("end", "")."""
     position = 0
     while position < len(text):
         match = _TOKENS.match(text, position)
@@ -236,7 +236,7 @@ def _tokenize(text: str) -> Iterator[Token]:
 
 
 def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, Token]:
-    """Return (value, next token); adjacent strings are joined."""
+    """Return (value that begins with `token`, next token); adjacent strings are joined."""
     kind, text = token
     if kind == "number":
         return _parse_number(text), next(tokens)
@@ -250,7 +250,7 @@ def _parse_value(tokens: Iterator[Token], token: Token) -> tuple[str | float, To
 
 
 def _unescape_match(match: re.Match[bytes]) -> bytes:
-    """Return the bytes of an escape sequence."""
+    """Return the bytes for an escape sequence; raise CorruptFileError if it is unknown."""
     octal, hexadecimal, short, long, letter = match.groups()
     if letter is not None:
         if letter not in _LETTERS:

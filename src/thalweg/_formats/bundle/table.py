@@ -36,15 +36,15 @@ _MAX_BLOCK = 1 << 18  # bytes after which a block of data ends
 
 
 def is_table(read: Read, size: int) -> bool:
-    """Return True if a file's end is that of a table; arguments as for `iterate_entries`."""
+    """Return True if a file ends as a table does; `read(offset, size)` returns bytes."""
     return size >= FOOTER and read(size - FOOTER, FOOTER).endswith(_MAGIC)
 
 
 def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys of a table with their contents, in order; each block is verified first.
+    """Yield (key, content) of a table in order; each block is verified before it is used.
 
     Args:
-        read: Reads the file.
+        read: `read(offset, size)` returns bytes of the file.
         size: The size of the file in bytes.
 
     Raises:
@@ -79,7 +79,7 @@ def iterate_entries(read: Read, size: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block_places(listing: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (upper bound of keys, offset, length) of each data block."""
+    """Yield (upper bound of keys, offset, length) of each data block, from the block list."""
     end = 0
     for limit, handle in _block_entries(listing):
         offset, length, position = _read_handle(handle, 0, len(handle))
@@ -118,10 +118,10 @@ def _read_block(read: Read, body_size: int, offset: int, length: int) -> bytes:
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys of a block with their contents.
+    """Yield (key, content) of a block.
 
-    All keys together have at most 16 times the bytes of the block, as is true if every 16th key is
-    complete: shared prefixes must not expand a small file to large memory.
+    All keys together may have at most 16 times the bytes of the block, so shared prefixes cannot
+    expand a small file to large memory. A block with every 16th key complete stays below this.
     """
     end, restarts = _restart_points(block)
     position, key, budget = 0, b"", _RESTART_INTERVAL * len(block)
@@ -163,10 +163,10 @@ def _restart_points(block: bytes) -> tuple[int, list[int]]:
 
 
 def encoded_table(key_values: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a table of keys with contents, byte for byte as TensorFlow writes it.
+    """Return a table, byte for byte as TensorFlow writes it.
 
     Args:
-        key_values: Keys and contents; each key is greater than the one before it.
+        key_values: (key, content) pairs in ascending order of keys.
     """
     file, listing, block, last_key = bytearray(), _Block(1), _Block(_RESTART_INTERVAL), b""
     # Last key and handle of a written block that is not listed yet.
@@ -192,7 +192,8 @@ class _Block:
     """Block under construction.
 
     Args:
-        interval: Of so many keys, the first is stored complete, the others without a shared prefix.
+        interval: One key in `interval` keys is stored completely; all other keys omit the prefix
+            shared with the previous key.
     """
 
     def __init__(self, interval: int) -> None:
@@ -208,7 +209,7 @@ class _Block:
         return len(self._content) + 4 * len(self._restarts) + 4
 
     def add(self, key: bytes, content: bytes) -> None:
-        """Append a key, greater than all before it."""
+        """Append a key with its content; the key must be greater than all previous keys."""
         shared = 0
         if self._count < self._interval:
             shared = _common_prefix_length(self._last_key, key)

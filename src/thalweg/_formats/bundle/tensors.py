@@ -29,7 +29,7 @@ _MAX_SHORT = 1 << 32
 
 
 def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
-    """Return (strings of a tensor, checksum that its entry must have).
+    """Return (strings of a tensor, checksum for comparison with the index).
 
     Args:
         content: All bytes of the tensor.
@@ -59,7 +59,7 @@ def decode_strings(content: bytes, count: int) -> tuple[list[bytes], int]:
 
 
 def encoded_strings(strings: Sequence[bytes]) -> tuple[bytes, int]:
-    """Return (lengths, their checksum and the strings as one block; checksum of the block)."""
+    """Return (bytes with the lengths, their checksum and the strings; checksum of these bytes)."""
     lengths = [len(string) for string in strings]
     checksum = _checksum_of_lengths(lengths)
     tail = mask_checksum(checksum).to_bytes(4, "little") + b"".join(strings)
@@ -78,8 +78,8 @@ class BundleReader:
     Args:
         directory: The directory of the files.
         index: The index.
-        requested: The tensors to read.
-        progress: Called with the bytes read and their total, or None.
+        requested: {name: tensor} to read.
+        progress: None, or `progress(bytes_read, total_bytes)` is called during reading.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BundleReader:
         """Read the requested tensors.
 
         Returns:
-            The tensors, the strings, and the object graph without the variables of strings.
+            The tensors, the strings, and the object graph without variables that are strings.
         """
         tensors: dict[str, StoredTensor] = {}
         texts: dict[str, list[bytes]] = {}
@@ -119,12 +119,12 @@ class BundleReader:
         return Bundle(ordered_tensors, texts, filtered)
 
     def _place_of(self, name: str) -> tuple[int, int]:
-        """Return (shard, offset) of a tensor, a sort key: files are read from start to end."""
+        """Return (shard, offset) of a tensor, a sort key to read files from start to end."""
         entries = [piece.entry for piece in self._requested[name].pieces]
         return min((entry.shard, entry.offset) for entry in entries)
 
     def _read_tensor(self, tensor: IndexedTensor) -> StoredTensor:
-        """Return a tensor, joined if it is stored in slices."""
+        """Return a tensor, joined from its slices if it is stored in slices."""
         kind = NAMES[tensor.dtype]
         for piece in tensor.pieces:
             self._open_shard_of(piece)
@@ -159,7 +159,7 @@ class BundleReader:
         return texts
 
     def _open_shard_of(self, tensor_slice: TensorSlice) -> File:
-        """Return the data file of a slice; raise CorruptFileError if it is too short."""
+        """Return the open data file of a slice; raise CorruptFileError if the file is too short."""
         entry = tensor_slice.entry
         file = self._directory.open_shard(self._index.suffix(entry.shard))
         if entry.offset + entry.size > file.size:

@@ -57,7 +57,7 @@ def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, A
         count: The number of elements.
 
     Raises:
-        CorruptFileError: The number of elements is wrong, or one does not fit the dtype.
+        CorruptFileError: The number of elements is wrong, or an element does not fit the dtype.
     """
     import numpy as np
 
@@ -76,7 +76,7 @@ def tensor_bytes(serialized: bytes, dtype: int, count: int) -> np.ndarray[Any, A
 
 
 def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
-    """Return the strings of the tensor in a TensorProto; see `tensor_bytes`."""
+    """Return the strings of the tensor in a TensorProto; raise unless there are `count`."""
     payloads = [
         payload for field_id, _, payload in iterate_fields(serialized) if field_id == _STRINGS
     ]
@@ -89,7 +89,7 @@ def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
 def _append_field(
     content: bytearray, payload: int | bytes, field_kind: int, kind: int, name: str
 ) -> None:
-    """Append the elements of one field, packed or single, to `content`."""
+    """Append the elements of one field, packed or single, to `content` as bytes."""
     if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
         content += _encode_element(payload, name)
     elif kind == VARINT and isinstance(payload, bytes):
@@ -126,7 +126,7 @@ class _Tensor:
     Attributes:
         dtype: The number of the dtype.
         shape: The shape.
-        slices: The origin and shape of each slice, by the key of the slice's entry.
+        slices: {key of the slice's entry: (origin, shape)}.
     """
 
     dtype: int
@@ -140,7 +140,7 @@ class _Tensor:
 
 
 def suffixes_of(directory: Folder) -> list[str]:
-    """Return the suffixes of the files of a checkpoint of this format; [] for other formats.
+    """Return the suffixes of the files of a first-format checkpoint; [] for other formats.
 
     Args:
         directory: The directory of the prefix.
@@ -156,13 +156,13 @@ def suffixes_of(directory: Folder) -> list[str]:
 def read(
     directory: Folder, suffixes: list[str], names: Container[str] | None, progress: Progress | None
 ) -> Bundle:
-    """Return the tensors of a checkpoint of this format.
+    """Return the tensors of a first-format checkpoint.
 
     Args:
-        directory: The directory of its files.
+        directory: The directory of the files.
         suffixes: The result of `suffixes_of`.
         names: The tensors to read; None for all.
-        progress: Called after each file with the bytes read and their total.
+        progress: `progress(bytes_read, total_bytes)` is called after each file.
 
     Raises:
         CorruptFileError: A file is damaged, or a tensor has an unsupported dtype.
@@ -214,7 +214,7 @@ def describe(directory: Folder, suffixes: list[str]) -> list[TensorInfo]:
 
 
 def is_table_file(directory: Folder, suffix: str) -> bool:
-    """Return True if there is a file whose end is that of a table."""
+    """Return True if the file exists and ends as a table does."""
     try:
         with _open_file(directory, suffix) as file:
             return is_table(file.read, file.size)
@@ -230,7 +230,7 @@ def _open_file(directory: Folder, suffix: str) -> Generator[File]:
 
 
 def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _Tensor], int]:
-    """Return ({name: tensor} of all files of a checkpoint, size of the files).
+    """Return ({name: tensor} of a checkpoint, total size of its files in bytes).
 
     Raises:
         CorruptFileError: A file has no description, or a tensor has impossible slices.
@@ -260,7 +260,7 @@ def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _
 
 
 def _add_slices(described: dict[str, _Tensor], message: ProtoMessage) -> None:
-    """Add the tensor of a SavedSliceMeta, or more slices of a tensor, to `described`."""
+    """Add a tensor, or further slices of a tensor, from a SavedSliceMeta to `described`."""
     name = message.text(1)
     with locate_flaws(quote_name(name)):
         shape, dtype = messages.parse_shape(message.data(2)), message.number(3)
@@ -288,7 +288,7 @@ def _check_tensor(tensor: _Tensor) -> None:
 
 
 def _slice_values(serialized: bytes, tensor: _Tensor, key: bytes) -> object:
-    """Return the bytes of a slice, or its strings."""
+    """Return the bytes of a slice as an array, or its strings as a list."""
     content = ProtoMessage(ProtoMessage(serialized, {2: BYTES}).data(2), {3: BYTES}).data(3)
     count = prod(tensor.slices[key][1])
     if tensor.dtype == STRING:
@@ -297,7 +297,7 @@ def _slice_values(serialized: bytes, tensor: _Tensor, key: bytes) -> object:
 
 
 def _join_slices(tensor: _Tensor, pieces: dict[bytes, np.ndarray[Any, Any]]) -> StoredTensor:
-    """Return a tensor from all its slices."""
+    """Return a tensor joined from all its slices."""
     kind = NAMES[tensor.dtype]
     if len(pieces) == 1:
         return StoredTensor(kind, tensor.shape, next(iter(pieces.values())).data)

@@ -28,21 +28,21 @@ def write(
 ) -> None:
     """Write a checkpoint: `prefix.data-00000-of-00001`, and then `prefix.index`.
 
-    Both are byte for byte as TensorFlow's `SaveV2` writes them. Both are on the disk before either
-    is renamed, so that a full disk leaves an old checkpoint with the same prefix unchanged. After a
-    crash between the two renames, reading raises an error about damage: use a new prefix for each
-    checkpoint, as TensorFlow does.
+    Both files are byte for byte as from TensorFlow's `SaveV2`. Both files are on the disk before
+    they are renamed, so a full disk leaves an old checkpoint unchanged. After a crash between the
+    two renames, reading raises DataLossError. So use a new prefix for each checkpoint, as
+    TensorFlow does.
 
     Args:
         prefix: The path for TensorFlow; the directory must exist.
-        stored_tensors: The tensors by their names.
+        stored_tensors: {name: tensor}.
         graph: The object graph, for `tf.train.Checkpoint`; None for `tf.train.Saver`.
-        progress: Called with the bytes written and their total.
+        progress: `progress(bytes_written, total_bytes)` is called during writing.
 
     Raises:
         InvalidArgumentError: A name is empty, not Unicode, or reserved by TensorFlow; or a tensor
-            has not as many bytes as its shape implies.
-        UnsupportedCheckpointError: TensorFlow has no such dtype.
+            has more or fewer bytes than its shape.
+        UnsupportedCheckpointError: TensorFlow does not have the dtype of a tensor.
         CheckpointWriteError: A file cannot be written.
     """
     path = os.fspath(prefix)
@@ -54,7 +54,7 @@ def write(
     entries: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
 
     def data_parts() -> Iterator[bytes | memoryview]:
-        """Yield the bytes of all tensors in file order; record their index entries."""
+        """Yield the bytes of all tensors in file order; add index entries to `entries`."""
         offset = 0
         for key in _in_order(tensors_by_key, graph):
             tensor = tensors_by_key[key]
@@ -84,7 +84,7 @@ def write(
 def _in_order(
     tensors_by_key: Mapping[bytes, StoredTensor], graph: ObjectGraph | None
 ) -> list[bytes]:
-    """Return the keys in the order in which TensorFlow writes data: by object, then by name."""
+    """Return the keys in TensorFlow's order of data: by object, then by name."""
     nodes = () if graph is None else graph.nodes
     keys = (attribute.key.encode() for node in nodes for attribute in node.attributes)
     first = [key for key in dict.fromkeys(keys) if key in tensors_by_key]
@@ -92,7 +92,7 @@ def _in_order(
 
 
 def _key_of(name: str) -> bytes:
-    """Return the key of a tensor name; raise InvalidArgumentError for invalid names."""
+    """Return the encoded name of a tensor; raise InvalidArgumentError for invalid names."""
     try:
         key = name.encode()
     except UnicodeEncodeError:
@@ -106,7 +106,7 @@ def _key_of(name: str) -> bytes:
 
 
 def _check_tensor(name: str, tensor: StoredTensor) -> StoredTensor:
-    """Return a tensor; raise if a bundle cannot have its dtype, rank or size."""
+    """Return `tensor`; raise if a bundle cannot have its dtype, rank or size."""
     if tensor.dtype not in DTYPES:
         raise UnsupportedCheckpointError(
             f"{quote_name(name)} is {tensor.dtype}, which checkpoints of TensorFlow do not have."

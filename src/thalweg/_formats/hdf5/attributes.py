@@ -31,8 +31,8 @@ class Elements:
     """Type of elements.
 
     Attributes:
-        dtype: A dtype of safetensors, "opaque" for bytes without a meaning, "string" for text of a
-            fixed length, or "text" for text of any length, which is stored in a heap.
+        dtype: A dtype of safetensors, "opaque" for raw bytes, "string" for text of a fixed length,
+            or "text" for text of any length, which is stored in a heap.
         size: The number of bytes of an element.
         is_big_endian: True if the first byte of a number is the highest.
     """
@@ -43,7 +43,7 @@ class Elements:
 
 
 def parse_shape(payload: FilePart) -> tuple[int, ...] | None:
-    """Return the shape in a dataspace message; None if there are no elements, not even one."""
+    """Return the shape in a dataspace message; () for a scalar, None for a null dataspace."""
     version = payload.take_version((1, 2), "shapes")
     rank, flags = payload.take_number(1), payload.take_number(1)
     kind = payload.take_number(1) if version == 2 else 1
@@ -60,7 +60,7 @@ def parse_shape(payload: FilePart) -> tuple[int, ...] | None:
 
 
 def parse_elements(payload: FilePart) -> Elements:
-    """Return the type in a datatype message.
+    """Return the element type in a datatype message.
 
     Raises:
         UnsafeCheckpointError: The elements are references.
@@ -91,7 +91,7 @@ def parse_elements(payload: FilePart) -> Elements:
 
 
 def _parse_integer(payload: FilePart, bits: int, size: int) -> Elements:
-    """Return the type of integers of `size` bytes; `bits` are the class bit field."""
+    """Return the type of integers of `size` bytes; `bits` is the class bit field."""
     source, begin = payload.source, payload.offset
     offset, precision = payload.take_number(2), payload.take_number(2)
     if size not in (1, 2, 4, 8) or offset or precision != 8 * size:
@@ -100,7 +100,7 @@ def _parse_integer(payload: FilePart, bits: int, size: int) -> Elements:
 
 
 def _parse_float(payload: FilePart, bits: int, size: int) -> Elements:
-    """Return the type of floats of `size` bytes; `bits` are the class bit field."""
+    """Return the type of floats of `size` bytes; `bits` is the class bit field."""
     source, begin = payload.source, payload.offset
     offset, precision = payload.take_number(2), payload.take_number(2)
     fields = tuple(payload.take_number(1) for _ in range(4))
@@ -115,7 +115,7 @@ def _parse_float(payload: FilePart, bits: int, size: int) -> Elements:
 
 
 def _parse_boolean(payload: FilePart, count: int, version: int) -> Elements:
-    """Return the type of h5py's booleans, an enumeration; raise for other enumerations."""
+    """Return the type of h5py's booleans (an enumeration); raise for other enumerations."""
     begin, base = payload.offset, parse_elements(payload)
     names = (b"FALSE\0", b"TRUE\0")
     expected = b"".join(name if version > 2 else name.ljust(8, b"\0") for name in names) + b"\0\1"
@@ -130,7 +130,7 @@ class TextAttribute:
     """Text attribute of a group or a dataset.
 
     Args:
-        payload: The message.
+        payload: The attribute message.
         heap: The heap of variable-length texts.
 
     Attributes:
@@ -155,7 +155,7 @@ class TextAttribute:
 
     @lazy
     def texts(self) -> list[bytes]:
-        """Elements of the attribute as bytes, row by row; one for a single value.
+        """Elements of the attribute as bytes, in row-major order; a list of one for a scalar.
 
         Raises:
             DataLossError: The elements are missing.
@@ -180,11 +180,11 @@ class TextAttribute:
 
 
 def attributes_of(messages: list[HeaderMessage], heap: GlobalHeap) -> dict[str, TextAttribute]:
-    """Return the attributes of an object by name.
+    """Return {name: attribute} of a group or dataset from its header messages.
 
     Raises:
         DataLossError: A name exists twice.
-        UnsupportedCheckpointError: There are so many that they are in a heap.
+        UnsupportedCheckpointError: There are so many attributes that they are in a heap.
     """
     attributes: dict[str, TextAttribute] = {}
     for kind, payload in messages:

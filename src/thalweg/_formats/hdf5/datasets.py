@@ -33,7 +33,7 @@ _FILTER_NAMES = {
 
 
 def filter_pipeline(payload: FilePart) -> list[int]:
-    """Return the numbers of the filters in a message, in the order in which they were applied.
+    """Return the ids of the filters in a message, in the order in which they were applied.
 
     Raises:
         UnsupportedCheckpointError: A filter is not supported.
@@ -73,8 +73,8 @@ def undo_filters(
         source: The file.
         offset: The offset of the chunk, for errors.
         stored: The stored bytes.
-        filters: The filters that were applied.
-        size: The required number of bytes.
+        filters: The ids of the filters that were applied.
+        size: The number of bytes that the result must have.
         width: The number of bytes of an element.
 
     Raises:
@@ -99,7 +99,7 @@ def undo_filters(
 def _inflate_chunk(
     source: SourceFile, offset: int, compressed: bytes | memoryview, size: int
 ) -> bytes:
-    """Return decompressed bytes; raise DataLossError if damaged or more than `size`."""
+    """Return a decompressed chunk; raise DataLossError if it is damaged or longer than `size`."""
     stream = zlib.decompressobj()
     try:
         inflated = stream.decompress(compressed, size + 1)
@@ -111,10 +111,11 @@ def _inflate_chunk(
 
 
 def _decompress_lzf(source: SourceFile, offset: int, compressed: bytes, size: int) -> bytes:
-    """Return decompressed bytes: runs of literal bytes, and copies of earlier ones.
+    """Return decompressed bytes: runs of literal bytes, and copies of earlier bytes.
 
-    A control byte below 32 is the number of literal bytes, less one. Else its upper three bits are
-    the length of a copy, less two (7: the next byte is added), and the rest how far back it begins.
+    A control byte below 32 is the number of literal bytes, less one. Otherwise its upper three bits
+    are the length of a copy, less two (7: the next byte is added). The other bits and the next byte
+    are the distance to the copied bytes, less one.
     """
     decoded, position = bytearray(), 0
     try:
@@ -153,12 +154,12 @@ class ArrayDataset:
     Args:
         source: The file.
         name: The path.
-        messages: The messages of its header.
+        messages: The messages of the dataset's header.
         attributes: The attributes.
 
     Attributes:
         name: The path.
-        attributes: The attributes by name.
+        attributes: {name: attribute}.
         elements: The type of the elements.
         shape: The shape.
 
@@ -204,12 +205,11 @@ class ArrayDataset:
         """Return the array, little-endian.
 
         Args:
-            dtype: The dtype of opaque elements.
+            dtype: The dtype of opaque elements; ignored for other elements.
 
         Raises:
             DataLossError: Elements are missing.
-            UnsupportedCheckpointError: The elements are not numbers, or are stored as only later
-                versions of HDF5 do.
+            UnsupportedCheckpointError: The elements are not numbers, or the layout needs HDF5 1.10.
         """
         kind = self.elements
         if kind.dtype in ("string", "text") or (kind.dtype == "opaque" and dtype is None):
@@ -228,7 +228,7 @@ class ArrayDataset:
         )
 
     def _read_data(self, size: int) -> memoryview:
-        """Return the bytes of all elements, from any layout."""
+        """Return all elements, `size` bytes, from a compact, contiguous or chunked layout."""
         payload, source = self._layout, self._source
         begin = payload.offset
         version = payload.take_version((3, 4, 5), "layouts")
@@ -259,7 +259,7 @@ class ArrayDataset:
         return self._source.data_loss_error(self._layout.offset, text)
 
     def _read_chunked(self, payload: FilePart, size: int) -> memoryview:
-        """Return the elements of chunks of one shape, which may extend beyond the array."""
+        """Return all elements, `size` bytes, from chunks; chunks may extend beyond the array."""
         source, shape, width = self._source, self.shape, self.elements.size
         begin, rank = payload.offset, payload.take_number(1) - 1
         tree = payload.take_address()
@@ -298,7 +298,7 @@ class ArrayDataset:
     def _read_chunk(
         self, key: FilePart, address: int, corner: tuple[int, ...], size: int
     ) -> memoryview:
-        """Return the bytes of a chunk, with its filters undone."""
+        """Return the chunk whose first element is at `corner`, `size` bytes with filters undone."""
         source, begin = self._source, key.offset
         stored_size, mask = key.take_number(4), key.take_number(4)
         stored_corner = tuple(key.take_number(8) for _ in corner)

@@ -24,12 +24,12 @@ class Group:
     Args:
         source: The file.
         name: The path; "" for the root group.
-        messages: The messages of its header.
+        messages: The messages of the group's header.
         heap: The heap of variable-length texts.
 
     Attributes:
         name: The path.
-        attributes: The attributes by name.
+        attributes: {name: attribute}.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Group:
 
     @lazy
     def members(self) -> dict[str, Group | ArrayDataset]:
-        """Groups and datasets by name, in the file's order; their contents are not read."""
+        """{name: group or dataset} in the file's order; the members' contents are not read."""
         return {name: self._open_member(name, address) for name, address in self._addresses.items()}
 
     def _open_member(self, name: str, address: int) -> Group | ArrayDataset:
@@ -53,7 +53,7 @@ class Group:
         return _open_object(self._source, path, address, self._heap)
 
     def iterate_datasets(self) -> Iterator[ArrayDataset]:
-        """Yield all datasets in the group and in its groups."""
+        """Yield all datasets in the group and, recursively, in its groups."""
         for member in self.members.values():
             if isinstance(member, ArrayDataset):
                 yield member
@@ -64,7 +64,7 @@ class Group:
 def _open_object(
     source: SourceFile, name: str, address: int, heap: GlobalHeap
 ) -> Group | ArrayDataset:
-    """Return the group or dataset at an address; raise for other objects."""
+    """Return the group or dataset at an address; raise for other kinds of objects."""
     messages = read_messages(source, address)
     kinds = {kind for kind, _ in messages}
     if headers.LAYOUT in kinds:
@@ -100,7 +100,7 @@ def root_group(source: SourceFile) -> Group:
 
 
 def _root_address(head: FilePart, version: int) -> int:
-    """Return the address of the root group; raise if the rest of the superblock is invalid."""
+    """Return the root group's address from the rest of the superblock; raise if it is invalid."""
     source = head.source
     base, _, end = head.take_number(8), head.take_address(), head.take_number(8)
     if base:

@@ -22,11 +22,11 @@ class HeaderMessage(NamedTuple):
 
 
 def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
-    """Read all messages of an object.
+    """Return all messages of the object header at an address; a header can be read only once.
 
     Args:
         source: The file.
-        address: The address of the object's header.
+        address: The address of the object header.
 
     Raises:
         DataLossError: The header is damaged.
@@ -39,7 +39,7 @@ def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
 
 
 def _read_version_1(source: SourceFile, address: int) -> list[HeaderMessage]:
-    """Return the messages of a header of version 1."""
+    """Return the messages of the version 1 object header at an address."""
     piece = source.read_part(address, 16, "an object's header")
     piece.expect_signature(b"\x01\x00", "an object's header")
     count, _, size = piece.take_number(2), piece.take_number(4), piece.take_number(4)
@@ -60,7 +60,7 @@ def _read_version_1(source: SourceFile, address: int) -> list[HeaderMessage]:
 
 
 def _read_version_2(source: SourceFile, address: int) -> list[HeaderMessage]:
-    """Return the messages of a header of version 2."""
+    """Return the messages of the version 2 object header at an address."""
     head = source.read_part(address, 6, "an object's header")
     head.take(4)
     head.take_version((2,), "object headers")
@@ -98,7 +98,7 @@ def _note_message(
     flags: int,
     payload: FilePart,
 ) -> None:
-    """Add a message to `messages`, or a continuation block to `blocks`; raise if not supported."""
+    """Append a message to `messages`, or a continuation to `blocks`; raise if not supported."""
     source = payload.source
     if kind == CONTINUATION:
         begin, size = payload.take_stored_address("a block of messages"), payload.take_number(8)

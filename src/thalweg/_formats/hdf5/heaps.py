@@ -8,7 +8,7 @@ _MAX_LENGTH = 1024  # bytes of a name; HDF5 has no limit
 
 
 class LocalHeap:
-    """Names of a group.
+    """Heap that contains the names of a group's members.
 
     Args:
         source: The file.
@@ -24,7 +24,7 @@ class LocalHeap:
         )
 
     def name_at(self, offset: int) -> str:
-        """Return the name at an offset."""
+        """Return the name at an offset; raise DataLossError if it is empty or does not end."""
         piece = self._names
         end = bytes(piece.data[offset : offset + _MAX_LENGTH + 1]).find(b"\0")
         piece.source.charge_read(max(end, 0) + 1, piece.offset)
@@ -38,7 +38,7 @@ class LocalHeap:
 
 
 class GlobalHeap:
-    """Variable-length texts, by the address of a collection and a number in it.
+    """Variable-length texts, stored in collections at an address and numbered.
 
     Args:
         source: The file.
@@ -49,7 +49,7 @@ class GlobalHeap:
         self._collections: dict[int, dict[int, FilePart]] = {}
 
     def text_at(self, reference: FilePart) -> bytes:
-        """Return a text; each may be read once.
+        """Return a text; a second call for a text raises DataLossError.
 
         Args:
             reference: Length, address and number of the text, sixteen bytes.
@@ -70,7 +70,7 @@ class GlobalHeap:
         return bytes(text.take(length))
 
     def _read_collection(self, address: int) -> dict[int, FilePart]:
-        """Return the texts of a collection by number."""
+        """Return {number: text} of the collection at an address."""
         source = self._source
         head = source.read_part(address, 16, "a heap of texts")
         head.expect_signature(b"GCOL\1\0\0\0", "a heap of texts")

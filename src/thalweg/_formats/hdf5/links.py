@@ -28,7 +28,7 @@ def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iter
     Args:
         source: The file.
         heap, tree: The addresses of the heap and the tree.
-        kind: The kind of the tree.
+        kind: The kind of the tree, such as 5 for links by name.
     """
     holder = _Heap(source, heap)
     for record in _tree_records(source, tree, kind):
@@ -37,12 +37,12 @@ def iterate_objects(source: SourceFile, heap: int, tree: int, kind: int) -> Iter
 
 
 def _bytes_for(limit: int) -> int:
-    """Return the number of bytes in which numbers up to a limit are stored."""
+    """Return the number of bytes that store a number up to `limit`."""
     return max(limit.bit_length() - 1, 0) // 8 + 1
 
 
 def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FilePart]:
-    """Yield the records of a version 2 B-tree of a kind, in no particular order."""
+    """Yield the records of the version 2 B-tree at an address, in no particular order."""
     head = source.read_structure(address, 38, b"BTHD\0" + bytes([kind]), "a tree")
     node, width, depth = head.take_number(4), head.take_number(2), head.take_number(2)
     head.take(2)
@@ -78,7 +78,7 @@ def _tree_records(source: SourceFile, address: int, kind: int) -> Iterator[FileP
 
 
 class _Heap:
-    """Fractal heap with links, at an address."""
+    """Fractal heap (a heap in blocks of growing size) with links."""
 
     def __init__(self, source: SourceFile, address: int) -> None:
         self._source = source
@@ -106,7 +106,7 @@ class _Heap:
         self._read: dict[int, FilePart] = {}
 
     def _direct_blocks(self, address: int, rows: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (offset in the heap, size, address) of each block with objects."""
+        """Yield (offset in the heap, size, address) of all blocks that contain objects."""
         if not rows:
             yield 0, self._first, address
             return
@@ -130,7 +130,7 @@ class _Heap:
             lookup3.check_sum(piece, "a table of blocks")
 
     def object_at(self, record: FilePart) -> FilePart:
-        """Return the object that a record points to."""
+        """Return the object to which a record points, as a `FilePart`."""
         source, begin = self._source, record.offset
         if record.take_number(1):
             raise source.unsupported_error(begin, "large or tiny objects of heaps are not read")
@@ -151,7 +151,7 @@ class _Heap:
         return FilePart(source, view, address + offset - first)
 
     def _read_block(self, address: int, size: int) -> FilePart:
-        """Return a block of the heap; raise DataLossError if its checksum differs."""
+        """Return the heap block at an address; raise DataLossError if its checksum differs."""
         source = self._source
         piece = source.read_structure(address, size, b"FHDB\0", "a block of a heap")
         if self._flags & 2:
@@ -169,10 +169,10 @@ _KINDS = {1: "a soft link", 64: "an external link"}
 
 
 def read_links(source: SourceFile, messages: list[HeaderMessage]) -> dict[str, int]:
-    """Return the addresses of a group's members by name, in the file's order.
+    """Return {name: address} of a group's members, in the file's order.
 
     Raises:
-        UnsafeCheckpointError: A link leads to another path or another file.
+        UnsafeCheckpointError: A link leads to a path or to another file.
         DataLossError: A name exists twice.
     """
     addresses: dict[str, int] = {}
@@ -187,7 +187,7 @@ def read_links(source: SourceFile, messages: list[HeaderMessage]) -> dict[str, i
 def _iterate_links(
     source: SourceFile, messages: list[HeaderMessage]
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, address, offset in the file) of each link."""
+    """Yield (name, address of the member, offset of the link in the file) of each link."""
     for kind, payload in messages:
         if kind == SYMBOL_TABLE:
             tree, heap = (
@@ -209,7 +209,7 @@ def _iterate_links(
 def _symbol_table_links(
     source: SourceFile, tree: int, heap: LocalHeap
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, address, offset in the file) of the links in a tree of tables."""
+    """Yield (name, address, offset of the link in the file) of the links in a tree of tables."""
     for _, node in iterate_leaves(source, tree, kind=0, width=8):
         head = source.read_structure(node, 8, b"SNOD\1\0", "a table of links")
         table = source.read_part(node + 8, 40 * head.take_number(2), "a table of links")
@@ -223,7 +223,7 @@ def _symbol_table_links(
 
 
 def _read_link(payload: FilePart) -> tuple[str, int, int]:
-    """Return (name, address, offset in the file) of a link message."""
+    """Return (name, address of the member, offset of the link in the file) of a link message."""
     source, begin = payload.source, payload.offset
     payload.take_version((1,), "links")
     flags = payload.take_number(1)

@@ -13,7 +13,7 @@ _FINAL = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14),
 
 
 def lookup3(content: bytes | memoryview) -> int:
-    """Return the checksum of some bytes."""
+    """Return the lookup3 checksum of bytes, an int of 32 bits."""
     words = [(0xDEADBEEF + len(content)) & _MASK] * 3
     tail = max(0, (len(content) - 1) // 12 * 12)
     for begin in range(0, tail, 12):
@@ -34,7 +34,7 @@ def lookup3(content: bytes | memoryview) -> int:
 
 
 def check_sum(piece: FilePart, label: str) -> None:
-    """Read the next four bytes as the checksum of all bytes before them.
+    """Read the next four bytes of `piece` as the checksum of all its previous bytes.
 
     Raises:
         DataLossError: The checksum differs.

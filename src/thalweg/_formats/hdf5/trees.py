@@ -12,12 +12,12 @@ _MAX_DEPTH = 16
 def iterate_leaves(
     source: SourceFile, address: int, kind: int, width: int
 ) -> Iterator[tuple[FilePart, int]]:
-    """Yield (key before the child, address of the child) of the lowest nodes, in order.
+    """Yield (key, address of the child) for the children of the lowest nodes, in order.
 
     Args:
         source: The file.
         address: The address of the tree.
-        kind: The kind of the tree: 0, tables of links; 1, chunks.
+        kind: The kind of the tree: 0 for tables of links, 1 for chunks.
         width: The number of bytes of a key.
     """
     pending: list[tuple[int, int | None]] = [(address, None)]

@@ -27,14 +27,14 @@ class KerasFile:
         class_name: The name of the optimizer's class, "Adam"; "Custom>Adam" if it is registered
             under a package. None if the file does not have it.
         config: The optimizer's configuration; None if the file does not have it.
-        optimizer: The optimizer's arrays by name, in its order. Keras 3 numbers them:
-            "optimizer/vars/0" are the iterations, "optimizer/vars/1" is the learning rate (unless
-            that is a schedule, or Keras is older than 3), then come the slots. A `.h5` file has
-            names as "Adam/dense/kernel/m", since Keras 2.11 as "Adam/m/dense/kernel".
-        variables: The model's variables by path, "dense/kernel"; in the model's order if the file
-            has it (`.keras` and `.h5`), else in alphabetical order.
-        places: For each variable the number of its layer in the model, or None, and its group in
-            the file; {} for a `.h5` file.
+        optimizer: {name: array} of the optimizer, in its order. Keras 3 numbers the arrays:
+            "optimizer/vars/0" is the step count. "optimizer/vars/1" is the learning rate, unless it
+            is a schedule, or Keras is older than 3. Then come the slots. A `.h5` file has names
+            such as "Adam/dense/kernel/m", since Keras 2.11 "Adam/m/dense/kernel".
+        variables: {path, such as "dense/kernel": variable} of the model; in the model's order if
+            the file has it (`.keras` and `.h5`), else in alphabetical order.
+        places: {variable: (number of its layer or None, its group in the file)}; {} for a `.h5`
+            file.
         package: "thalweg" in a sorted file whose optimizer's class is one of
             `thalweg.integrations.keras3`; else "".
     """
@@ -53,11 +53,11 @@ def read(path: Path, progress: Progress | None = None) -> KerasFile:
 
     Args:
         path: The file. The format is detected by the content.
-        progress: Called with the bytes read and their total.
+        progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Raises:
         MissingFileError: The file does not exist.
-        DataLossError: The file is damaged, or not one of Keras' files.
+        DataLossError: The file is damaged, or not a file of Keras.
         UnsafeCheckpointError: The file refers to other files, or has unsafe names.
         UnsupportedCheckpointError: The file has unsupported content; the message names it.
         InvalidConfigError: The description of the optimizer is invalid.
@@ -77,7 +77,7 @@ def read(path: Path, progress: Progress | None = None) -> KerasFile:
 
 
 def is_keras_file(path: Path) -> bool:
-    """Return True if a file begins as a Keras file does; False if there is none.
+    """Return True if a file begins like a Keras file; False if there is no file.
 
     Zip archives must have the members of a `.keras` file.
     """

@@ -31,9 +31,9 @@ class ArchiveMember:
     Attributes:
         name: The name.
         method: The compression: 0, none, or 8, deflate.
-        checksum: The CRC32 of its bytes.
+        checksum: The CRC32 of the member's bytes.
         stored_size, size: The number of bytes in the archive, and after decompression.
-        begin: The offset of its local header.
+        begin: The offset of the member's local header.
     """
 
     name: str
@@ -45,12 +45,12 @@ class ArchiveMember:
 
 
 def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
-    """Return the members of an archive by name.
+    """Return {name: member} of an archive.
 
     Raises:
         DataLossError: The file is not an archive, is damaged, or would expand a hundredfold.
-        UnsafeCheckpointError: A name leads out of the directory in which it would be unpacked.
-        UnsupportedCheckpointError: A member is encrypted, or compressed by another method.
+        UnsafeCheckpointError: A name leads out of the directory of the archive.
+        UnsupportedCheckpointError: A member is encrypted, or its compression is not supported.
     """
     count, size, begin = _find_directory(source)
     if count > ENTRIES:
@@ -75,7 +75,7 @@ def list_members(source: SourceFile) -> dict[str, ArchiveMember]:
 
 
 def _find_directory(source: SourceFile) -> tuple[int, int, int]:
-    """Return the number of members, and the size and offset of their list."""
+    """Return (number of members, size of the member list, offset of the member list)."""
     begin = max(source.size - 22, 0)
     end = source.read_part(begin, min(source.size, 22), "the end of the archive")
     if bytes(end.data[:4]) != _END:
@@ -100,7 +100,7 @@ def _find_directory(source: SourceFile) -> tuple[int, int, int]:
 
 
 def _read_member(listing: FilePart) -> ArchiveMember:
-    """Return the next member of the list."""
+    """Return the next member of the member list."""
     source, offset = listing.source, listing.offset
     listing.expect_signature(b"PK\1\2", "a member")
     listing.take(4)
@@ -126,7 +126,7 @@ def _read_member(listing: FilePart) -> ArchiveMember:
 
 
 def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int, int]:
-    """Return sizes and offset, from a record of 64 bits if they exceed their fields."""
+    """Return (stored size, size, offset); a 64-bit record replaces values of 2**32 - 1."""
     while extra.left >= 4:
         kind, record = extra.take_number(2), extra.take_part(extra.take_number(2))
         if kind != 1:
@@ -140,7 +140,7 @@ def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int
 
 
 def _member_name(source: SourceFile, offset: int, name: bytes) -> str:
-    """Return a name as text; raise UnsafeCheckpointError if it leads out of the directory."""
+    """Return a name as text; raise UnsafeCheckpointError if it leads out of its directory."""
     try:
         decoded = name.decode()
     except UnicodeDecodeError as error:
@@ -152,7 +152,7 @@ def _member_name(source: SourceFile, offset: int, name: bytes) -> str:
 
 
 def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
-    """Return the bytes of a member after verifying their checksum.
+    """Return a member as a `SourceFile`, after verifying its checksum.
 
     Raises:
         DataLossError: The bytes are damaged.
@@ -173,7 +173,7 @@ def read_member(source: SourceFile, member: ArchiveMember) -> SourceFile:
 
 
 def _open_uncompressed(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
-    """Return an uncompressed member, which is read from the archive."""
+    """Return an uncompressed member as a `SourceFile` that reads from the archive."""
     checksum = 0
     for first in range(0, member.size, _PIECE):
         size = min(_PIECE, member.size - first)
@@ -187,7 +187,7 @@ def _open_uncompressed(source: SourceFile, member: ArchiveMember, begin: int) ->
 
 
 def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
-    """Return a decompressed member in memory."""
+    """Return a decompressed member as a `SourceFile` in memory."""
     stream, inflated = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     try:
         for first in range(0, member.stored_size, _PIECE):

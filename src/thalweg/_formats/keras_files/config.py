@@ -15,7 +15,7 @@ OptimizerDescription = tuple[str | None, dict[str, Any] | None]
 
 
 def load_json(source: str, text: bytes) -> dict[str, Any]:
-    """Return a JSON object.
+    """Return the JSON object in a text; `source` names the text in errors.
 
     Raises:
         InvalidConfigError: The text is not JSON, or not an object.
@@ -30,7 +30,7 @@ def load_json(source: str, text: bytes) -> dict[str, Any]:
 
 
 def optimizer_of(source: str, description: object) -> OptimizerDescription:
-    """Return the class and the configuration of an optimizer in a file's description.
+    """Return (class name, configuration) of an optimizer; None for what the description lacks.
 
     Args:
         source: The file, for errors.
@@ -55,8 +55,8 @@ def optimizer_of(source: str, description: object) -> OptimizerDescription:
 def _qualified_class_name(source: str, fields: dict[str, Any]) -> str:
     """Return the class name of a serialized object, as "package>Name" unless Keras defines it.
 
-    Keras 3 and `.keras` files keep the package, or the module of a class that is not registered, in
-    a separate field. A class of yours called Adam must not be mistaken for that of Keras.
+    Keras 3 and `.keras` files store the package (or the module of an unregistered class) in a
+    separate field. A user's class called Adam must not be mistaken for Keras' Adam.
     """
     name = _check_class_name(source, fields["class_name"])
     registered, module = fields.get("registered_name"), fields.get("module")
@@ -81,9 +81,9 @@ def _check_class_name(source: str, name: object) -> str:
 
 
 def layers_of(description: dict[str, object]) -> dict[str, str]:
-    """Return the names of a model's layers by the groups in which Keras 3 saves them, in its order.
+    """Return {group in the file: name} of a model's layers, in the model's order.
 
-    A group is named after the layer's class, with a number if it is not the first one.
+    Keras 3 names a group after the layer's class, with a number except for the first layer.
     """
     layers = as_object(description.get("config")).get("layers")
     names: dict[str, str] = {}

@@ -45,8 +45,8 @@ def read_archive(
     """Return the contents of a `.keras` file.
 
     Returns:
-        The optimizer's class and configuration, the optimizer's arrays by name, the model's arrays,
-        and the places of the model's arrays.
+        (class name, configuration) of the optimizer, {name: array} of the optimizer, {name: array}
+        of the model, and {name: (number of the layer, group)} of the model's arrays.
     """
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
@@ -78,15 +78,15 @@ def _missing_member_error(source: SourceFile, name: str, members: Iterable[str])
 def read_weights(
     source: SourceFile, root: Group, layers: dict[str, str]
 ) -> tuple[Arrays, Arrays, dict[str, Place]]:
-    """Return the optimizer's arrays and the model's by name, and the places of the model's.
+    """Return {name: array} of optimizer and of model, and {name: place} of the model's arrays.
 
     Args:
         source: The file.
         root: The root group.
-        layers: The names of the model's layers by their groups, in its order, if known.
+        layers: {group: name} of the model's layers in the model's order; {} if unknown.
 
     Raises:
-        UnsupportedCheckpointError: The file is not one of Keras.
+        UnsupportedCheckpointError: The file is not a file of Keras.
     """
     positions = {f"{LAYERS}/{group}": index for index, group in enumerate(layers)}
 
@@ -113,7 +113,7 @@ def read_weights(
 
 
 def _variables_by_group(source: SourceFile, root: Group) -> dict[str, list[ArrayDataset]]:
-    """Return the datasets of each group that is called "vars", in numerical order."""
+    """Return {path: datasets in numerical order} of all groups that are called "vars"."""
     groups: dict[str, list[ArrayDataset]] = {}
     for dataset in sorted(root.iterate_datasets(), key=lambda array: by_number(array.name)):
         path = dataset.name.rpartition("/")[0]

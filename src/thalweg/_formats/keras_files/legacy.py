@@ -21,12 +21,12 @@ _TOP = "top_level_model_weights"  # weights of the model outside of its layers
 
 
 def is_legacy(root: Group) -> bool:
-    """Return True if a file is a whole legacy model or, from `save_weights`, its layers."""
+    """Return True if a file is a legacy model, or the legacy result of `save_weights`."""
     return _MODEL in root.members or bool({_LAYERS, f"{_LAYERS}0"} & set(root.attributes))
 
 
 def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays, Arrays]:
-    """Return the optimizer's class and configuration, its arrays and the model's."""
+    """Return ((class name, configuration) of the optimizer, its arrays, the model's arrays)."""
     description: OptimizerDescription = None, None
     if "training_config" in root.attributes:
         description = _describe_optimizer(source, root.attributes["training_config"])
@@ -36,13 +36,13 @@ def read(source: SourceFile, root: Group) -> tuple[OptimizerDescription, Arrays,
 
 
 def _describe_optimizer(source: SourceFile, attribute: TextAttribute) -> OptimizerDescription:
-    """Return the class and configuration of the optimizer in a JSON attribute."""
+    """Return (class name, configuration) of the optimizer in a JSON attribute."""
     label = f"{source.title}: {attribute.name}"
     return optimizer_of(label, load_json(label, b"".join(attribute.texts)).get("optimizer_config"))
 
 
 def _read_variables(source: SourceFile, model: Group) -> Arrays:
-    """Return the variables by name; by layer and name if names are not unique."""
+    """Return {name: array} of the model; if names are not unique, {layer/name: array}."""
     layers = list(_read_names(source, model, _LAYERS))
     if _TOP in model.members and _TOP not in layers:
         layers.append(_TOP)
@@ -60,7 +60,7 @@ def _read_variables(source: SourceFile, model: Group) -> Arrays:
 
 
 def _read_arrays(source: SourceFile, group: Group) -> Arrays:
-    """Return the arrays that a group lists, by name without TensorFlow's suffix ":0"."""
+    """Return {name: array} of the arrays that a group lists; names omit TensorFlow's ":0"."""
     arrays: Arrays = {}
     for name in _read_names(source, group, _VARIABLES):
         dataset = _find_member(source, group, name)
@@ -74,7 +74,7 @@ def _read_arrays(source: SourceFile, group: Group) -> Arrays:
 
 
 def _read_names(source: SourceFile, group: Group, list_name: str) -> Iterator[str]:
-    """Yield the names of a list; a long one is in several attributes, numbered from 0."""
+    """Yield the names in an attribute, or for a long list in several attributes numbered from 0."""
     attributes = group.attributes
     if list_name not in attributes and f"{list_name}0" not in attributes:
         raise source.data_loss_error(0, f"{group.name!r} has no {list_name!r}")
@@ -92,7 +92,7 @@ def _read_names(source: SourceFile, group: Group, list_name: str) -> Iterator[st
 
 
 def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDataset:
-    """Return the member at a path below a group; raise DataLossError if missing."""
+    """Return the member at a path below a group; raise DataLossError if it is missing."""
     member: Group | ArrayDataset | None = group
     for segment in path.split("/"):
         member = member.members.get(segment) if isinstance(member, Group) else None
@@ -102,7 +102,7 @@ def _find_member(source: SourceFile, group: Group, path: str) -> Group | ArrayDa
 
 
 def _check_group(source: SourceFile, node: Group | ArrayDataset) -> Group:
-    """Return a node if it is a group; raise DataLossError otherwise."""
+    """Return a node if it is a group; raise DataLossError if it is a dataset."""
     if isinstance(node, ArrayDataset):
         raise source.data_loss_error(0, f"{node.name!r} is no group")
     return node

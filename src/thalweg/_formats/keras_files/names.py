@@ -13,9 +13,7 @@ Arrays = dict[str, StoredTensor]
 
 
 def array_of(dataset: ArrayDataset) -> StoredTensor:
-    """Return the array of a dataset; two-byte elements with an attribute "dtype" may be
-    bfloat16.
-    """
+    """Return the array of a dataset, as bfloat16 if its attribute "dtype" says so."""
     attribute = dataset.attributes.get("dtype")
     is_bfloat16 = (
         attribute is not None and dataset.elements.size == 2 and attribute.texts == [b"bfloat16"]
@@ -50,14 +48,14 @@ def by_number(name: str) -> tuple[tuple[int, int, str], ...]:
 def variables_by_path(
     root: Group, datasets_by_group: dict[str, list[ArrayDataset]], layers: dict[str, str]
 ) -> dict[str, ArrayDataset]:
-    """Return variables by path, "dense/kernel": the layer's name in the model and the variable's.
+    """Return {path: dataset}; a path such as "dense/kernel" has the model's layer names.
 
-    If two variables would have the same name, all have their path in the file instead.
+    If two variables would have one path, the keys are the paths in the file instead.
 
     Args:
         root: The root group.
-        datasets_by_group: The numbered variables of each group that is called "vars".
-        layers: The names of the model's layers by their groups, as far as known.
+        datasets_by_group: {path of a group called "vars": its datasets}.
+        layers: {group: name} of the model's layers, as far as known.
     """
     variables: dict[str, ArrayDataset] = {}
     for path, datasets in datasets_by_group.items():
@@ -72,7 +70,7 @@ def variables_by_path(
 
 
 def _variable_names(kind: str, datasets: list[ArrayDataset]) -> list[str]:
-    """Return the names of a layer's variables, or their numbers for unknown classes."""
+    """Return the names of a layer's variables; for unknown classes their numbers as text."""
     indices = [dataset.name.rpartition("/")[2] for dataset in datasets]
     names = _NAMES.get(kind, ())
     if names[-1:] == ("bias",) and len(indices) == len(names) - 1:
@@ -82,7 +80,7 @@ def _variable_names(kind: str, datasets: list[ArrayDataset]) -> list[str]:
 
 
 def _layer_path(root: Group, path: str, layers: dict[str, str]) -> list[str]:
-    """Return the names of the layers on a path; groups without a name are skipped."""
+    """Return the names of the layers along a path in the file; groups "layers" are skipped."""
     layer_names: list[str] = []
     group: Any = root
     for depth, segment in enumerate(path.split("/")[:-1]):
@@ -98,7 +96,7 @@ def _layer_path(root: Group, path: str, layers: dict[str, str]) -> list[str]:
 
 
 def _stored_name(group: Group) -> str:
-    """Return the name that a layer has in the model, "" if the file does not have it."""
+    """Return the layer's name in the model; "" if the file does not have it."""
     inner = group.members.get(VARIABLES)
     if not isinstance(inner, Group) or "name" not in inner.attributes:
         return ""

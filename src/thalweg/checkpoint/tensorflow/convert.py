@@ -61,32 +61,31 @@ def convert(
 ) -> tuple[str, ...]:
     """Write a checkpoint in another format; no module is needed.
 
-    To "thalweg": a file of TensorFlow or Keras becomes one that `thalweg.checkpoint.restore` reads,
-    with the variables by the names that the rules give them, or by TensorFlow's. To "tf": a file of
-    the library becomes one that `tf.train.Checkpoint` restores, to "tf1": `tf.train.Saver`.
+    With `to="thalweg"`, a file of TensorFlow or Keras becomes a file for
+    `thalweg.checkpoint.restore`. Its variables have the names from the rules, or else TensorFlow's.
+    With "tf", a thalweg file becomes a checkpoint for `tf.train.Checkpoint`, with "tf1" for
+    `tf.train.Saver`.
 
-    Moving averages of variables are in `extra["tensorflow"]["averages"]` of what `restore` returns,
-    by the names of the variables; "tf1" writes them again.
+    `restore` returns moving averages in `extra["tensorflow"]["averages"]`, by variable. "tf1"
+    writes the averages, too.
 
     Args:
-        path: The file; for TensorFlow the prefix.
-        out: The new file; for TensorFlow the prefix.
+        path: The file; for TensorFlow the prefix of the file names.
+        out: The new file; for TensorFlow the prefix of the file names.
         rules: Optional. As in `restore`; for "tf" and "tf1" as in `save`.
         to: "thalweg", "tf" or "tf1".
         optimizer, which: As in `restore`; only with `to="thalweg"`.
-        progress: Called with the bytes read and their total.
-        **hyperparameters: As in `restore`: arguments of the optimizer that the file does not have.
+        progress: `progress(bytes_read, total_bytes)` is called during reading.
+        **hyperparameters: Arguments of the optimizer that the file lacks, as in `restore`.
 
     Returns:
-        The names of entries that the new file does not have: slots of other optimizers, variables
-        that the rules omit, unknown tensors.
+        The names of entries that were not converted, such as omitted variables or unknown tensors.
 
     Raises:
         OptionError: A required hyperparameter is not in the file; the message names it.
         CheckpointMismatchError: The optimizer of the file cannot be identified, or the rules do not
             match. Nothing was written.
-        UnsupportedCheckpointError: The file is a mixed-precision training of OpenSeq2Seq, which has
-            more than an optimizer.
+        UnsupportedCheckpointError: The file is a mixed-precision training of OpenSeq2Seq.
         See `restore`, `save` and `thalweg.checkpoint.restore`, too.
     """
     if to not in FORMS:
@@ -120,19 +119,20 @@ def convert(
 def compare_converted(
     tf_path: Path, path: Path, rules: Any = None, progress: Progress | None = None
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], list[str]] | None:
-    """Return the tensors of two files by the names that `convert` gives them, for a comparison.
+    """Return the tensors of two files under comparable names.
 
-    A thalweg file that was converted from TensorFlow is compared with the conversion of `tf_path`;
-    any other one is converted to the format of `tf_path`.
+    A thalweg file that was converted from TensorFlow is compared with the conversion of `tf_path`.
+    Any other thalweg file is converted to the format of `tf_path`. Nothing is written.
 
     Args:
         tf_path: A file of TensorFlow or Keras.
         path: A thalweg file.
-        rules: Optional. The rules that `convert` was called with; a converted file contains them.
-        progress: Called with the bytes read and their total.
+        rules: Optional. The rules of `convert`; by default those that a converted file contains.
+        progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Returns:
-        The tensors of both files, and lines about entries of only one; None if not comparable.
+        {name: tensor} of `tf_path` and of `path`, and lines about all other differences. None if
+        the files are not comparable.
 
     Raises:
         ThalwegError: The files are damaged, or cannot be converted.
@@ -178,7 +178,7 @@ def _step_counter(checkpoint: TensorFlowCheckpoint) -> Variable | None:
 
 
 def _rule_result(entry: Any) -> str | tuple[str, str] | None:
-    """Return an entry of the names in a converted file as a rule function would return it."""
+    """Return [target, axes] of a converted file in the form of a rule function's result."""
     match entry:
         case [str() as target, None]:
             return target
@@ -201,12 +201,12 @@ def _check_convertible(checkpoint: TensorFlowCheckpoint) -> None:
 def _import(
     checkpoint: TensorFlowCheckpoint,
     rules: Rules,
-    optimizer: object,
+    optimizer: Any,
     index: int | None,
     counter: Variable | None,
     hyperparameters: dict[str, object],
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
-    """Return (snapshot of the contents of a TensorFlow file, names of omitted entries)."""
+    """Return (snapshot of a TensorFlow file's contents, names of omitted entries)."""
     targets = _find_destinations(checkpoint, rules)
     variables = _empty_variables(checkpoint, targets)
     checkpoint, detected = choose_optimizer(
@@ -244,7 +244,7 @@ def _import(
 def _carried_averages(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place]
 ) -> dict[str, StoredTensor]:
-    """Return the moving averages that are converted, by the TensorFlow names of their variables."""
+    """Return {name of the variable in TensorFlow: moving average} of the converted averages."""
     return {
         name: tensor
         for name, tensor in checkpoint.averages.items()
@@ -258,7 +258,7 @@ def _omitted_names(
     detected: FoundOptimizer | None,
     has_steps: bool,
 ) -> tuple[str, ...]:
-    """Return the names of entries that are not converted."""
+    """Return the names of tensors, string tensors and stateless optimizers not converted."""
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)
     if detected is None and class_name is not None:
@@ -286,7 +286,7 @@ def _carried_of_optimizer(
 ) -> dict[int, bool]:
     """Return {id of tensor: True if converted} for the tensors of an optimizer.
 
-    Scalars always are: they are arguments of the new optimizer, or follow from them.
+    All scalars are True: they are arguments of the new optimizer, or follow from them.
     """
     source = checkpoint.source
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
@@ -301,10 +301,11 @@ def _carried_of_optimizer(
 
 
 def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[str, Place]:
-    """Return the destinations of variables by TensorFlow's names, without omitted variables.
+    """Return {name in TensorFlow: destination} of all variables that rules do not omit.
 
     Raises:
-        CheckpointMismatchError: No rule matches a variable, or its axes do not fit.
+        CheckpointMismatchError: No rule matches a variable, or the variable's axes do not fit.
+        UnsupportedCheckpointError: The file has float32 masters.
     """
     _check_convertible(checkpoint)
     destinations: dict[str, Place] = {}
@@ -326,7 +327,7 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
 def _empty_variables(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place]
 ) -> dict[str, Tensor]:
-    """Return new variables of zeros by their new names, with the new shapes."""
+    """Return {target name: new variable filled with zeros}, with permuted shapes."""
     variables: dict[str, Tensor] = {}
     for name, destination in destinations.items():
         tensor, target = checkpoint.variables[name], str(destination.target)
@@ -339,10 +340,10 @@ def _empty_variables(
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return arguments for `save` from a thalweg file, and the names of omitted entries.
+    """Return (arguments for `save` from a thalweg file, names of omitted entries).
 
-    The arguments are all except `prefix` and `progress`, by name. The optimizer and the variables
-    are new objects with the contents of the file.
+    The arguments are {name: value} of all except `prefix` and `progress`. The optimizer and the
+    variables are new objects with the contents of the file.
     """
     variables, is_exportable = _empty_from_file(path)
     choice: Any = None if is_exportable else False
@@ -368,7 +369,7 @@ def _export_arguments(
 
 
 def _empty_from_file(path: Path) -> tuple[dict[str, Variable], bool]:
-    """Return (zero variables of a thalweg file by name, True if its optimizer can be exported)."""
+    """Return ({name: variable filled with zeros}, True if the optimizer can be exported)."""
     location = locate_checkpoint(path).check_readable()
     if location.kind is not PathKind.OURS:
         raise UnsupportedCheckpointError(

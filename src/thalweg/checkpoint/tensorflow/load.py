@@ -32,8 +32,9 @@ def load(
         path: The prefix of a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`, such as
             "run7/model.ckpt-5", or one of its files; or a `.keras`, `.weights.h5` or `.h5` file.
             The format is detected by the content.
-        progress: Called with the bytes read and their total.
-        names: Optional. The tensors to read, for a checkpoint with tensors that cannot be read.
+        progress: `progress(bytes_read, total_bytes)` is called during reading.
+        names: Optional. The tensors to read, if a checkpoint has tensors that cannot be read.
+            Ignored for Keras.
 
     Returns:
         The checkpoint, sorted into variables and optimizers.
@@ -63,10 +64,9 @@ def load(
 
 
 def load_outline(path: Path) -> TensorFlowCheckpoint:
-    """Read a checkpoint as `load` does, but of TensorFlow checkpoints only the values of scalars.
+    """Read a checkpoint as `load` does, but only the values of scalars, unless Keras wrote it.
 
-    All other tensors of TensorFlow checkpoints have a dtype and a shape, but no bytes. Tensors
-    whose dtype is not supported, such as strings, are omitted.
+    Other tensors have a dtype and a shape, but no bytes. Tensors of unsupported dtypes are omitted.
     """
     location = locate_checkpoint(path).check_readable()
     if location.writer != "tensorflow":
@@ -89,7 +89,7 @@ def load_outline(path: Path) -> TensorFlowCheckpoint:
 def _sort_tensors(
     path: str, stored_tensors: Mapping[str, StoredTensor], graph: ObjectGraph | None
 ) -> TensorFlowCheckpoint:
-    """Return the sorted checkpoint: by the object graph if there is one, else by names."""
+    """Return the checkpoint, sorted by the object graph if there is one, else by names."""
     if graph is None:
         return sorted_names(path, stored_tensors)
     return sorted_objects(path, stored_tensors, graph)

@@ -73,37 +73,36 @@ def restore(
     global_step: object = None,
     **hyperparameters: object,
 ) -> Any:
-    """Set variables to those of a TensorFlow file, and return its optimizer.
+    """Set variables to the values in a TensorFlow or Keras file, and return the optimizer.
 
-    Names, shapes, dtypes and values are validated before anything is set. Values are copied bit by
-    bit; a float32 variable is not read into a float64 one.
+    Names, shapes, dtypes and values are validated before anything is set. Values are copied without
+    conversion: float32 is not read into a float64 variable.
 
     Args:
         checkpoint: The result of `load`, or its argument.
         variables: A module, a dictionary of variables by name, or a list of variables.
-        rules: Optional. The path of a rules file, a dictionary of patterns and parameters, or a
-            function that takes a TensorFlow name and returns the name of a parameter, a pair of the
-            name and its axes, or None. By default variables are matched by their names if that is
-            unambiguous; a variable with other axes than in TensorFlow needs a rule.
-        optimizer: Optional. An optimizer or a class, of `thalweg.v1` or `thalweg.keras`; for a
-            training of OpenSeq2Seq the step that `optimize_loss` made. By default a new one of the
-            class in the file. False ignores the optimizer of the file.
+        rules: Optional. The path of a rules file, {pattern: parameter}, or a function:
+            `rules(name)` returns the parameter of a TensorFlow name, a pair (parameter, axes), or
+            None to omit the variable. By default, variables are matched by name if that is
+            unambiguous. A variable whose axes differ in TensorFlow needs a rule.
+        optimizer: Optional. An optimizer or class of `thalweg.v1` or `thalweg.keras`, or for
+            OpenSeq2Seq the step that `optimize_loss` made. By default, a new optimizer of the class
+            in the file is made. False ignores the optimizer in the file.
         which: Optional. The index of the optimizer in `checkpoint.optimizers`, if there are
             several.
         global_step: Optional. A variable that is set to the file's step count.
-        **hyperparameters: Arguments of the new optimizer that the file does not have, such as
-            `learning_rate`. A number that differs from the file's raises; a schedule or a callable
-            replaces it. `loss_scale` may be a `DynamicLossScale` of
-            `thalweg.v1.train.experimental`, which is set to the loss scale of the file.
+        **hyperparameters: Arguments of the new optimizer that the file lacks, such as
+            `learning_rate`. A number that differs from the file's raises; a schedule or callable
+            replaces it. A `DynamicLossScale` as `loss_scale` is set to the loss scale in the file.
 
     Returns:
-        The given or the new optimizer. If the file has no optimizer, a given one is unchanged, and
-        by default the result is None. With `optimizer=False`, the result is None.
+        The optimizer; None with `optimizer=False`, or by default if the file has no optimizer.
+        Without an optimizer in the file, `optimizer` is unchanged.
 
     Raises:
         CheckpointMismatchError: Names, shapes, dtypes or values do not match; lists up to ten
-            differences. Or `optimizer` is None, and a `.keras` file, or a `.h5` file that
-            describes an optimizer, has no optimizer state. Nothing was loaded.
+            differences. Or `optimizer` is None, and a model of Keras was saved without optimizer
+            state. Nothing was loaded.
         OptionError: A required hyperparameter is not in the file.
         InvalidConfigError: A rule is invalid.
         InvalidArgumentError: The file has several optimizers, and `which` is not given.
@@ -135,9 +134,10 @@ def choose_optimizer(
     index: int | None,
     arguments: Mapping[str, object],
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
-    """Return the checkpoint, sorted again for the given optimizer, and its optimizer or None.
+    """Return (checkpoint, its optimizer or None).
 
-    Arguments and errors are those of `restore`.
+    Some checkpoints are sorted again by the class of `optimizer`. Arguments and errors are those of
+    `restore`.
     """
     checkpoint = _sort_for_optimizer(checkpoint, optimizer, arguments, targets)
     return checkpoint, _find_optimizer(checkpoint, optimizer, index)
@@ -146,7 +146,7 @@ def choose_optimizer(
 def _prepare_values(
     mapped: MappedTensors, detected: FoundOptimizer | None, global_step: Any
 ) -> state.Loading:
-    """Return the loading that sets the variables and the step count."""
+    """Return the `Loading` that sets the variables and `global_step`; nothing is set yet."""
     pairs = mapped.variables()
     if global_step is not None:
         pairs.append(
@@ -164,7 +164,10 @@ def _sort_for_optimizer(
     arguments: Mapping[str, object],
     targets: TargetTensors,
 ) -> TensorFlowCheckpoint:
-    """Return the checkpoint, sorted again if the given optimizer's class explains its tensors."""
+    """Return the checkpoint, in some cases sorted again by the class of `optimizer`.
+
+    These are name-based files with a class of `thalweg.v1`, and unclear files of Keras.
+    """
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
     if isinstance(checkpoint.source, KerasFile):
         cls = cast(type[Any], optimizer if is_class else inner.__class__)
@@ -189,10 +192,11 @@ def _sort_for_optimizer(
 
 
 def _find_optimizer(
-    checkpoint: TensorFlowCheckpoint, optimizer: object, index: int | None
+    checkpoint: TensorFlowCheckpoint, optimizer: Any, index: int | None
 ) -> FoundOptimizer | None:
-    """Return the optimizer of the file with this index or the given one's name; raise if
-    ambiguous.
+    """Return the file's optimizer number `index`, or with `optimizer`'s name, or the only one.
+
+    Return None if there is none. Raise if `index` is out of range, or several remain.
     """
     candidates = checkpoint.optimizers
     if index is not None:
@@ -218,14 +222,13 @@ def _find_optimizer(
 def _prepare_loss_scale(
     detected: FoundOptimizer | None, arguments: dict[str, object]
 ) -> state.Loading:
-    """Remove a `LossScale` from `arguments`, and return the `Loading` that sets it from the file.
+    """Remove a `LossScale` from `arguments`; return the `Loading` that sets it from the file.
 
-    If `arguments["loss_scale"]` is not a `LossScale`, nothing is removed, and the `Loading` is
-    empty.
+    If `arguments["loss_scale"]` is not a `LossScale`, return an empty `Loading`.
 
     Raises:
         InvalidArgumentError: The loss scale is not a `DynamicLossScale`.
-        CheckpointMismatchError: The file has no loss scale, or its values do not fit.
+        CheckpointMismatchError: The file has no loss scale, or an invalid one.
     """
     if not isinstance(arguments.get("loss_scale"), LossScale):
         return state.Loading()
@@ -248,7 +251,7 @@ def _prepare_loss_scale(
 
 
 def _loss_scale_values(detected: FoundOptimizer) -> dict[str, Tensor]:
-    """Return the state of a loss scale by the names in `MixedPrecisionLossScaleOptimizer`."""
+    """Return {name in `MixedPrecisionLossScaleOptimizer`: tensor} of a loss scale's state."""
     values = {name: tensor.tensor() for name, tensor in detected.loss_scale.items()}
     steps = count_of(detected.loss_scale.get(STEPS))
     if steps is not None:
@@ -259,7 +262,7 @@ def _loss_scale_values(detected: FoundOptimizer) -> dict[str, Tensor]:
 def _step_count(
     checkpoint: TensorFlowCheckpoint, detected: FoundOptimizer | None, variable: object
 ) -> Tensor:
-    """Return the step count of a file in the dtype of a variable."""
+    """Return the step count in a file as a tensor with the dtype of `variable`."""
     if not isinstance(variable, Tensor):
         raise InvalidTypeError(f"global_step must be a variable, not {show_value(variable)}.")
     count = checkpoint.steps_of([detected] if detected else [])
@@ -272,11 +275,14 @@ def _step_count(
 def _make_optimizer(
     checkpoint: TensorFlowCheckpoint,
     detected: FoundOptimizer | None,
-    optimizer: object,
+    optimizer: Any,
     global_step: object,
     arguments: Mapping[str, object],
 ) -> object:
-    """Return the given optimizer, a new one of the given or detected class, or None without any."""
+    """Return `optimizer`, or a new optimizer if it is a class, or None for the detected class.
+
+    Return None if `optimizer` is False, or if neither the argument nor the file has an optimizer.
+    """
     if optimizer is False or (optimizer is None and detected is None):
         if arguments:
             raise InvalidArgumentError(
@@ -310,7 +316,7 @@ def _make_optimizer(
 
 
 def _require_optimizer(checkpoint: TensorFlowCheckpoint) -> None:
-    """Raise CheckpointMismatchError for a whole Keras model that has no optimizer state."""
+    """Raise CheckpointMismatchError for a file of a Keras model without optimizer state."""
     source = checkpoint.source
     if isinstance(source, KerasFile) and (source.kind == "keras" or source.class_name is not None):
         reason = "there is no optimizer: the model was not compiled"
@@ -329,10 +335,10 @@ def _prepare_optimizer(
     """Return a context manager that yields the `Loading` of `opt` from the file's state.
 
     Args:
-        opt: The optimizer, or the training step that has one.
+        opt: The optimizer, or the training step that has an optimizer.
         mapped: The tensors of the file, by variable.
         detected: The optimizer in the file, or None.
-        is_new: True if `opt` was made from the file, so that its hyperparameters are already set.
+        is_new: True if `opt` was made from the file, so its hyperparameters are already set.
 
     Raises:
         CheckpointMismatchError: The state in the file does not fit `opt`.

@@ -32,10 +32,10 @@ def save(
 ) -> None:
     """Write variables and an optimizer as a TensorFlow checkpoint.
 
-    With "tf2", `tf.train.Checkpoint(model=..., optimizer=...)` restores the checkpoint if the
-    optimizer is that of `tf.compat.v1.train` or `tf.keras.optimizers.legacy` with the same name;
-    with "tf1", `tf.train.Saver`. Rules are the same as for loading such a checkpoint, applied
-    backwards; without rules `layer1.weight` becomes `layer1/weight`, for "tf2" below `model/`.
+    A "tf1" checkpoint is restored by `tf.train.Saver`. A "tf2" checkpoint is restored by
+    `tf.train.Checkpoint(model=..., optimizer=...)`, with the equally named class of
+    `tf.compat.v1.train` or `tf.keras.optimizers.legacy`. Rules of `restore` are applied backwards.
+    Without rules, `layer1.weight` becomes `layer1/weight`, with "tf2" `model/layer1/weight`.
 
     Args:
         prefix: The path of the checkpoint for TensorFlow, such as "run7/ckpt-5".
@@ -43,14 +43,14 @@ def save(
         variables: A module, a dictionary of variables by name, or a list of variables.
         rules: Optional. The path of a rules file, or a dictionary.
         kind: "tf2" or "tf1".
-        global_step: Optional. The variable that counts steps; it is called "global_step".
-        averages: Optional. Moving averages by the names of their variables; only with "tf1".
-        progress: Called with the bytes written and their total.
+        global_step: Optional. The variable that counts steps, saved as "global_step".
+        averages: Optional. {name of a variable: moving average}; only with "tf1".
+        progress: `progress(bytes_written, total_bytes)` is called during writing.
 
     Raises:
-        CheckpointMismatchError: A variable has no name in TensorFlow, or two have the same. Nothing
+        CheckpointMismatchError: A variable has no name in TensorFlow, or two share a name. Nothing
             was written.
-        InvalidTypeError: TensorFlow has no checkpoint of such an optimizer.
+        InvalidTypeError: TensorFlow has no checkpoint of this class of optimizer.
         CheckpointWriteError: A file cannot be written.
     """
     tensors, graph = tensors_of(optimizer, variables, rules, kind, global_step, averages)
@@ -65,7 +65,7 @@ def tensors_of(
     global_step: object = None,
     averages: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, StoredTensor], ObjectGraph | None]:
-    """Return the tensors that `save` writes, by name, and the object graph; None for "tf1".
+    """Return ({name: tensor} that `save` writes, object graph); the graph is None for "tf1".
 
     Arguments and errors are those of `save`. The tensors are copies.
     """

@@ -35,9 +35,9 @@ class TorchEntry:
 
     Attributes:
         key: The key in the state of a parameter.
-        rates: Power of the learning rate in the slot: 0 or 1; -1 if the slot also has the opposite
-            sign.
-        may_lack: True if the slot is zeros if torch has no momentum, and so no such tensor.
+        rates: The slot is torch's tensor times `rates` times the learning rate; 0 if both are
+            equal.
+        may_lack: True if the slot is zeros when torch's momentum is 0, and so has no tensor.
     """
 
     key: str
@@ -51,11 +51,10 @@ class Counterpart:
 
     Attributes:
         family: The name of the class.
-        slots: For each slot of the rule the state entry of torch.
-        hypers: For each hyperparameter of the rule the key of a group; "betas.0" is the first of
-            "betas".
-        epsilon: A note on the place of epsilon in both formulas, if the places differ.
-        rate: A note on the place of the learning rate in both formulas, if the places differ.
+        slots: {slot of the rule: entry in torch's state}.
+        hypers: {hyperparameter of the rule: key of a group}; "betas.0" is the first of "betas".
+        epsilon: A note on the place of epsilon in both formulas; "" if it is equal.
+        rate: A note on the place of the learning rate in both formulas; "" if it is equal.
         options: Options that a group must have.
         powers: True if the step count is part of the formula.
     """
@@ -102,7 +101,7 @@ def _sgd_counterpart(
 
 
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
-    """Return the counterpart of a rule for `torch.optim.RMSprop` with these options."""
+    """Return the counterpart of a rule for `torch.optim.RMSprop` with or without these options."""
     slots = {"rms": TorchEntry("square_avg")}
     if momentum:
         slots["momentum"] = TorchEntry("momentum_buffer", 1, may_lack)
@@ -161,9 +160,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
 
 
 def family_of(groups: list[dict[str, object]]) -> str | None:
-    """Return the class of `torch.optim` that has groups with these keys; None if it has no
-    counterpart.
-    """
+    """Return the `torch.optim` class whose groups have these keys; None if not supported."""
     for name, marks in _GROUP_KEYS:
         if all(marks <= group.keys() for group in groups):
             return None if name == "Adamax" and _RADAM in groups[0] else name
@@ -171,7 +168,7 @@ def family_of(groups: list[dict[str, object]]) -> str | None:
 
 
 def counterpart_of(optimizer: object) -> Counterpart:
-    """Return torch's counterpart of the rule that an optimizer runs.
+    """Return the `Counterpart` of the rule that an optimizer runs.
 
     Raises:
         InvalidTypeError: The optimizer has no rule, or a rule without a counterpart.
@@ -193,7 +190,7 @@ def counterpart_of(optimizer: object) -> Counterpart:
 
 
 def constant_hypers(optimizer: Any) -> dict[str, float]:
-    """Return the hyperparameters of an optimizer that are numbers, not schedules or callables."""
+    """Return {name: number} of hyperparameters that are not schedules or callables."""
     values: dict[str, Any] = {}
     if is_classic(optimizer):
         attributes: dict[str, str] = getattr(optimizer, "HYPERS", {})
@@ -211,14 +208,12 @@ def constant_hypers(optimizer: Any) -> dict[str, float]:
 
 
 def is_classic(optimizer: object) -> bool:
-    """Return True if an optimizer is one of `thalweg.v1`."""
+    """Return True if an optimizer is of `thalweg.v1`, not of `thalweg.keras`."""
     return getattr(optimizer, "_needs_variables", False)
 
 
 def current_hypers(optimizer: Any) -> dict[str, float]:
-    """Return all hyperparameters as the next step will use them; schedules and callables are
-    called.
-    """
+    """Return {name: number} of all hyperparameters; schedules and callables are called."""
     if is_classic(optimizer):
         values: dict[str, Any] = optimizer._read_values()
         names = [*getattr(optimizer, "HYPERS", {}), "decoupled_decay"]
@@ -234,9 +229,7 @@ def current_hypers(optimizer: Any) -> dict[str, float]:
 
 
 def beta_of(optimizer: Any, name: str) -> Any:
-    """Return a hyperparameter of a `thalweg.v1` optimizer as it was given, or a callable's
-    value.
-    """
+    """Return a hyperparameter of a `thalweg.v1` optimizer, unrounded; a callable is called."""
     return optimizer._call_if_callable(getattr(optimizer, optimizer.HYPERS[name]))
 
 

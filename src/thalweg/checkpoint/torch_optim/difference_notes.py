@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +15,13 @@ _ADAM_W = "thalweg.v1.contrib.opt.AdamWOptimizer"
 
 
 def formula_notes(counterpart: Counterpart, epsilons: Sequence[float | None]) -> list[str]:
-    """Return notes on differences of the update formulas that hyperparameters do not show."""
+    """Return notes on differences of update formulas; on epsilon only if one is not 0."""
     notes = [counterpart.epsilon] if counterpart.epsilon and any(epsilons) else []
     return notes + ([counterpart.rate] if counterpart.rate else [])
 
 
 def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
-    """Return notes on options of torch groups that the optimizer lacks or has different."""
+    """Return notes on options of torch groups that `optimizer` lacks or has set differently."""
     constants = constant_hypers(optimizer)
     notes: list[str] = []
     for name, key in counterpart.hypers.items():
@@ -42,8 +43,8 @@ def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: o
     return list(dict.fromkeys(notes))
 
 
-def _notes_of_group(group: Group, optimizer: object, constants: dict[str, float]) -> list[str]:
-    """Return notes on weight decay, maximization, dampening and rate decay of one group."""
+def _notes_of_group(group: Group, optimizer: Any, constants: dict[str, float]) -> list[str]:
+    """Return notes on weight decay, maximization, dampening and rate decay of one torch group."""
     rate, decay = number_option(group, "lr") or 0.0, number_option(group, "weight_decay") or 0.0
     lr_decay = number_option(group, "lr_decay") or 0.0
     dampening = number_option(group, "dampening") or 0.0
@@ -79,7 +80,7 @@ def _notes_of_group(group: Group, optimizer: object, constants: dict[str, float]
 
 
 def _is_same(first: float | None, second: float | None) -> bool:
-    """Return True if two numbers are equal as float32, or both None."""
+    """Return True if two numbers are equal as float32, or both are None."""
     if first is None or second is None:
         return first is second
     with np.errstate(all="ignore"):

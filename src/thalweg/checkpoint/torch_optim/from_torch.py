@@ -45,26 +45,26 @@ Pairs = Sequence[tuple[Parameter, Tensor]]
 def from_torch(
     state_dict: Any, into: Any, variables: Any = None, *, step: int | None = None
 ) -> None:
-    """Load the state of a `torch.optim` optimizer into another one; all or, on an error, nothing.
+    """Load the state of a `torch.optim` optimizer into `into`; on an error, change nothing.
 
-    Slots and step counters are set; hyperparameters are not. A NumericsWarning lists the
-    differences of formulas and hyperparameters. A variable without a state in torch has no slots
-    until its first gradient.
+    Slots and step counters are set, hyperparameters are not. A NumericsWarning lists differences of
+    formulas and hyperparameters. A variable without a state in torch has no slots until its first
+    gradient.
 
     Args:
         state_dict: An `Adam`, `AdamW`, `SGD`, `RMSprop`, `Adagrad`, `Adadelta`, `NAdam` or `Adamax`
             of `torch.optim`, or its `state_dict()`.
-        into: An optimizer of `thalweg.keras` or `thalweg.v1` that runs the same rule.
-        variables: The variables, or a dict of variables by torch's names. The default is the
-            parameters of a given torch optimizer. Its parameters are matched by identity; other
-            variables by name if both sides have names, and else by the order of torch's parameters.
-        step: The step count, if torch has not counted steps, as in SGD, or if counts differ between
+        into: An optimizer of `thalweg.keras` or `thalweg.v1` with the update rule of `state_dict`.
+        variables: The variables, or {torch's name: variable}. By default, the parameters of the
+            torch optimizer `state_dict`. Parameters of this optimizer are matched by identity.
+            Other variables are matched by name if both sides have names, else by order.
+        step: Optional. The step count, if torch has none (SGD) or counts that differ between
             parameters.
 
     Raises:
-        InvalidTypeError: `state_dict` is not such an optimizer, or the rule has no counterpart.
-        CheckpointMismatchError: The classes, names, shapes or dtypes differ, or the step counts of
-            the parameters. Lists up to ten differences. Nothing was loaded.
+        InvalidTypeError: `state_dict` is of another class, or the rule has no counterpart.
+        CheckpointMismatchError: Classes, names, shapes, dtypes or the parameters' step counts
+            differ; lists up to ten. Nothing was loaded.
         FailedPreconditionError: The optimizer's state is variables of a graph.
 
     Example:
@@ -123,7 +123,7 @@ def _has_state(parameter: Parameter) -> bool:
 def _check_surplus(
     counterpart: Counterpart, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> None:
-    """Raise CheckpointMismatchError for torch state entries that no slot corresponds to."""
+    """Raise CheckpointMismatchError for entries of torch's state without a corresponding slot."""
     expected = {*_COUNTS, *(slot.key for slot in counterpart.slots.values())}
     problems = [
         f"'{keys[id(var)]}/{key}' belongs to nothing here"
@@ -138,10 +138,10 @@ def _check_surplus(
 def _counted_steps(
     class_name: str, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> int | None:
-    """Return the step count of all parameters; None for SGD, which does not count.
+    """Return the step count that all parameters share; None for SGD, which does not count.
 
     Raises:
-        CheckpointMismatchError: The counts differ, or one is not a step count.
+        CheckpointMismatchError: The counts differ, or an entry is not a step count.
     """
     if class_name == "SGD":
         return None
@@ -170,17 +170,17 @@ def _counted_steps(
 
 
 def _check_step(step: object) -> int:
-    """Return a step count; raise InvalidArgumentError unless it is an int from 0 on."""
+    """Return `step`; raise InvalidArgumentError unless it is an int of 0 or more."""
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise InvalidArgumentError(f"step must be an integer of 0 or more, not {show_value(step)}.")
     return step
 
 
 def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) -> list[float]:
-    """Return the momentum products of NAdam of all parameters that have one.
+    """Return NAdam's momentum product of each parameter, all equal; [] if no parameter has one.
 
     Raises:
-        CheckpointMismatchError: The products differ: here all variables share one.
+        CheckpointMismatchError: The products differ; here all variables share one product.
     """
     entries = {keys[id(var)]: parameter.state.get("mu_product") for parameter, var in trained}
     factors = {key: as_number(entry) for key, entry in entries.items()}
@@ -198,7 +198,7 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) ->
 
 
 def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, object]:
-    """Return the values of a variable's slots by name, without those that torch has not saved."""
+    """Return {slot name: value} of a variable; slots that torch lacks are omitted or zeros."""
     values: dict[str, Any] = {}
     rate = number_option(parameter.group, "lr") or 0.0
     for name, entry in counterpart.slots.items():
@@ -212,7 +212,7 @@ def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) ->
 
 
 def _scale_slot(slot: Any, factor: float) -> object:
-    """Return a slot times a factor; invalid values are returned unchanged and raise when loaded."""
+    """Return a slot times a factor; an invalid value is returned as it is, and loading raises."""
     try:
         if state.flaw(slot) is not None:
             return slot
@@ -225,11 +225,11 @@ def _scale_slot(slot: Any, factor: float) -> object:
 def load_v1(
     optimizer: Any, variables: Sequence[Tensor], slots: Mapping[int, Any], steps: int | None
 ) -> None:
-    """Set all slots and beta powers of a `thalweg.v1` optimizer; on an error set nothing.
+    """Set all slots and beta powers of a `thalweg.v1` optimizer; on an error, set nothing.
 
     Args:
-        variables: The variables; their missing slots are created.
-        slots: {id(variable): {name of slot: tensor}}.
+        variables: The variables. Missing slots are created.
+        slots: {id(variable): {slot name: tensor}}.
         steps: The number of steps, from which powers of beta are computed; None for 0.
 
     Raises:
@@ -256,13 +256,13 @@ def load_keras(
     steps: int | None,
     product: float = 1.0,
 ) -> None:
-    """Set all slots and numbers of a `thalweg.keras` optimizer; on an error set nothing.
+    """Set slots, iterations and Nadam's product of a Keras optimizer; on an error, set nothing.
 
     Args:
-        variables: The variables; their missing slots are created.
-        slots: {id(variable): {name of slot: tensor}}. All variables that have slots need an entry.
+        variables: The variables. Missing slots are created.
+        slots: {id(variable): {slot name: tensor}}. All variables that have slots need an entry.
         steps: The value of `iterations`; None keeps the present one.
-        product: Nadam's product of the momentum factors of all steps; other optimizers ignore it.
+        product: Nadam's product of the momentum factors of all steps. Other optimizers ignore it.
 
     Raises:
         CheckpointMismatchError: A slot is missing, unknown, or has another shape.

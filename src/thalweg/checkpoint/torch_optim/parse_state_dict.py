@@ -24,7 +24,7 @@ class Parameter:
     """A parameter in a torch optimizer's state dict.
 
     Attributes:
-        name: The name, or None if torch was given no names.
+        name: The name; None if the state dict has no names.
         group: The group that has the parameter.
         state: The parameter's state; empty before the first gradient.
     """
@@ -39,8 +39,8 @@ class TorchState:
     """The state dict of a torch optimizer.
 
     Attributes:
-        family: The name of the class.
-        groups: The groups.
+        family: The name of the class in `torch.optim`.
+        groups: The param groups.
         parameters: The parameters of all groups, in order.
     """
 
@@ -56,7 +56,7 @@ def read(state_or_optimizer: Any) -> TorchState:
         state_or_optimizer: An optimizer of `torch.optim`, or the result of its `state_dict()`.
 
     Raises:
-        InvalidTypeError: The argument is something else, or its class has no counterpart here.
+        InvalidTypeError: The argument is of another type, or of a class without a counterpart.
         CheckpointMismatchError: The state is damaged.
     """
     if isinstance(state_or_optimizer, torch.optim.Optimizer):
@@ -95,9 +95,7 @@ def read(state_or_optimizer: Any) -> TorchState:
 
 
 def _states_and_groups(state_dict: Mapping[object, object]) -> tuple[dict[Any, Any], list[Group]]:
-    """Return the states by parameter and the groups; raise CheckpointMismatchError for other
-    types.
-    """
+    """Return ({parameter key: state}, groups); raise CheckpointMismatchError for invalid types."""
     states, groups = state_dict["state"], state_dict["param_groups"]
     problems: list[str] = []
     if not isinstance(states, dict) or not all(
@@ -133,14 +131,13 @@ def match_parameters(
 ) -> list[tuple[Parameter, Tensor]]:
     """Return (parameter, variable) pairs of a torch optimizer.
 
-    Parameters of the torch optimizer itself are matched by identity; other variables by name if
-    both sides have names, else by order.
+    Parameters of the torch optimizer itself are matched by identity. Other variables are matched by
+    name if both sides have names, else by order.
 
     Args:
         torch_state: The state.
         state_or_optimizer: The torch optimizer that the state was read from, or anything else.
-        variables: Variables, or a dict of variables by torch's names. None stands for the
-            parameters of the optimizer.
+        variables: Variables, or {torch's name: variable}; None for the optimizer's parameters.
 
     Raises:
         InvalidArgumentError: `variables` is None and `state_or_optimizer` is not an optimizer.
@@ -158,7 +155,7 @@ def match_parameters(
     return _match_by_name(torch_state, names, tensors)
 
 
-def _parameters_of(optimizer: object) -> list[Tensor]:
+def _parameters_of(optimizer: Any) -> list[Tensor]:
     """Return the parameters of a torch optimizer; raise InvalidArgumentError for other objects."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
@@ -168,7 +165,7 @@ def _parameters_of(optimizer: object) -> list[Tensor]:
 
 
 def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tensor]]:
-    """Return the names in a dict of variables, else None; and the variables."""
+    """Return (names, variables); names are the keys of a dict, or None if there is no dict."""
     names: list[str] | None = None
     if isinstance(variables, Mapping):
         mapping = cast("Mapping[Any, Any]", variables)
@@ -179,7 +176,7 @@ def _names_and_variables(variables: object) -> tuple[list[str] | None, list[Tens
 
 
 def _names_of(variables: Sequence[Tensor]) -> list[str] | None:
-    """Return the names of named variables; None if some have no name or the same name."""
+    """Return the names of variables; None if a variable has no name, or two share a name."""
     names = [name_of(var, "").split(":")[0] for var in variables]
     has_names = all(name not in ("", "Variable") for name in names)
     return names if has_names and len({*names}) == len(names) else None
@@ -188,7 +185,7 @@ def _names_of(variables: Sequence[Tensor]) -> list[str] | None:
 def _match_by_order(
     torch_state: TorchState, tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return pairs in order; raise CheckpointMismatchError on different counts."""
+    """Return (parameter, variable) pairs in order; raise if the counts differ."""
     count = len(torch_state.parameters)
     if len(tensors) != count:
         problem = f"there are {count} parameters, and {len(tensors)} variables"
@@ -199,7 +196,7 @@ def _match_by_order(
 def _match_by_name(
     torch_state: TorchState, names: Sequence[str], tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return pairs of equal names; raise CheckpointMismatchError if names differ."""
+    """Return (parameter, variable) pairs of equal names; raise if names differ."""
     saved_names = [parameter.name for parameter in torch_state.parameters]
     parameters = dict(zip(saved_names, torch_state.parameters, strict=True))
     problems = [f"'{name}' is none of its parameters" for name in names if name not in parameters]
@@ -212,7 +209,10 @@ def _match_by_name(
 def _match_by_identity(
     torch_state: TorchState, indices: Mapping[int, int], tensors: Sequence[Tensor]
 ) -> list[tuple[Parameter, Tensor]]:
-    """Return pairs of parameters and variables that are the torch optimizer's parameters."""
+    """Return (parameter, variable) pairs; `indices` is {id(variable): index of the parameter}.
+
+    Raise CheckpointMismatchError if the variables are not exactly the torch optimizer's.
+    """
     ids = {id(var) for var in tensors}
     problems = [
         f"{name_of(var)!r} is none of its parameters" for var in tensors if id(var) not in indices

@@ -41,17 +41,17 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
         optimizer: An optimizer of `thalweg.keras` or `thalweg.v1` that runs the rule of an `Adam`,
             `AdamW`, `SGD`, `RMSprop`, `Adagrad`, `Adadelta`, `NAdam` or `Adamax`. Schedules and
             callables among its hyperparameters are evaluated now.
-        variables: The variables, in the order that the optimizer of torch has them in one group.
-        step: The step count, if the optimizer has none, as most of `thalweg.v1`: their
-            `global_step`.
+        variables: The variables, in the order of the torch optimizer's only group.
+        step: Optional. The step count if the optimizer has none, such as the `global_step` of most
+            `thalweg.v1` optimizers.
 
     Returns:
         The argument for `load_state_dict` of the optimizer of torch.
 
     Raises:
         InvalidTypeError: The rule has no counterpart in torch.optim.
-        InvalidArgumentError: The step count is unknown, or a slot that has the learning rate as a
-            factor cannot be divided by it.
+        InvalidArgumentError: The step count is unknown, or the learning rate is 0 and a slot must
+            be divided by it.
         FailedPreconditionError: The optimizer's state is variables of a graph.
 
     Example:
@@ -91,14 +91,14 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
 
 
 def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
-    """Return the slots of each variable by name; sharded ones as full tensors."""
+    """Return {slot name: tensor} for each variable; sharded slots are full tensors."""
     optimizer._check_has_state()
     store = optimizer._slots
     return [{name: store.whole(var, name) for name in store.all_of(var)} for var in variables]
 
 
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
-    """Return the slots of each variable, also those loaded before their variables were known."""
+    """Return {slot name: tensor} per variable; slots loaded before the variables match by name."""
     saved = optimizer.state_dict()["slots"]
     all_variables = distinct([*optimizer._owners(), *variables])
     names = state.distinct([name_of(var) for var in all_variables])
@@ -120,7 +120,7 @@ def _slot_initial(optimizer: Any, name: str) -> float:
 
 
 def _count_steps(optimizer: Any) -> int | None:
-    """Return the step count of the optimizer; None if the optimizer does not count."""
+    """Return the step count, for `thalweg.v1` inferred from beta powers; None if unknown."""
     if not is_classic(optimizer):
         return int(optimizer.iterations)
     powers: dict[str, str] = getattr(optimizer, "POWERS", {})
@@ -143,7 +143,7 @@ def _export_states(
     values: dict[str, float],
     steps: int | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return torch's state of each parameter that has slots, by the parameter's index."""
+    """Return {index of a parameter: torch's state}; parameters without slots are left out."""
     states: dict[int, dict[str, Any]] = {}
     for index, param_slots in enumerate(slots):
         if not param_slots:
@@ -170,7 +170,7 @@ def _export_states(
 
 
 def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
-    """Return a copy of a slot, divided by `rates` times the learning rate unless `rates` is 0."""
+    """Return a copy of a slot; if `rates` is not 0, divided by `rates` times the learning rate."""
     tensor = state.kept(slot)
     if not rates:
         return tensor
@@ -190,11 +190,11 @@ def _step_tensor(steps: int) -> Tensor:
 
 def _export_group(
     counterpart: Counterpart,
-    optimizer: object,
+    optimizer: Any,
     values: dict[str, float],
     variables: Sequence[Tensor],
 ) -> dict[str, Any]:
-    """Return the one group, with all options that this version of torch has."""
+    """Return the only param group, with all options that the installed version of torch has."""
     decouples = counterpart.family == "Adam" and bool(values.get("weight_decay"))
     cls = torch.optim.AdamW if decouples else getattr(torch.optim, counterpart.family)
     group = _default_options(cls)
@@ -217,7 +217,7 @@ def _export_group(
 
 
 def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, object]:
-    """Return the options and defaults of a constructor in this version of torch."""
+    """Return {option: default} of a constructor in the installed version of torch."""
     parameters = inspect.signature(cls.__init__).parameters.items()
     return {name: p.default for name, p in parameters if name not in ("self", "params")}
 
@@ -225,7 +225,7 @@ def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, object]:
 def _set_hypers(
     group: dict[str, Any], counterpart: Counterpart, values: Mapping[str, float]
 ) -> None:
-    """Set hyperparameters in a group by torch's names; "betas.0" is `betas[0]`."""
+    """Set hyperparameters in `group` by torch's names; the key "betas.0" is `group["betas"][0]`."""
     for name, key in counterpart.hypers.items():
         key, _, index = key.partition(".")
         if index:
@@ -239,9 +239,9 @@ def _set_hypers(
 
 
 def _describe_omissions(
-    optimizer: object, values: dict[str, float], group: dict[str, object]
+    optimizer: Any, values: dict[str, float], group: dict[str, object]
 ) -> list[str]:
-    """Return notes on options of the optimizer that torch has no option for."""
+    """Return one note per option of the optimizer that torch has no option for."""
     notes: list[str] = []
     if "learning_rate" not in constant_hypers(optimizer):
         notes.append(f"the learning rate stays {group['lr']:g}, what the schedule gives now")

@@ -14,8 +14,10 @@ from thalweg._core.config_registry import LOSS_SCALERS, Names
 from thalweg._graph import Output, operation
 from thalweg.errors import InvalidArgumentError, did_you_mean
 from thalweg.indexed_slices import values_of
+from thalweg.openseq2seq.optimizers.backoff import BackoffScaler
 from thalweg.openseq2seq.optimizers.gradients import concrete
-from thalweg.openseq2seq.optimizers.loss_scaler import BackoffScaler, LogMaxScaler, LossScaler
+from thalweg.openseq2seq.optimizers.log_max import LogMaxScaler
+from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
 
 _SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": LogMaxScaler}
 

@@ -14,7 +14,7 @@ from thalweg import _graph
 from thalweg._base.showing import show_value
 from thalweg._core.atomic_section import run
 from thalweg._core.gradient_transforms import Decision
-from thalweg._core.options.loss_scale_policies import Policy, State, answer, backoff, log_max
+from thalweg._core.options.loss_scale_policies import Policy, State, answer
 from thalweg._core.state import Entry, check_eager, fitting, restore, snapshot
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.openseq2seq.params import Kind, check_params
@@ -158,95 +158,3 @@ def _number(name: str, value: object) -> Any:
             f"{name} must be a number or tensor of shape (), not {show_value(value)}."
         )
     return value
-
-
-class BackoffScaler(LossScaler):
-    """Starts high, shrinks on overflow, and grows again after a quiet time.
-
-        overflow:                    scale <- scale / step_factor
-        step_window updates without: scale <- scale step_factor, and again after as many
-
-    The scale stays in [scale_min, scale_max].
-
-    Args:
-        params: Optional. A dict of `scale_min` (1.0), `scale_max` (2^14), `step_factor` (2.0),
-            all floats, and `step_window` (2000), an int.
-        as_shipped: Accepted for symmetry; nothing here differs from OpenSeq2Seq.
-
-    Raises:
-        ValueError: A parameter is unknown or of another type, or `step_window` is 0.
-
-    Differs from:
-        OpenSeq2Seq, where a `step_window` of 0 fails at the first update.
-    """
-
-    DEFAULTS: Mapping[str, float | int] = {
-        "scale_min": 1.0,
-        "scale_max": 2.0**14,
-        "step_factor": 2.0,
-        "step_window": 2000,
-    }
-
-    def __init__(
-        self, params: Mapping[str, object] | None = None, as_shipped: bool = False
-    ) -> None:
-        super().__init__(params, as_shipped)
-        if not self._params["step_window"]:
-            raise InvalidArgumentError("step_window has to be another number than 0.")
-
-    def _initial(self) -> State:
-        return {
-            "scale": np.float32(self._params["scale_max"]),
-            "iteration": np.int64(0),
-            "last_overflow_iteration": np.int64(-1),
-        }
-
-    def _policy(self) -> Policy:
-        return partial(backoff, **self._params)
-
-
-class LogMaxScaler(LossScaler):
-    """Takes log2 of the largest gradient for normally distributed, and leaves it room.
-
-        x = log2(amax), log_max on overflow
-        mu, sigma = moving mean and deviation of x
-        scale = 2^(log_max - (mu + overflow_std_dev sigma)), in [scale_min, scale_max]
-
-    The scale is 1 before the first update.
-
-    Args:
-        params: Optional. A dict of floats: `scale_min` (1.0), `scale_max` (2^14), `log_max` (16.0),
-            `beta1` (0.99) for the mean, `beta2` (0.999) for the deviation, and `overflow_std_dev`
-            (3.09), how many deviations the mean stays below `log_max`.
-        as_shipped: Whether to compute what OpenSeq2Seq does. There an overflow counts as
-            x = 2^log_max, so that the scale stays at `scale_min` for some 11,000 updates;
-            the scale is 2^(16 - ...) whatever `log_max`; and gradients that are all 0 make it NaN
-            for good. Here they count as an update, and leave everything else as it is.
-
-    Raises:
-        ValueError: A parameter is unknown or no float.
-    """
-
-    DEFAULTS: Mapping[str, float | int] = {
-        "scale_min": 1.0,
-        "scale_max": 2.0**14,
-        "log_max": 16.0,
-        "beta1": 0.99,
-        "beta2": 0.999,
-        "overflow_std_dev": 3.09,
-    }
-    READS_AMAX = True
-
-    def _initial(self) -> State:
-        """Return {name: initial value} of the state: scale 1, moments 0, corrections 1."""
-        zeros = ("x_hat", "slow_x_hat", "xsquared_hat")
-        ones = ("b1_correction", "b2_correction")
-        return {
-            "scale": np.float32(1),
-            "iteration": np.int64(0),
-            **dict.fromkeys(zeros, np.float32(0)),
-            **dict.fromkeys(ones, np.float32(1)),
-        }
-
-    def _policy(self) -> Policy:
-        return partial(log_max, **self._params, as_shipped=self._as_shipped)

@@ -40,10 +40,8 @@ from thalweg.v1.train.monitored.session_run_hook import *  # noqa: F403
 from thalweg.v1.train.monitored.summary_saver_hook import StepCounterHook, SummarySaverHook
 from thalweg.v1.train.moving_averages import ExponentialMovingAverage
 from thalweg.v1.train.optimizer import Optimizer
-from thalweg.v1.train.proximal import (
-    ProximalAdagradOptimizer,
-    ProximalGradientDescentOptimizer,
-)
+from thalweg.v1.train.proximal_adagrad import ProximalAdagradOptimizer
+from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
 from thalweg.v1.train.queue_runner import QueueRunner, add_queue_runner, start_queue_runners
 from thalweg.v1.train.rmsprop import RMSPropOptimizer
 from thalweg.v1.train.saving import checkpoint_management, checkpoint_utils

@@ -23,8 +23,8 @@ def split_powers(
     """Split tensors into beta powers and others.
 
     Returns:
-        The powers of each optimizer by their names without scope and number, such as "beta1_power";
-        the key of each optimizer is the scope and the number. And the other tensors by name.
+        {scope and number of an optimizer's names: {"beta1_power": tensor, ...}}, and {name: tensor}
+        of the other tensors.
     """
     sets: Sets = {}
     other_tensors: dict[str, StoredTensor] = {}
@@ -41,11 +41,11 @@ def split_powers(
 def with_powers(
     optimizers: Sequence[FoundOptimizer], sets: Sets, counters: Mapping[str, StoredTensor]
 ) -> list[FoundOptimizer]:
-    """Return the optimizers with their powers and the step counts that these imply.
+    """Return the optimizers with their beta powers and the step counts inferred from them.
 
-    The second optimizer with the same name has the second set of powers. If there are more sets
-    than optimizers, several share a name; if there are several names, the order of sets is unknown:
-    then there is one optimizer for each set, with all slots. Equal sets count once.
+    Optimizers get the sets of powers in order; equal sets count once. With several sets, the order
+    is unknown if there are more or fewer optimizers, or if their names differ. Then each set gives
+    one optimizer with all slots.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}
@@ -69,15 +69,15 @@ def with_powers(
 def with_steps(
     detected: FoundOptimizer, powers: Mapping[str, StoredTensor], counters: Mapping[str, int]
 ) -> FoundOptimizer:
-    """Return a copy of an optimizer with powers, and the step count and betas inferred from them.
+    """Return a copy of an optimizer with beta powers, and inferred step count and betas.
 
-    The powers are added to the scalars and to the evidence. If no step count explains them, or
-    several do, `steps` is None, `notes` has the reason, and `unclear` the names of the betas.
+    The powers are added to the scalars and to the evidence. If no step count or several explain the
+    powers, `steps` is None, `notes` has the reason, and `unclear` the names of ambiguous betas.
 
     Args:
         detected: The optimizer.
         powers: The powers of the optimizer by name, such as "beta1_power".
-        counters: Step counts from other variables, by name.
+        counters: {name: step count} of variables in the file.
     """
     values = {name.removesuffix("_power"): power.array()[()] for name, power in powers.items()}
     steps = steps_and_betas(values, counters)
@@ -94,7 +94,7 @@ def with_steps(
 
 
 def _are_different(sets: Sets) -> bool:
-    """Return True unless all sets have the same powers."""
+    """Return True unless all sets have equal powers."""
     contents = [
         sorted((name, bytes(t.data)) for name, t in powers.items()) for powers in sets.values()
     ]
@@ -109,7 +109,7 @@ def _has_powers(detected: FoundOptimizer) -> bool:
 
 
 def _with_shared_name(detected: FoundOptimizer, key: str) -> FoundOptimizer:
-    """Return the optimizer with a note that others have the same name; `key` is its scope."""
+    """Return a copy of an optimizer with a note that several have its name; `key` is its scope."""
     scope, _, suffix = key.partition(" ")
     power_name = f"{scope}/" * bool(scope) + "beta1_power" + f"_{suffix}" * bool(suffix)
     note = f"several optimizers are called {detected.name}: this one has {power_name}"

@@ -33,14 +33,14 @@ _SCALERS = {
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """Entries of OpenSeq2Seq's mixed precision beside the variables and their slots.
+    """State of OpenSeq2Seq's mixed precision, besides variables and slots.
 
     Attributes:
-        masters: The float32 master of each float16 variable, by the variable's name.
-        names: The names of the masters, and the variable of each.
+        masters: {name of a float16 variable: float32 master}.
+        names: {name of a master: name of its variable}.
         scaler: The loss scaler's algorithm, "Backoff" or "LogMax"; "" if the scale is fixed.
-        scale: Its state by the names of `thalweg.openseq2seq`.
-        averages: NovoGrad's averages of squared norms, numbered as its variables were created.
+        scale: The loss scaler's state by the names of `thalweg.openseq2seq`.
+        averages: NovoGrad's averages of squared norms, in the order of its variables.
     """
 
     masters: dict[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
@@ -53,7 +53,7 @@ class MixedPrecision:
 def split_mixed_precision(
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
-    """Return masters, loss scale and averages, or None; and all other tensors."""
+    """Return (masters, loss scale and averages, or None if there are none; all other tensors)."""
     names = {
         name: variable
         for name, tensor in stored_tensors.items()
@@ -81,7 +81,7 @@ def split_mixed_precision(
 
 
 def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
-    """Return the loss scaler's algorithm, and the names of its variables; "" and {} if missing."""
+    """Return (loss scaler's algorithm, {name of state: name of variable}), or ("", {})."""
     scopes: dict[str, dict[int, str]] = {}
     for name, tensor in stored_tensors.items():
         match = _NUMBERED.fullmatch(name)
@@ -109,18 +109,18 @@ class FoundOptimizer:
         face: The front end: "v1", "keras" or "openseq2seq".
         family: The class and its slots; None if the file matches several, or none.
         candidates: The possible classes, if `family` is None.
-        evidence: What the detection is based on: "slots Adam, Adam_1, powers beta1_power=0.59049".
-        slots: Slots by variable and kind; by their names in the file if the kind is unknown.
-        scalars: Scalars of the optimizer, by TensorFlow's short names: "beta1_power", "iter".
-        hyperparameters: Those that the file has, or that follow from its contents to the bit.
+        evidence: The reason for the detection: "slots Adam, Adam_1, powers beta1_power=0.59049".
+        slots: {variable: {kind: slot}}; a slot of an unknown kind has its name in the file.
+        scalars: {TensorFlow's short name, such as "beta1_power" or "iter": scalar}.
+        hyperparameters: Values that the file has, or that follow from its contents to the bit.
         steps: The step count, or None if the file does not have it.
         notes: Descriptions of contradictions.
         refused: Options that this library does not have, as text.
         title: The name argument of the optimizer; "" if the file does not have it.
-        unclear: Hyperparameters for which several values fit the file; they must be given.
+        unclear: Hyperparameters for which several values fit the file, so the user must give them.
         lost: Reasons why slots cannot be assigned to variables; if any, restoring raises.
-        loss_scale: State of the optimizer's loss scale: "current_loss_scale" and "good_steps";
-            {} if there is none.
+        loss_scale: State of the optimizer's loss scale: "current_loss_scale" and "good_steps"; {}
+            if there is none.
     """
 
     name: str
@@ -147,9 +147,7 @@ class FoundOptimizer:
 
 
 def with_loss_scale(optimizer: FoundOptimizer, scale: dict[str, StoredTensor]) -> FoundOptimizer:
-    """Return a copy of an optimizer with the state of its loss scale and a note on continuing
-    without the loss scale; `optimizer` itself if `scale` is {}.
-    """
+    """Return a copy of an optimizer with a loss scale and a note; for {} the optimizer itself."""
     if not scale:
         return optimizer
     note = (
@@ -167,14 +165,14 @@ class TensorFlowCheckpoint:
         path: The path of the file.
         kind: "saver" (`tf.train.Saver`), "object" (`tf.train.Checkpoint`), "keras" (`.keras`),
             "weights.h5" or "h5".
-        variables: The variables by name, as TensorFlow has them.
+        variables: {name in TensorFlow: variable}.
         optimizers: The optimizers; most files have one.
-        counters: Integers of no optimizer: "global_step", "save_counter".
-        averages: Moving averages of variables (`tf.train.ExponentialMovingAverage`), by variable.
+        counters: Integers that belong to no optimizer: "global_step", "save_counter".
+        averages: {variable: moving average}, of `tf.train.ExponentialMovingAverage`.
         mixed: OpenSeq2Seq's masters, loss scale and averages, or None.
-        unknown: Tensors that belong to nothing known, by name.
+        unknown: {name: tensor} of unidentified tensors.
         texts: The names of string tensors and iterator states, which are skipped.
-        other_names: Second names of variables: in object checkpoints "layer1/kernel".
+        other_names: {variable: second name}; in object checkpoints such as "layer1/kernel".
         source: The unsorted contents: tensors by name, or a file of Keras.
         graph: The object graph, or None.
     """
@@ -194,10 +192,10 @@ class TensorFlowCheckpoint:
 
     @property
     def optimizer(self) -> FoundOptimizer | None:
-        """The only optimizer, or None.
+        """The file's only optimizer; None if the file has none.
 
         Raises:
-            InvalidArgumentError: There are several.
+            InvalidArgumentError: The file has several optimizers.
         """
         if len(self.optimizers) > 1:
             raise InvalidArgumentError(
@@ -217,9 +215,9 @@ class TensorFlowCheckpoint:
         return self.steps_of(self.optimizers)
 
     def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
-        """Return the step count: from the counter of the file, else from its optimizers; or None.
+        """Return the step count of the file's counter, else of `optimizers`; None if unclear.
 
-        A counter is called "global_step", or is the only one besides "save_counter".
+        The counter is called "global_step", or is the only one besides "save_counter".
         """
         counter_values = {name: count_of(counter) for name, counter in self.counters.items()}
         exact = {name for name in counter_values if name.rpartition("/")[2] == GLOBAL_STEP}
@@ -232,7 +230,7 @@ class TensorFlowCheckpoint:
         return None
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Return all tensors by their names in the file; of Keras files those that are read."""
+        """Return {name in the file: tensor} of all tensors that were read."""
         if isinstance(self.source, KerasFile):
             return {**self.source.variables, **self.source.optimizer}
         return self.source or {}

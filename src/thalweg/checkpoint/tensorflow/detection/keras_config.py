@@ -30,7 +30,7 @@ _UNSUPPORTED = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumu
 
 
 def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
-    """Return constructor arguments for the class of a family from the configuration in a file.
+    """Return {constructor argument: value} for a family's class, from a file's configuration.
 
     Raises:
         InvalidConfigError: The configuration has an invalid schedule.
@@ -54,7 +54,7 @@ def hyperparameters_of(family: Family, file: KerasFile) -> dict[str, Any]:
 
 
 def is_legacy(file: KerasFile) -> bool:
-    """Return True if the optimizer is an OptimizerV2, not one of Keras 2.11 and later."""
+    """Return True if the optimizer is an OptimizerV2, which Keras replaced in 2.11."""
     return next(iter(file.optimizer), "").rpartition("/")[2] == "iter"
 
 
@@ -71,16 +71,16 @@ def _is_optimizer_v2(file: KerasFile) -> bool:
 
 
 def refused_of(file: KerasFile) -> tuple[str, ...]:
-    """Return the options around the update that this library lacks, as name=value."""
+    """Return the file's options that this library lacks, as "name=value"."""
     config = file.config or {}
     return tuple(f"{name}={config[name]}" for name in _UNSUPPORTED if config.get(name))
 
 
 def momentum_product(file: KerasFile, steps: int) -> dict[str, StoredTensor]:
-    """Return Nadam's "momentum_cache" after `steps` steps, recomputed from its configuration.
+    """Return {"momentum_cache": Nadam's product after `steps` steps}; {} if beta_1 is no number.
 
-    Keras 2.11 to 2.15 does not save it, and begins at 1 again after loading; the uninterrupted
-    training goes on with the value returned here. The result is empty if beta_1 is not a number.
+    Keras 2.11 to 2.15 does not save the product, and restarts at 1 after loading. An uninterrupted
+    training has the value returned here.
     """
     beta = (file.config or {}).get("beta_1", 0.9)
     if not is_number(beta) or not 0 <= beta < 1:

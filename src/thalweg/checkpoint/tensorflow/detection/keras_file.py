@@ -61,9 +61,6 @@ def sorted_file(
         file: The file.
         class_name: Optional. The class of the optimizer, if the file names no class of Keras.
         config: Optional. The optimizer's configuration, if the file has none.
-
-    Returns:
-        The sorted checkpoint.
     """
     package = file.package
     if (file.class_name or "").startswith("thalweg>"):
@@ -91,7 +88,10 @@ def sorted_file(
 
 
 def _without_scale(file: KerasFile) -> KerasFile:
-    """Return the file with the optimizer inside a loss-scaling one; other files unchanged."""
+    """Return the file with the optimizer inside a loss-scaling wrapper as its only optimizer.
+
+    A file without a loss-scaling wrapper is returned unchanged.
+    """
     if file.class_name not in (None, *SCALING):
         return file
     arrays = {name: array for name, array in file.optimizer.items() if _INNER in name}
@@ -106,7 +106,7 @@ def _without_scale(file: KerasFile) -> KerasFile:
 
 
 def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
-    """Return the state of the loss scale that contains the optimizer; {} if there is none."""
+    """Return the state of the loss scale in a loss-scaling wrapper; {} if there is none."""
     outer = [array for name, array in file.optimizer.items() if _INNER not in name]
     if file.class_name not in (None, *SCALING) or len(outer) == len(file.optimizer):
         return {}
@@ -117,7 +117,7 @@ def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
 def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
     """Return the optimizer of arrays named as in OptimizerV2, "Adam/dense/kernel/m".
 
-    Returns None unless the first array is the step count, such as "Adam/iter".
+    Return None unless the first array is the step count, such as "Adam/iter".
     """
     first = next(iter(file.optimizer))
     scope, _, last_name = first.rpartition("/")
@@ -145,7 +145,7 @@ def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
 def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
     """Return the optimizer of arrays named as in Keras 2.11 to 2.15, "Adam/m/dense/kernel".
 
-    Returns None if a name has another form, or the optimizer's class does not have these slots.
+    Return None if a name has another form, or the optimizer's class does not have these slots.
     """
     scope = f"{(file.config or {}).get('name')}/"
     kinds = SLOT_KINDS.get(file.class_name or "", {})
@@ -169,8 +169,8 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
     """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
 
-    If the slots may be those of no family of classes, or of several, the result has no slots, and
-    its `lost` has the reason.
+    If no family (class with its slots) or several fit, the result has no slots, and its `lost` has
+    the reason.
     """
     scalars, arrays = _split_scalars(file)
     rate, values, matches = arrays[:0], arrays, list[tuple[Family, Slots]]()
@@ -188,9 +188,9 @@ def _sort_by_number(file: KerasFile) -> FoundOptimizer:
 
 
 def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
-    """Return the optimizer's scalars by name, and all other arrays in order.
+    """Return (scalars by name, all other arrays in order).
 
-    Scalars are "iter" and Nadam's "momentum_cache", each only if the file has it.
+    Scalars are "iter" and Nadam's "momentum_cache", if the file has them.
     """
     values = list(file.optimizer.values())
     scalars: dict[str, StoredTensor] = {}
@@ -204,11 +204,9 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
 
 
 def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
-    """Return (family, {variable: {kind: slot}}) for each family of classes that may have these
-    slots.
+    """Return (family, {variable: {kind: slot}}) for each family that may have these slots.
 
-    Return [] if none may. Slots of options that Keras adds to any class, such as moving averages,
-    are left out.
+    Slots of options that Keras adds to any class, such as moving averages, are left out.
     """
     families = [family for family in KERAS if _is_possible(family, file, has_arrays=bool(values))]
     config = file.config or {}
@@ -225,10 +223,10 @@ def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple
 def _list_splits(
     file: KerasFile, arrays: list[StoredTensor]
 ) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
-    """Return pairs ([learning rate] or [], slots) that the arrays may be, the likeliest first.
+    """Return possible pairs ([learning rate] or [], slots) of the arrays, the likeliest first.
 
-    There are two pairs only for a `.weights.h5` file whose first array is a scalar: the file does
-    not say if the learning rate was a schedule, which is not saved.
+    There are two only for a `.weights.h5` file whose first array is a scalar: with a schedule, the
+    learning rate is not saved, and the file does not say if there was one.
     """
     rate, values = arrays[:1], arrays[1:]
     if any(array.shape for array in rate):  # With a schedule, the file has no learning rate.
@@ -253,7 +251,7 @@ def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
 
 
 def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
-    """Return True unless class and options in the file rule out an optimizer of this family."""
+    """Return True unless the class or options in the file rule out this family."""
     if file.class_name is None:
         return True
     if family.cls != file.class_name:
@@ -273,21 +271,20 @@ def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
 def _assign_arrays(
     family: Family, values: Sequence[StoredTensor], file: KerasFile, extra_kinds: Sequence[str]
 ) -> Slots | None:
-    """Assign the slots of an optimizer, which a file numbers, to the file's variables.
+    """Assign an optimizer's numbered slots to the file's variables.
 
-    Keras lists one kind of slot for all trained variables, then the next kind. Kinds in one tuple
-    of `_GROUPS` are listed together: all of one variable, then all of the next.
+    Keras lists one kind of slot for all trained variables, then the next kind. Some kinds, such as
+    "m" and "v", are interleaved: m and v of a variable, then m and v of the next variable.
 
     Args:
-        family: The optimizer's rule, with the names of its kinds of slots.
+        family: The optimizer's class, with its kinds of slots.
         values: The arrays of the optimizer in the order of the file, without scalars.
-        file: The file, with its variables in order; some of them may not be trained.
-        extra_kinds: Kinds that are listed before those of the family. They are left out of the
-            result.
+        file: The file, with its variables in order, including variables that are not trained.
+        extra_kinds: Kinds that are listed before the family's kinds, and omitted from the result.
 
     Returns:
-        {name of a trained variable: {kind: array}}. None if the number of arrays is no multiple of
-        that of kinds, if shapes differ, or if shapes leave open which variables are trained.
+        {name of a trained variable: {kind: array}}. None if the number of arrays or their shapes do
+        not fit, or if shapes leave open which variables are trained.
     """
     interleaved = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [
@@ -328,14 +325,14 @@ def _describe_optimizer(
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
-    """Describe the optimizer in a file; `family` and hyperparameters are set if just one fits.
+    """Return the optimizer in a file; its family is set if `families` has only one.
 
     Args:
         file: The file.
-        families: The families that the arrays fit.
-        slots: Slots by variable and kind.
-        scalars: The optimizer's scalars by name. "iter" is also the step count. "learning_rate"
-            becomes a hyperparameter. A missing "momentum_cache" of Nadam is computed.
+        families: The families (classes) that the arrays fit.
+        slots: {variable: {kind: slot}}.
+        scalars: {name: scalar}. "iter" is also the step count. "learning_rate" becomes a
+            hyperparameter. A missing "momentum_cache" of Nadam is computed.
         name: The name of the optimizer in the file.
     """
     family = families[0] if len(families) == 1 else None

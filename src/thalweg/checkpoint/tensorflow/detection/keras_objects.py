@@ -53,10 +53,10 @@ class ListedVariables:
 
     Attributes:
         path: The path of the optimizer in the object graph.
-        slots: Pairs of full name and tensor of all variables that are not scalars, in order.
-        children: Scalars by attribute.
+        slots: (full name, tensor) of all variables that are not scalars, in order.
+        children: {attribute: scalar}.
         scope: The name of the step counter without "/iteration".
-        lists: The lists of slots by attribute.
+        lists: {attribute: list of slots}.
         trained: The trained variables, in the order of the lists; None before Keras 3.
     """
 
@@ -76,7 +76,7 @@ def sort_numbered(
     Args:
         listing: The variables of the optimizer.
         variables: The variables of the checkpoint that belong to no optimizer.
-        class_name: Optional. The class, if the name of the optimizer is another.
+        class_name: Optional. The class, if the optimizer has another name.
     """
     scalars = {
         _SCALARS[name]: tensor for name, tensor in listing.children.items() if name in _SCALARS
@@ -118,8 +118,8 @@ def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_nam
     """Sort the slots of a Keras 3 optimizer, which has one list of slots per kind.
 
     Returns:
-        The class name in a set, the slots, and no problem. If the lists do not fit a class: the
-        title in a set, no slots, and a problem as text, or none for a class known as unsupported.
+        ({class name}, slots, []). If the lists do not fit a class, ({title}, {}, [problem]); for a
+        class known as unsupported ({title}, {}, []).
     """
     label = re.sub(r"_\d+$", "", listing.scope.rpartition("/")[2])
     if _plain_title(label) in UNSUPPORTED:
@@ -146,10 +146,10 @@ def _plain_title(label: str) -> str:
 
 
 def _sort_by_names(listing: ListedVariables, variables: Sequence[Owner]) -> Sorted:
-    """Sort slots whose names end in those of their variables, "Adam/m/layer1/kernel".
+    """Sort slots whose names end with the names of variables, "Adam/m/layer1/kernel".
 
     Returns:
-        The first parts of the names, the slots, and texts about slots without a clear variable.
+        (first parts of the names, slots, texts about slots without a clear variable).
     """
     slots: Slots = {}
     labels: set[str] = set()
@@ -171,7 +171,7 @@ def _sort_by_names(listing: ListedVariables, variables: Sequence[Owner]) -> Sort
 
 
 def _family_titled(labels: set[str], slots: Slots) -> Family | None:
-    """Return the family whose class is the only title and that has exactly these slots, or None."""
+    """Return the family whose class is the only label and that has these slots, or None."""
     kinds = {kind for by_kind in slots.values() for kind in by_kind}
     matching = [family for family in with_slots(kinds, KERAS) if {family.cls} == labels]
     return matching[0] if len(matching) == 1 else None

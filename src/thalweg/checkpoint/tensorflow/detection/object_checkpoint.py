@@ -48,9 +48,9 @@ def sorted_objects(
 
     Args:
         path: The path of the file.
-        stored_tensors: The tensors by key.
+        stored_tensors: {key: tensor}.
         graph: The object graph.
-        class_name: Optional. The class of a Keras 3 optimizer whose name is another.
+        class_name: Optional. The class of a Keras 3 optimizer whose name is not its class.
 
     Raises:
         DataLossError: The graph refers to a missing tensor or node.
@@ -87,8 +87,8 @@ class _GraphView:
     """Object graph with the names of its nodes.
 
     Attributes:
-        keys: For each node that is a variable, the key of its value.
-        claimed: The nodes assigned to optimizers so far; methods that sort an optimizer add to it.
+        keys: {node number of a variable: key of its value}.
+        claimed: The nodes assigned to optimizers so far; methods that sort an optimizer add nodes.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class _GraphView:
         self.claimed: set[int] = set()
 
     def _node_at(self, index: int) -> Node:
-        """Return the node with this number; raise DataLossError if there is none."""
+        """Return the node number `index`; raise DataLossError if there is none."""
         if not 0 <= index < len(self._nodes):
             raise DataLossError(f"{self._path}: the object graph has no node {index}")
         return self._nodes[index]
 
     def _shortest_paths(self) -> dict[int, str]:
-        """Return the shortest path from the root to each reachable node; fill `self._orders`."""
+        """Return {node: shortest path from the root} of reachable nodes; fill `self._orders`."""
         paths = {0: ""} if self._nodes else {}
         pending = list(paths)
         for index in pending:
@@ -134,7 +134,7 @@ class _GraphView:
         return paths
 
     def name(self, index: int) -> str:
-        """Return the name of a variable: its key without the suffix that all keys have."""
+        """Return the name of a variable: its key without the suffix common to all keys."""
         return self.keys[index].removesuffix(SUFFIX)
 
     def value(self, index: int) -> StoredTensor:
@@ -159,9 +159,9 @@ class _GraphView:
         return names[0].removesuffix(":0") if names else ""
 
     def unique_full_names(self, variables: set[str]) -> dict[str, str]:
-        """Return full names of variables by their names in the checkpoint.
+        """Return {name in the checkpoint: full name} of variables.
 
-        Variables without a full name, or with the same one as another variable, are left out.
+        Variables without a full name, or with the full name of another variable, are left out.
         """
         pairs = [(self.name(node), self.full_name(node)) for node in self.keys]
         full_names = {name: full for name, full in pairs if name in variables and full}
@@ -171,9 +171,9 @@ class _GraphView:
     def optimizer_nodes(self) -> list[int]:
         """Return the numbers of the nodes that are optimizers, the nearest to the root first.
 
-        A node is an optimizer if it has slots, or all children of one of these sets: `beta1_power`;
-        `iter` and `learning_rate`; `MARKS` (Keras 3). A loss-scaling wrapper, which has the child
-        `inner_optimizer`, is left out; the node of its inner optimizer is not.
+        An optimizer has slots, or one of these sets of children: `beta1_power`; `iter` and
+        `learning_rate`; `MARKS` (Keras 3). A loss-scaling wrapper (with the child
+        `inner_optimizer`) is left out, but its inner optimizer is not.
         """
         marks = ({"beta1_power"}, {"iter", "learning_rate"}, set(MARKS))
         nodes = [(index, self._nodes[index]) for index in self._paths]
@@ -185,11 +185,11 @@ class _GraphView:
         ]
 
     def loss_scales(self, optimizers: Collection[int]) -> dict[int, dict[str, StoredTensor]]:
-        """Return the state of each loss scale by the node of the optimizer that uses the scale.
+        """Return {node of an optimizer: state of its loss scale}.
 
-        The nodes of the variables of loss scales are added to `self.claimed`. A scale is an
-        attribute beside the optimizer (`tf.train.experimental`, TensorFlow 2.2), among the
-        optimizer's variables (later versions), or contains the optimizer (Keras 3).
+        Nodes of loss-scale variables are added to `self.claimed`. A scale is an attribute beside
+        the optimizer (`tf.train.experimental`, TensorFlow 2.2), among the optimizer's variables
+        (later versions), or contains the optimizer (Keras 3).
         """
         scales: dict[int, dict[str, StoredTensor]] = {}
         for index in self._paths:
@@ -265,12 +265,12 @@ class _GraphView:
         )
 
     def _list_items(self, index: int) -> list[int]:
-        """Return the nodes of the elements of a list, given by its node, in order."""
+        """Return the nodes of the elements of a list in order; `index` is the list's node."""
         children = self._node_at(index).children
         return [children[name] for name in sorted(children, key=_numbered_name)]
 
     def _variables_in(self, index: int) -> list[int]:
-        """Return the nodes of the elements of a list that are variables, in order."""
+        """Return the nodes of the variables among a list's elements, in order."""
         return [node for node in self._list_items(index) if node in self.keys]
 
     def _owner_of(self, index: int) -> Owner:
@@ -286,7 +286,7 @@ class _GraphView:
 
 
 def _numbered_name(name: str) -> tuple[str, int]:
-    """Return a name without its final number, and the number or -1."""
+    """Return (name without its final number, number); the number is -1 if there is none."""
     stem = name.rstrip("0123456789")
     return (stem, int(name[len(stem) :])) if 0 < len(name) - len(stem) < 19 else (name, -1)
 
@@ -298,7 +298,10 @@ def _identify_optimizer(
     scalars: dict[str, StoredTensor],
     full_names: set[str],
 ) -> FoundOptimizer:
-    """Return the optimizer with these slots and scalars, with its family if that is unambiguous."""
+    """Return the optimizer with these slots and scalars.
+
+    `family` (its class) is set only if it is unambiguous.
+    """
     is_keras = count_of(scalars.get("iter")) is not None
     families = _keras_families(kinds, scalars) if is_keras else with_slots(kinds, V1)
     matching = [family for family in families if _has_default_name(family, full_names, is_keras)]
@@ -337,14 +340,14 @@ def _keras_families(kinds: list[str], scalars: dict[str, StoredTensor]) -> list[
 
 
 def _has_default_name(family: Family, full_names: set[str], is_keras: bool) -> bool:
-    """Return True if variables are named after the default name of this optimizer."""
+    """Return True if variables are named after the default name of this family's class."""
     if is_keras:
         return any(full_name.split("/")[0] == family.title for full_name in full_names)
     return any(full_name.rpartition("/")[2] == family.title for full_name in full_names)
 
 
 def _with_hyperparameters(detected: FoundOptimizer, counters: Mapping[str, int]) -> FoundOptimizer:
-    """Return an optimizer of `v1` with betas and step count from its powers; others unchanged."""
+    """Return a `v1` optimizer with betas and step count from its powers, a Keras one unchanged."""
     if detected.face == "keras":
         return detected
     powers = {

@@ -40,9 +40,9 @@ def sorted_names(
 
     Args:
         path: The path of the file.
-        stored_tensors: The tensors by name.
-        families: Optional. Families of an optimizer known to be in the file, with its names; they
-            take precedence over TensorFlow's default names.
+        stored_tensors: {name: tensor}.
+        families: Optional. Families (optimizer classes with their slots) that are known to be in
+            the file. Their slot names take precedence over TensorFlow's defaults.
     """
     mixed, other_tensors = split_mixed_precision(stored_tensors)
     powers, other_tensors = split_powers(other_tensors)
@@ -83,10 +83,10 @@ def _add_loss_scale(
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
     """Add the file's loss scale, with notes, to the optimizer, if there is exactly one.
 
-    A file with a scale and no optimizer has one of the first of `families` without slots.
+    If there is a scale but no optimizer, an optimizer of the first family without slots is added.
 
     Returns:
-        The optimizers, and the tensors of the scale by name; {} if the scale was not added.
+        The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
     """
     scale = scale_in(stored_tensors)
     if scale and not optimizers:
@@ -101,12 +101,12 @@ def _add_loss_scale(
 def _find_optimizers(
     groups: Mapping[str, Slots], families: Sequence[Family], slots_by_suffix: Slots, path: str
 ) -> list[FoundOptimizer]:
-    """Return the optimizers that the slots in a file are of.
+    """Return the optimizers to which the slots in a file belong.
 
     Args:
         groups: The slots by stem, from `_group_by_stem`.
-        families: The families that the user has named; they are tried before TensorFlow's.
-        slots_by_suffix: The same slots by variable and last part.
+        families: The families that the user named; they are tried before TensorFlow's.
+        slots_by_suffix: {variable: {last part of the slot name: slot}}.
         path: The file, for errors.
     """
     optimizers: list[FoundOptimizer] = []
@@ -126,12 +126,12 @@ def _group_by_owner(
     """Return {variable name: {last part of the slot name, such as "Adam_1": slot}}.
 
     Args:
-        variables_by_slot: The name of the variable by the name of its slot.
-        stored_tensors: The tensors by name.
+        variables_by_slot: {slot name: variable name}.
+        stored_tensors: {name: tensor}.
         path: The file, for errors.
 
     Raises:
-        UnsupportedCheckpointError: Two slots of a variable have the same last part.
+        UnsupportedCheckpointError: Names of two slots of a variable end alike.
     """
     slots_by_suffix: Slots = defaultdict(dict)
     names: dict[tuple[str, str], str] = {}
@@ -148,7 +148,7 @@ def _group_by_owner(
 
 
 def _group_by_stem(slots_by_suffix: Slots) -> dict[str, Slots]:
-    """Return {stem: slots}: the stem of a last part is without its number, "Adam" of "Adam_1"."""
+    """Return {stem: slots}; the stem of a slot name "w/Adam_1" is "Adam"."""
     groups: dict[str, Slots] = defaultdict(dict)
     for owner, by_suffix in slots_by_suffix.items():
         for suffix, tensor in by_suffix.items():
@@ -176,11 +176,11 @@ def _is_counter(name: str, tensor: StoredTensor) -> bool:
 def _find_owners(
     stored_tensors: Mapping[str, StoredTensor], registered_stems: frozenset[str]
 ) -> dict[str, str]:
-    """Return {slot name: variable name}; tensors that are not in it are no slots.
+    """Return {slot name: variable name}; all other tensors are not slots.
 
     A slot is named as its variable, "/", and a suffix. The suffix has one of `registered_stems`, or
-    the slot has the dtype and shape of the variable. The variable's name may lack the slot's first
-    scopes.
+    the slot has the dtype and shape of the variable. The slot's name may begin with scopes that the
+    variable's name lacks.
     """
     variables_by_slot: dict[str, str] = {}
     scoped: dict[str, list[str]] = defaultdict(list)
@@ -211,16 +211,16 @@ def _find_scoped_owners(
     names: Sequence[str],
     unscoped_variables: Sequence[str],
 ) -> dict[str, str]:
-    """Return {slot name: variable name} for slots whose names have a scope before the variable's.
+    """Return {slot name: variable name} for slots whose names begin with an additional scope.
 
-    An optimizer made in a scope prepends the scope to the names of all its slots. So none of the
-    slots in a scope is returned if one of them matches no variable with an equal shape, or if one
-    of `unscoped_variables` is in that scope.
+    An optimizer made in a scope prepends the scope to the names of all its slots. So all slots in a
+    scope are left out if a slot in the scope matches no variable of equal shape, or if a variable
+    in `unscoped_variables` is in the scope.
 
     Args:
         stored_tensors: All tensors.
-        names: The names of slots with the same stem that are not beside their variable.
-        unscoped_variables: The variables beside which there are slots with this stem.
+        names: The names of slots with one stem whose variable is not named by the prefix.
+        unscoped_variables: The variables with a slot of this stem that is named without a scope.
     """
     locations: dict[str, tuple[str, str]] = {}
     for name in names:
@@ -245,8 +245,9 @@ def _identify_by_stem(
 ) -> list[FoundOptimizer]:
     """Return the optimizers whose slots have this stem.
 
-    The family is the only one of `families` with as many slots as a variable has, or else the only
-    one whose number of slots divides it. Otherwise, one optimizer without a family has all slots.
+    The family is the only one with as many slots as a variable has, or else the only one whose
+    number of slots is a divisor. Otherwise, return one optimizer without a family and with all
+    slots.
     """
     slot_count = max(len(suffixes) for suffixes in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]
@@ -274,15 +275,14 @@ def _identify_by_stem(
 
 
 def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> list[FoundOptimizer]:
-    """Divide the slots of equal optimizers of a family; return these in order of creation.
+    """Divide slots among equal optimizers of a family; return them in order of creation.
 
-    TensorFlow numbers the slots of each variable alone: "Adam_2" begins the second optimizer that
-    trained this variable, maybe the third of the program. If just one of several optimizers trained
-    a variable, each one returned has its slots, and `notes` say so.
+    TensorFlow numbers the slots of each variable: "Adam_2" begins the second optimizer that trained
+    this variable. If only one of several optimizers trained a variable, it is unknown which. Then
+    all get the variable's slots, with a note.
 
     Raises:
-        UnsupportedCheckpointError: Several optimizers trained a variable, but not all, so that
-            their order does not show which.
+        UnsupportedCheckpointError: More than one optimizer trained a variable, but not all.
     """
     sets = list(_split_by_number(family, slots_by_suffix))
     counts = Counter(variable for _, slots in sets for variable in slots)
@@ -308,9 +308,9 @@ def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> li
 
 
 def _split_by_number(family: Family, slots_by_suffix: Slots) -> Iterator[tuple[list[str], Slots]]:
-    """Yield (slot names, slots by variable and kind) for the first, second, ... optimizer.
+    """Yield (slot names, {variable: {kind: slot}}) for the first, second, ... optimizer.
 
-    Ends before the first optimizer for which no variable has slots.
+    End before the first optimizer without slots.
     """
     width = Counter(suffix for _, suffix in family.parts)
     for index in itertools.count():
@@ -330,7 +330,7 @@ def _split_by_number(family: Family, slots_by_suffix: Slots) -> Iterator[tuple[l
 
 
 def _describe_optimizer(family: Family, names: Iterable[str], slots: Slots) -> FoundOptimizer:
-    """Return the description of an optimizer without scalars; `names` are its slot names."""
+    """Return an optimizer of the family, without scalars; `names` are its slot names."""
     return FoundOptimizer(
         name=family.title,
         face="openseq2seq" if family.cls == "NovoGrad" else "v1",

@@ -21,10 +21,10 @@ FLOATS = ("F64", "F32", "F16")
 
 
 def as_number(stored_tensor: StoredTensor) -> Any:
-    """Return a scalar as the number from which a hyperparameter has the same bits.
+    """Return a scalar as a number that constructors round to the scalar's bits.
 
-    For float32 this is the shortest decimal, 0.1 and not 0.10000000149011612: constructors round it
-    to the same float32, and where they use it exactly, it is most likely the original argument.
+    For float32 this is the shortest decimal, 0.1 and not 0.10000000149011612. A constructor rounds
+    it to the same float32, and most likely it is the original argument.
     """
     scalar = stored_tensor.array()[()]
     if stored_tensor.dtype == "F32":
@@ -33,7 +33,7 @@ def as_number(stored_tensor: StoredTensor) -> Any:
 
 
 def shortest_decimal(scalar: object) -> Any:
-    """Return the shortest decimal of a float that is a float32; other values unchanged."""
+    """Return the shortest decimal of a float that is exactly a float32; other values unchanged."""
     with np.errstate(over="ignore"):
         as_float32 = np.float32(scalar) if type(scalar) is float else None
     return float(str(as_float32)) if as_float32 is not None and as_float32 == scalar else scalar
@@ -50,7 +50,7 @@ def count_of(stored_tensor: StoredTensor | None) -> int | None:
 
 
 def as_count(count: int, dtype: torch.dtype) -> Tensor:
-    """Return a step count as a tensor of some dtype.
+    """Return a step count as a tensor of a dtype.
 
     Raises:
         CheckpointMismatchError: The count is negative, or does not fit the dtype.
@@ -74,7 +74,7 @@ OF_KERAS_3 = {"dynamic_scale": SCALE, "step_counter": STEPS}
 
 
 def if_valid(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return a copy of the entries if dtypes and shapes are those of a loss scale, else {}."""
+    """Return a copy of a loss scale's variables if dtypes and shapes are valid, else {}."""
     is_scale = SCALE in scale and scale[SCALE].dtype == "F32"
     are_counts = all(tensor.dtype in INTEGERS for name, tensor in scale.items() if name != SCALE)
     are_scalars = not any(tensor.shape for tensor in scale.values())
@@ -82,6 +82,6 @@ def if_valid(scale: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def scale_in(stored_tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the two variables that a Saver stores of a loss scale; {} if they are missing."""
+    """Return the two variables that a Saver stores for a loss scale; {} if one is missing."""
     scale = {name: stored_tensors[name] for name in (SCALE, STEPS) if name in stored_tensors}
     return if_valid(scale) if len(scale) == 2 else {}

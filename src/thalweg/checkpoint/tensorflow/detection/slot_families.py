@@ -11,18 +11,18 @@ BETA_POWERS = ("beta1_power", "beta2_power")
 
 @dataclass(frozen=True)
 class Family:
-    """An optimizer class as its files show it.
+    """An optimizer class with its slots, as checkpoint files show them.
 
     Attributes:
         cls: The name of the class in `thalweg.v1`, or in `thalweg.keras.optimizers`.
         title: The default name, after which slots are named in a graph.
-        slots: The kinds of its slots, in order of creation.
-        powers: Its scalars that belong to no variable.
-        hypers: Its hyperparameters in a checkpoint of Keras, besides the learning rate and its
+        slots: The kinds of slots, such as "m", in order of creation.
+        powers: The names of scalars that belong to no variable.
+        hypers: The hyperparameters in a checkpoint of Keras, besides the learning rate and its
             decay.
         options: Arguments with which the class has these slots.
-        aliases: Other classes with the same slots, powers and title.
-        names: The names of slots by kind, if not the title.
+        aliases: Other classes with equal slots, powers and title.
+        names: {kind of slot: name}, if the name is not the title.
     """
 
     cls: str
@@ -36,7 +36,7 @@ class Family:
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """The kinds of slots in order of creation, each with the last part of its names."""
+        """(kind of slot, last part of the slot's name) pairs, in order of creation."""
         return [(slot, self.names.get(slot, self.title)) for slot in self.slots]
 
 
@@ -82,12 +82,12 @@ KERAS = (
 
 
 def families_titled(title: str, families: Iterable[Family] = V1) -> list[Family]:
-    """Return the families with a default name, such as "Adam"."""
+    """Return the families (optimizer classes with slots) of a default name, such as "Adam"."""
     return [family for family in families if family.title == title]
 
 
 def with_slots(slots: Iterable[str], families: Iterable[Family]) -> list[Family]:
-    """Return the families that have exactly these slots."""
+    """Return the families (optimizer classes with their slots) that have exactly these slots."""
     kinds = set(slots)
     return [family for family in families if set(family.slots) == kinds]
 

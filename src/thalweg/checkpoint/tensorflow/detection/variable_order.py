@@ -20,13 +20,11 @@ Shape = tuple[int, ...]
 
 
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
-    """Return the names of the variables that have the slots, one for each of `shapes`; None if
-    unsure.
+    """Return the names of the trained variables, one per slot shape; None if this is ambiguous.
 
     Slots are in the order of the model's variables. A `.h5` file lists the variables in this order,
-    and a `.keras` file the layers. But attributes of a layer, and layers in a `.weights.h5` file,
-    are sorted by name, so that only layers of one class ("dense", "dense_1") are in order. Then
-    just one possible order may have these shapes.
+    and a `.keras` file the layers. Otherwise files sort by name, so only layers of one class
+    ("dense", "dense_1") are in order. Then only one possible order may have these shapes.
 
     Args:
         file: The file.
@@ -49,7 +47,7 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
 
 
 def _is_ordered(locations: Sequence[Place]) -> bool:
-    """Return True if each place may come directly after the place before it in the model."""
+    """Return True if each place may follow the previous place directly in the model."""
     return all(map(_may_follow, locations, locations[1:]))
 
 
@@ -77,14 +75,14 @@ def _order_by_blocks(
 ) -> list[str] | None:
     """Return all variables in the order in which their shapes equal `slot_shapes`, or None.
 
-    Variables of one layer of the model are a block, and blocks keep their order; without layer
-    numbers there is just one block. The order in a block is that of the file if `_is_ordered`, else
-    that of `_order_by_layers`. Returns None if shapes differ, or a variable has no slot.
+    Variables of one layer of the model are a block, and blocks keep their order. Without layer
+    numbers, all variables are one block. In a block, the order of the file is used if
+    `_is_ordered`, else `_order_by_layers`. Return None if shapes differ, or a variable has no slot.
 
     Args:
-        variable_shapes: The shapes of the variables by name, in the order of the file.
+        variable_shapes: {name: shape} of the variables, in the order of the file.
         slot_shapes: The shapes of the slots, in the order of the optimizer.
-        locations: For each variable the number of its layer, or None, and its group.
+        locations: {name: (layer's number or None, group)} of the variables.
     """
     layer_indices = [locations[name][0] for name in variable_shapes]
     blocks: dict[int | None, list[str]] = {}
@@ -109,10 +107,10 @@ def _order_by_layers(
     slot_shapes: Sequence[Shape],
     locations: Mapping[str, Place],
 ) -> list[str] | None:
-    """Return the variables in the only order of layers in which their shapes equal `slot_shapes`.
+    """Return the variables in the only order of layers in which shapes equal `slot_shapes`.
 
-    Layers stay whole, and those of one class keep their order. Return None if no order or several
-    have these shapes, or if there are too many to try.
+    The variables of a layer stay together, and layers of one class keep their order. Return None if
+    no order or several orders have these shapes, or if there are too many to try.
     """
     layers: dict[str, list[str]] = {}
     for name in variable_shapes:
@@ -124,9 +122,10 @@ def _order_by_layers(
     ways: dict[tuple[int, ...], list[list[str]]] = {}
 
     def find_orders(positions: tuple[int, ...], offset: int) -> list[list[str]]:
-        """Return up to two ways to order the remaining layers, each as names of variables.
+        """Return up to two orders of the remaining layers, each as names of variables.
 
-        Taken are the first `positions[i]` layers of class `i`, whose slots end before `offset`.
+        Already placed are the first `positions[i]` layers of class `i`; their slots end before
+        `offset`.
         """
         if positions not in ways and len(ways) < _MAX_PREFIXES:
             ways[positions] = [[]] * (offset == len(slot_shapes))
@@ -149,9 +148,7 @@ def _order_by_layers(
 
 
 def _find_unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
-    """Return the increasing indices that select `slot_shapes` from `shapes`; None for none or
-    several.
-    """
+    """Return the increasing indices that select `slot_shapes` from `shapes`; None if not unique."""
     if len(slot_shapes) > len(shapes):
         return None
     leftmost = _find_leftmost_order(shapes, slot_shapes)
@@ -187,8 +184,8 @@ class Owner:
         name: The name in the checkpoint.
         full_name: The name in the program, which may not be unique.
         value: The tensor.
-        order: For each edge from the root, the kind of child and its number: "layer-1" comes after
-            "layer-0", but "decoder" and "encoder" have no order.
+        order: (kind of child, number) of each edge from the root: "layer-1" comes after "layer-0",
+            but "decoder" and "encoder" have no order.
     """
 
     name: str
@@ -200,11 +197,10 @@ class Owner:
 def owners_of(
     slot_keys: Sequence[tuple[str, Shape]], variables: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
-    """Return the variable of each slot, or None if unsure, and one sentence for each reason of a
-    None.
+    """Return the variable of each slot, or None if unsure, and a list of reasons.
 
-    A slot belongs to the only variable with its full name and shape. If several have them, their
-    order decides, provided that the layers are numbered and all slots are in this order.
+    A slot belongs to the only variable with its full name and shape. Among several candidates, the
+    order decides if layers are numbered and all slots are in this order.
 
     Args:
         slot_keys: The full name and shape of each slot's variable, in the optimizer's order.
@@ -241,7 +237,7 @@ def owners_of(
 
 
 def _are_numbered(variables: Sequence[Owner]) -> bool:
-    """Return True if variables differ only in numbers, so that they have an order."""
+    """Return True if the variables' paths differ first in a number, so they have an order."""
     for owner, next_owner in pairwise(variables):
         pairs = zip(owner.order, next_owner.order, strict=False)
         first = next(((step, next_step) for step, next_step in pairs if step != next_step), None)

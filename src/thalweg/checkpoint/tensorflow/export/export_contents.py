@@ -32,11 +32,11 @@ class ExportContents:
 
     Attributes:
         optimizer: The optimizer, or None.
-        variables: Variables by TensorFlow's names.
-        slots: Slots by variable and kind, in order of creation.
-        scalars: The optimizer's scalars, by TensorFlow's short names.
+        variables: {name in TensorFlow: variable}.
+        slots: {name in TensorFlow: {slot name: slot}}, in order of creation.
+        scalars: {TensorFlow's short name: scalar} of the optimizer.
         global_step: The step count, or None.
-        averages: Moving averages by the names of their variables in TensorFlow.
+        averages: {name of the variable in TensorFlow: moving average}.
     """
 
     optimizer: Any
@@ -52,9 +52,10 @@ class ExportContents:
 def _copy_averages(
     averages: Mapping[str, Tensor], exported: Mapping[str, Any], kind: str
 ) -> dict[str, StoredTensor]:
-    """Return copies of moving averages by TensorFlow's names; raise unless `kind` is "tf1".
+    """Return copies of moving averages by the TensorFlow names of their variables.
 
-    `exported` has (name in TensorFlow, axes) of each target.
+    `exported` is {variable: (TensorFlow name, axes)}. Raise CheckpointMismatchError unless `kind`
+    is "tf1" and all keys of `averages` are in `exported`.
     """
     copies: dict[str, StoredTensor] = {}
     for target, average in averages.items():
@@ -77,10 +78,10 @@ def copy_contents(
     """Return copies of everything that is exported.
 
     Raises:
-        CheckpointMismatchError: A variable has no name in TensorFlow, two have the same, or an
-            average belongs to no variable.
-        InvalidTypeError: TensorFlow has no checkpoint of such an optimizer.
-        InvalidArgumentError: The kind is unknown.
+        CheckpointMismatchError: A variable has no name in TensorFlow, two variables share a name,
+            or an average belongs to no variable.
+        InvalidTypeError: TensorFlow has no checkpoint of this class of optimizer.
+        InvalidArgumentError: `kind` is unknown.
     """
     _check_kind(optimizer, kind)
     scope = "model/" if kind == "tf2" and rules is None else ""
@@ -112,8 +113,8 @@ def copy_contents(
     return ExportContents(optimizer, variables, ordered_slots, scalars, step, means)
 
 
-def _check_kind(optimizer: object, kind: str) -> None:
-    """Raise unless the kind of checkpoint exists and can hold the optimizer."""
+def _check_kind(optimizer: Any, kind: str) -> None:
+    """Raise unless `kind` is "tf2" or "tf1", and this kind can hold the optimizer."""
     if kind not in KINDS:
         raise InvalidArgumentError(
             f"kind must be one of {', '.join(KINDS)}, not {show_value(kind)}."
@@ -135,9 +136,7 @@ def _check_kind(optimizer: object, kind: str) -> None:
 def _names_of_targets(
     targets: TargetTensors, rules: Rules | None, scope: str
 ) -> dict[str, tuple[str, Axes | None]]:
-    """Return TensorFlow's name and axes for each target; raise if a name is missing or
-    ambiguous.
-    """
+    """Return {variable: (TensorFlow name, axes)}; raise if a name is missing or ambiguous."""
     exported: dict[str, tuple[str, Axes | None]] = {}
     differences: list[str] = []
     for target, tensor in targets.tensors.items():
@@ -164,7 +163,7 @@ def _names_of_targets(
 
 
 def _stored_copy(tensor: Tensor, axes: Axes | None, label: str) -> StoredTensor:
-    """Return a copy with TensorFlow's axes; `label` names the tensor in errors."""
+    """Return a copy with TensorFlow's order of axes; `label` names the tensor in errors."""
     inverse = None if axes is None else tuple(axes.index(axis) for axis in range(len(axes)))
     check_held(tensor, label)
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -172,7 +171,7 @@ def _stored_copy(tensor: Tensor, axes: Axes | None, label: str) -> StoredTensor:
 
 
 def _slots_by_variable(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
-    """Return (variable, slots by name) pairs of an optimizer; [] for None."""
+    """Return (variable, {slot name: slot}) pairs of an optimizer; [] for None."""
     store = None if optimizer is None else optimizer._slots
     if store is not None:
         store.check_whole("written as a checkpoint of TensorFlow's")
@@ -180,14 +179,14 @@ def _slots_by_variable(optimizer: Any) -> list[tuple[Tensor, dict[str, Any]]]:
 
 
 def _stored_scalars(optimizer: Any) -> dict[str, StoredTensor]:
-    """Return copies of the scalars of an optimizer by TensorFlow's names."""
+    """Return {TensorFlow's name: copy} of an optimizer's scalars."""
     if isinstance(optimizer, KerasOptimizer):
         return _keras_scalars(optimizer)
     return {entry.name: of_tensor(entry.read()) for entry in optimizer._own_entries()}
 
 
 def _keras_scalars(optimizer: Any) -> dict[str, StoredTensor]:
-    """Return iterations, hyperparameters in TensorFlow's dtypes, and other weights."""
+    """Return {name: tensor} of iterations, constant hyperparameters and other weights."""
     scalars = {"iter": of_tensor(optimizer.iterations.detach().to(torch.int64))}
     for name in optimizer._hyper:
         variable = _hyper_variable(optimizer._hyper.raw(name))
@@ -199,7 +198,7 @@ def _keras_scalars(optimizer: Any) -> dict[str, StoredTensor]:
 
 
 def _hyper_variable(hyper: object) -> Tensor | None:
-    """Return a hyperparameter as TensorFlow's variable; None if it has none."""
+    """Return a hyperparameter as a scalar tensor; None for a schedule, callable or bool."""
     if isinstance(hyper, Tensor):
         return hyper.detach().clone() if hyper.dim() == 0 else None
     if isinstance(hyper, bool) or not is_number(hyper):

@@ -23,7 +23,7 @@ _AVERAGE = "grads_ema"
 
 
 def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
-    """Return the tensors by their names, and None instead of a graph.
+    """Return {name: tensor} of all contents, and None instead of an object graph.
 
     Raises:
         CheckpointMismatchError: A slot or scalar has the name of a variable. Nothing was written.
@@ -50,7 +50,7 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
 
 
 def _number_suffixes(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
-    """Return the last parts of the slot names of one variable, such as "Adam", "Adam_1"."""
+    """Return the last parts of the slot names of a variable, such as ["Adam", "Adam_1"]."""
     optimizer: Any = contents.optimizer
     names = {kind: optimizer.get_name() for kind in kinds}
     if isinstance(optimizer, RuleOptimizer):
@@ -69,7 +69,7 @@ _SLOT = "/.OPTIMIZER_SLOT/"
 
 
 def as_objects(contents: ExportContents) -> tuple[dict[str, StoredTensor], ObjectGraph]:
-    """Return the tensors by their keys, and the object graph.
+    """Return ({key: tensor} of all contents, object graph).
 
     Raises:
         CheckpointMismatchError: A variable has the name of the optimizer or of the step count.
@@ -97,7 +97,7 @@ def as_objects(contents: ExportContents) -> tuple[dict[str, StoredTensor], Objec
 
 
 def _add_optimizer(graph: _Graph, contents: ExportContents, nodes: dict[str, int]) -> None:
-    """Add the scalars and slots of the optimizer to a graph; `nodes` has the variables' nodes."""
+    """Add an optimizer's scalars and slots to `graph`; `nodes` is {variable name: node number}."""
     optimizer: Any = contents.optimizer
     is_keras = isinstance(optimizer, KerasOptimizer)
     optimizer_name = contents.optimizer._name if is_keras else optimizer.get_name()
@@ -121,7 +121,7 @@ class _Graph:
     """Object graph under construction.
 
     Attributes:
-        tensors: The tensors so far, by key.
+        tensors: {key: tensor} of the tensors added so far.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Graph:
         self._slots: dict[int, list[SlotVariable]] = {}
 
     def find_or_add(self, segments: list[str]) -> int:
-        """Return the node at the end of a path from the root; add missing nodes."""
+        """Return the number of the node at a path from the root; add missing nodes."""
         node = 0
         for segment in segments:
             if segment not in self._children[node]:
@@ -140,7 +140,7 @@ class _Graph:
         return node
 
     def add_variable(self, object_path: str, tensor: StoredTensor, full_name: str) -> int:
-        """Add a variable at a path and return its node."""
+        """Add a variable at the path `object_path`, and return its node number."""
         segments = object_path.split("/")
         node = self.find_or_add(segments)
         self._add_value(node, f"{_escape_path(segments)}{SUFFIX}", tensor, full_name)
@@ -155,7 +155,7 @@ class _Graph:
         tensor: StoredTensor,
         full_name: str,
     ) -> None:
-        """Add a slot of the variable at a path."""
+        """Add a slot of the variable at the path `object_path`."""
         node = self._add_node()
         path = _escape_path(object_path.split("/"))
         key = f"{path}{_SLOT}{_OPTIMIZER}/{_escape_path([kind])}{SUFFIX}"
@@ -163,7 +163,7 @@ class _Graph:
         self._slots.setdefault(optimizer, []).append(SlotVariable(original, kind, node))
 
     def as_object_graph(self) -> ObjectGraph:
-        """Return the finished graph."""
+        """Return the nodes added so far as an `ObjectGraph`."""
         return ObjectGraph(
             tuple(
                 Node(

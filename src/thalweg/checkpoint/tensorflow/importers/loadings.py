@@ -38,13 +38,14 @@ _OTHERWISE = {"decay": "_initial_decay"}
 def loading_keras(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that validates, and yields the `Loading` of slots and counters.
+    """Return a context manager that yields the validated `Loading` of slots and counters.
 
     Args:
         optimizer: The optimizer.
-        slots: For each variable its slots by kind.
-        scalars: "iter", and other scalars of the optimizer.
-        hyperparameters: The hyperparameters in the file.
+        slots: For each variable (variable, {slot name: slot}).
+        scalars: "iter", the step count, and other scalars of the optimizer.
+        hyperparameters: The hyperparameters in the file. The optimizer's schedules and callables
+            are retained.
 
     Raises:
         CheckpointMismatchError: The optimizer has other slots or hyperparameters.
@@ -76,7 +77,7 @@ def loading_keras(
 
 
 def without_momentum(slots: Slots) -> Slots:
-    """Return slots without the momentum, which newer versions of Keras store even if it is 0."""
+    """Return slots without "momentum", which newer versions of Keras store even if it is 0."""
     return [
         (var, {kind: slot for kind, slot in by_kind.items() if kind != "momentum"})
         for var, by_kind in slots
@@ -104,18 +105,18 @@ def loading_training(
 ) -> AbstractContextManager[state.Loading]:
     """Return a context manager that yields the `Loading` of an OpenSeq2Seq training.
 
-    The state is masters, slots, powers, the loss scale and the step count. Accumulated gradients
-    are set to 0, as OpenSeq2Seq also begins a new sum after loading.
+    It sets masters, slots, beta powers, loss scale and step count. Accumulated gradients are set to
+    0, as in OpenSeq2Seq.
 
     Args:
         opt: The training step that `optimize_loss` made, or a `MixedPrecisionOptimizerWrapper`,
             which has no step count and no accumulated gradients.
         mapped: The tensors of the file, assigned to variables.
-        slots: For each variable its slots by kind.
-        scalars: The powers by name.
+        slots: For each variable (variable, {slot name: slot}).
+        scalars: {name: beta power}.
 
     Raises:
-        CheckpointMismatchError: The training has other parts.
+        CheckpointMismatchError: The state in the file does not fit `opt`.
         FailedPreconditionError: The step has no variables before its first call.
     """
     mixed = mapped.file.mixed or MixedPrecision()
@@ -138,12 +139,10 @@ def loading_training(
 
 
 def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
-    """Return slots with NovoGrad's averages, which are numbered in the order of the variables.
-
-    If the file has no averages, they are 0, as in a new training.
+    """Return slots with NovoGrad's averages, or zeros if the file has none, as "grads_ema".
 
     Raises:
-        CheckpointMismatchError: The file has not as many averages as there are variables.
+        CheckpointMismatchError: The number of averages is not the number of variables.
     """
     averages = checkpoint.mixed.averages if checkpoint.mixed else []
     values = [average.tensor() for average in averages] or [
@@ -159,7 +158,7 @@ def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
 
 
 def _trained_variables(opt: Any, variables: Sequence[Tensor]) -> list[Tensor]:
-    """Return the trained variables of a step, or `variables` for a mixed-precision wrapper.
+    """Return the variables that a step trains; `variables` for a mixed-precision wrapper.
 
     Raises:
         FailedPreconditionError: The step has no variables before its first call.
@@ -175,7 +174,7 @@ def _trained_variables(opt: Any, variables: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
-    """Return the file's step count and, for a step of micro-batches, 0 as their number; by key."""
+    """Return {"global_step": the file's count, if any}; for micro-batches also a count of 0."""
     steps = mapped.file.steps_of(())
     counts: dict[str, Tensor] = {}
     if steps is not None:
@@ -188,7 +187,7 @@ def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
 def _zero_accumulators(
     opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return a sum of zeros per variable, by key; {} if the step does not accumulate gradients."""
+    """Return {key: zeros} with one sum per variable; {} if the step accumulates no gradients."""
     if opt._accumulators is None:
         return {}
     is_mixed = opt._pipeline.mixed is not None
@@ -203,12 +202,12 @@ def _zero_accumulators(
 def loading_v1(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that yields the `Loading` of slots and powers.
+    """Return a context manager that yields the `Loading` of slots and beta powers.
 
     Args:
         optimizer: The optimizer.
-        slots: For each variable its slots by kind.
-        scalars: The powers by name.
+        slots: For each variable (variable, {slot name: slot}).
+        scalars: {name: beta power}.
 
     Raises:
         CheckpointMismatchError: The optimizer has other slots, or its betas have other powers.
@@ -226,7 +225,10 @@ def loading_v1(
 
 
 def with_moving_averages(optimizer: object, slots: Slots, mapped: MappedTensors) -> Slots:
-    """Return slots with the file's averages, for a `MovingAverageOptimizer` among the wrappers."""
+    """Return slots with the file's moving averages added, for a `MovingAverageOptimizer`.
+
+    Without this class among `optimizer` and its wrapped optimizers, return `slots`.
+    """
     wrapper: Any = optimizer
     while not isinstance(wrapper, MovingAverageOptimizer):
         if not isinstance(wrapper, WrappingOptimizer):
@@ -242,7 +244,7 @@ def with_moving_averages(optimizer: object, slots: Slots, mapped: MappedTensors)
 
 
 def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
-    """Return the betas that are numbers, by the names of their powers."""
+    """Return {name of the power: beta} of the betas that are numbers."""
     inner: object = inner_of(optimizer)
     if not isinstance(inner, train.AdamOptimizer):
         return {}
@@ -251,7 +253,7 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
-    """Return reasons why the powers are not those of these betas after one number of steps."""
+    """Return reasons why no step count gives these powers from these betas; [] if one does."""
     problems: list[str] = []
     counts: dict[str, int] = {}
     powers = {name: power for name, power in powers.items() if power.is_floating_point()}
@@ -276,13 +278,13 @@ def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, ob
 
 
 def _as_scalars(power: Tensor, beta: object) -> tuple[Any, Any]:
-    """Return a power and its beta as NumPy scalars of the power's dtype."""
+    """Return (power, beta) as NumPy scalars of the power's dtype."""
     scalar = power.numpy()[()]
     return scalar, scalar.dtype.type(np.float32(beta) if type(beta) is float else beta)
 
 
 def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return powers that the optimizer has and the file lacks: contrib's AdaMax stores only one."""
+    """Return {name: power} of the betas whose power the file lacks, as with contrib's AdaMax."""
     if not powers:
         return {}
     counts = [steps_of(*_as_scalars(powers[name], betas[name])) for name in powers if name in betas]

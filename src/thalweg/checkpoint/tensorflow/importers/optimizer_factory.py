@@ -42,7 +42,7 @@ _SCALING = ("loss_scale", "loss_scaling_params")
 
 
 def class_of(detected: FoundOptimizer, path: str) -> type[Any]:
-    """Return the class of a detected optimizer.
+    """Return the class of this library for a detected optimizer.
 
     Raises:
         CheckpointMismatchError: The class cannot be determined.
@@ -68,11 +68,7 @@ def class_of(detected: FoundOptimizer, path: str) -> type[Any]:
 
 
 def check_options(detected: FoundOptimizer, path: str) -> None:
-    """Raise if a new optimizer would lack options of the one in the file.
-
-    Raises:
-        UnsupportedCheckpointError: The optimizer had options that this library lacks.
-    """
+    """Raise UnsupportedCheckpointError if the file's optimizer had unsupported options."""
     if detected.refused:
         raise UnsupportedCheckpointError(
             f"{path}: {detected.name!r} had {', '.join(detected.refused)}, which the optimizers of"
@@ -82,11 +78,7 @@ def check_options(detected: FoundOptimizer, path: str) -> None:
 
 
 def check_lost(detected: FoundOptimizer) -> None:
-    """Raise if slots of a detected optimizer cannot be assigned to variables.
-
-    Raises:
-        CheckpointMismatchError: Lists the reasons.
-    """
+    """Raise CheckpointMismatchError with the reasons if slots cannot be assigned to variables."""
     if detected.lost:
         raise CheckpointMismatchError(
             f"{detected.name!r} ({detected.evidence}): {'; '.join(detected.lost)}. Give"
@@ -95,7 +87,10 @@ def check_lost(detected: FoundOptimizer) -> None:
 
 
 def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
-    """Return the slot families of a class of `thalweg.v1`, titled with its name argument."""
+    """Return the slot families (classes with their slots) of a class of `thalweg.v1`.
+
+    Their title is the argument `name` or its default.
+    """
     class_names = [base.__name__ for base in cls.__mro__]
     optimizer_name = arguments.get("name") or _default_arguments(cls).get("name")
     return [
@@ -108,7 +103,7 @@ def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Fami
 
 
 def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
-    """Return the slots of a `thalweg.v1` optimizer for a variable, with their names."""
+    """Return the family (class and slot names) of a `thalweg.v1` optimizer, for variable `var`."""
     copy: Any = state.staged(optimizer)
     copy._create_slots([var])
     names: dict[str, str] = {}
@@ -129,7 +124,7 @@ def make_optimizer(
     Args:
         cls: The class.
         detected: The optimizer in the file, or None.
-        arguments: Arguments of the constructor from the user.
+        arguments: The user's arguments of the constructor.
         path: The file.
 
     Raises:
@@ -168,7 +163,7 @@ def make_optimizer(
 def _needed_arguments(
     cls: type[object], detected: FoundOptimizer | None, accepted: set[str]
 ) -> Iterator[str]:
-    """Yield the arguments that must be known; their defaults are not used."""
+    """Yield the constructor arguments that the file or the user must provide."""
     yield from _required_arguments(cls)
     if "learning_rate" in accepted:
         yield "learning_rate"
@@ -186,10 +181,10 @@ def make_wrapped(
     arguments: Mapping[str, Any],
     checkpoint: TensorFlowCheckpoint,
 ) -> Any:
-    """Return a new optimizer; for a file with masters, the wrapper with masters around it.
+    """Return a new optimizer; for a file with float32 masters, in a mixed-precision wrapper.
 
     Raises:
-        OptionError: The loss scale is fixed and not given as `loss_scale`.
+        OptionError: The file has masters but no loss scale, and `loss_scale` is not given.
     """
     mixed = checkpoint.mixed
     if mixed is None or not mixed.masters:
@@ -208,10 +203,9 @@ def make_wrapped(
 def check_contradictions(
     file_arguments: Mapping[str, object], arguments: Mapping[str, object]
 ) -> None:
-    """Raise if comparable arguments differ from those of the file.
+    """Raise CheckpointMismatchError, with a list, if arguments differ from those in the file.
 
-    Raises:
-        CheckpointMismatchError: Lists the arguments.
+    Only numbers, booleans and text are compared.
     """
     problems = [
         f"{name} is {show_value(file_value)} in the file, not {show_value(arguments[name])}"
@@ -223,7 +217,7 @@ def check_contradictions(
 
 
 def _are_different(first: object, second: object) -> bool:
-    """Return True if two comparable arguments differ; schedules and callables never do."""
+    """Return True if two arguments differ; schedules and callables equal everything."""
     if isinstance(first, bool | str) or isinstance(second, bool | str):
         return first != second
     with np.errstate(over="ignore"):
@@ -231,7 +225,7 @@ def _are_different(first: object, second: object) -> bool:
 
 
 def _arguments_in_file(cls: type[object], detected: FoundOptimizer) -> dict[str, object]:
-    """Return the file's hyperparameters by the names in the constructor."""
+    """Return {constructor argument: value} of the file's hyperparameters."""
     arguments = dict(detected.hyperparameters)
     if issubclass(cls, keras.Nadam) and "decay" in arguments:
         arguments["schedule_decay"] = arguments.pop("decay")
@@ -246,7 +240,7 @@ def _parameters_of(cls: type[object]) -> Sequence[inspect.Parameter]:
 
 
 def _accepted_arguments(cls: type[object]) -> set[str]:
-    """Return the names of arguments that constructor calls may pass."""
+    """Return the names of arguments that the constructor accepts."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     names = {parameter.name for parameter in _parameters_of(cls) if parameter.kind not in kinds}
     options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}

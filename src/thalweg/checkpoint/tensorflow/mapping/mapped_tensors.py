@@ -25,12 +25,12 @@ from thalweg.variable import Variable, is_variable, name_of, named_variables
 
 @dataclass(frozen=True)
 class TargetTensors:
-    """Tensors to set, by name.
+    """Tensors to set (targets), by name.
 
     Attributes:
-        tensors: All that can be set: variables, or parameters and buffers of a module.
-        trained: The names of those that an optimizer may have slots for.
-        optional: The names of those that a file may lack.
+        tensors: {name: tensor} of variables, or of a module's parameters and buffers.
+        trained: The names of tensors for which an optimizer may have slots.
+        optional: The names of tensors that a file may lack.
     """
 
     tensors: dict[str, Tensor]
@@ -41,10 +41,10 @@ class TargetTensors:
     def of(cls, module_or_variables: object) -> TargetTensors:
         """Return the tensors of a module, of a dictionary, or of a list of variables.
 
-        Parameters of a module that have no name yet are named, as by `thalweg.named_variables`.
+        Parameters without a name are named, as by `thalweg.named_variables`.
 
         Raises:
-            InvalidArgumentError: Two variables of a list have the same name.
+            InvalidArgumentError: Two variables of a list share a name.
             TypeError: An element is not a variable.
         """
         if isinstance(module_or_variables, torch.nn.Module):
@@ -76,7 +76,7 @@ class TargetTensors:
 
     @classmethod
     def _of_module(cls, module: torch.nn.Module) -> TargetTensors:
-        """Return parameters and buffers of a module; its parameters get names."""
+        """Return the parameters and persistent buffers of a module; name its unnamed parameters."""
         parameters = dict(module.named_parameters())
         named_variables([pair for pair in parameters.items() if not _has_name(pair[1])])
         saved_names = module.state_dict(keep_vars=True).keys()
@@ -94,13 +94,13 @@ Slots = list[tuple[Tensor, dict[str, Tensor]]]  # for each variable its slots by
 
 @dataclass(frozen=True)
 class MappedTensors:
-    """A checkpoint whose variables are assigned to targets.
+    """A checkpoint whose variables are assigned to targets, the tensors to set.
 
     Attributes:
         file: The checkpoint.
         targets: The targets.
-        places: The destination of each variable, in the order of the targets; omitted variables are
-            missing.
+        places: {variable in the file: destination}, in the order of the targets, without omitted
+            variables.
     """
 
     file: TensorFlowCheckpoint
@@ -114,8 +114,8 @@ class MappedTensors:
         """Return a checkpoint with its variables assigned to targets.
 
         Raises:
-            CheckpointMismatchError: A variable has no target, a target has no variable, or they
-                differ.
+            CheckpointMismatchError: A variable has no target, a target has no variable, or shapes
+                or dtypes differ.
         """
         destinations, problems = map_variables(
             checkpoint.variables, checkpoint.other_names, targets.tensors, targets.optional, rules
@@ -132,15 +132,15 @@ class MappedTensors:
         return cls(checkpoint, targets, {name: mapped[name] for name in names})
 
     def target(self, name: str) -> Tensor:
-        """Return the tensor that a variable is assigned to."""
+        """Return the tensor to which the file's variable `name` is assigned."""
         return self.targets.tensors[self.places[name].target or ""]
 
     def permute_like(self, name: str, stored_tensor: StoredTensor) -> Tensor:
-        """Return a tensor with the axes permuted like those of a variable."""
+        """Return a tensor with the axes permuted as for the file's variable `name`."""
         return with_axes(stored_tensor.tensor(), self.places[name].axes)
 
     def variables(self) -> list[tuple[Entry, Tensor]]:
-        """Return the targets and their new values."""
+        """Return (target, new value) pairs."""
         return [
             (
                 Entry(destination.target or "", self.target(name)),
@@ -150,10 +150,12 @@ class MappedTensors:
         ]
 
     def slots(self, detected: FoundOptimizer | None) -> Slots:
-        """Return the slots of an optimizer, except those of omitted variables.
+        """Return (variable, {slot name: slot}) pairs of an optimizer; [] for None.
+
+        Slots of omitted variables are left out.
 
         Raises:
-            CheckpointMismatchError: A variable lacks slots that others have.
+            CheckpointMismatchError: A variable lacks a slot that the optimizer has.
         """
         if detected is None:
             return []

@@ -37,11 +37,11 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Destination of a variable.
+    """Destination of a variable of a file.
 
     Attributes:
         target: The name of the parameter; None omits the variable.
-        axes: For each axis of the parameter the axis of the variable; None keeps the order.
+        axes: For each axis of the parameter, the variable's axis; None keeps the order.
     """
 
     target: str | None
@@ -54,8 +54,8 @@ class Line:
 
     Attributes:
         pattern: The pattern of TensorFlow's names.
-        place: The destination; its target has the same wildcards as the pattern.
-        title: The rule in a message.
+        place: The destination; its target has the wildcards of the pattern.
+        title: The text of the rule, for messages.
     """
 
     pattern: str
@@ -75,7 +75,7 @@ class Line:
         return Place(_fill_wildcards(target, replaced), self.place.axes)
 
     def backward(self, target: str) -> str | None:
-        """Return the TensorFlow name for a parameter; None if the rule does not match."""
+        """Return the TensorFlow name of a parameter; None if the rule does not match."""
         if self.place.target is None:
             return None
         separator = "/" if "/" in self.place.target else "."
@@ -96,9 +96,9 @@ class Rules:
 
     Attributes:
         lines: The rules, in order.
-        function: Returns, for a variable's name, the name of its parameter, a pair of that and its
-            axes as in a rules file, or None to omit the variable.
-        keep_names: True if all names stay as they are.
+        function: `function(variable_name)` returns the name of the parameter, a pair (name, axes as
+            in a rules file), or None to omit the variable.
+        keep_names: True to keep all names.
     """
 
     lines: tuple[Line, ...] = ()
@@ -107,7 +107,7 @@ class Rules:
 
     @classmethod
     def of(cls, rules: object) -> Rules | None:
-        """Return the rules of a path, a dictionary, a function, or `Rules`; None for None.
+        """Return the rules of a path, a dictionary or a function; return `Rules` and None as is.
 
         Raises:
             MissingFileError: The file does not exist.
@@ -130,13 +130,12 @@ class Rules:
     def place(self, name: str) -> Place | None:
         """Return the destination of the TensorFlow variable `name`, or None if no rule matches.
 
-        With `keep_names` the destination has the same name. Otherwise `function` decides, if set,
-        or the first rule in `lines` that matches. A variable that a rule or the function omits has
-        the destination `Place(None)`.
+        With `keep_names`, the destination has the variable's name. Otherwise `function` decides, or
+        without a function the first matching rule in `lines`. For an omitted variable, return
+        `Place(None)`.
 
         Raises:
-            InvalidConfigError: The result of `function` is not a name, a pair of name and axes, or
-                None.
+            InvalidConfigError: The result of `function` is invalid.
         """
         if self.keep_names:
             return Place(name)
@@ -147,7 +146,7 @@ class Rules:
         )
 
     def name(self, target: str) -> tuple[str, Axes | None] | None:
-        """Return the TensorFlow name and the axes for a parameter; None if no rule matches.
+        """Return (TensorFlow name, axes) for a parameter; None if no rule matches.
 
         Raises:
             InvalidConfigError: The rules are a function, which cannot be inverted.
@@ -178,7 +177,7 @@ def parse(text: str, source: str = "rules") -> Rules:
         source: The name of the text in errors.
 
     Raises:
-        InvalidConfigError: A line is not a rule; the message has its number and the reason.
+        InvalidConfigError: A line is not a rule; the message has the line number and the reason.
     """
     lines: list[Line] = []
     for line_number, line in enumerate(text.splitlines(), 1):
@@ -194,7 +193,7 @@ def parse(text: str, source: str = "rules") -> Rules:
 
 
 def _read_rules(path: str) -> str:
-    """Return the text of a rules file.
+    """Return the text of the rules file at a path.
 
     Raises:
         MissingFileError: The file does not exist.
@@ -214,7 +213,7 @@ def _read_rules(path: str) -> str:
 
 
 def _parse_line(pattern: str, right: str, location: str) -> Line:
-    """Return the rule with a left and a right side; raise InvalidConfigError if it is invalid."""
+    """Return the rule "pattern -> right"; raise InvalidConfigError if it is invalid."""
     fields = right.split()
     if not pattern or not fields:
         raise InvalidConfigError(
@@ -233,14 +232,14 @@ def _parse_line(pattern: str, right: str, location: str) -> Line:
 
 
 def _parse_axes(terms: list[str], location: str) -> Axes | None:
-    """Return the order of axes in the last words of a rule; None if there are no words.
+    """Return the order of axes that `terms` describe; None for [].
 
     Args:
         terms: A kind of layer, such as ["dense"] or ["conv2d"], or ["transpose", "1", "0"].
         location: The position of the rule, for errors.
 
     Raises:
-        InvalidConfigError: The words are anything else.
+        InvalidConfigError: `terms` is anything else.
     """
     if not terms:
         return None
@@ -261,7 +260,7 @@ def _parse_axes(terms: list[str], location: str) -> Axes | None:
 
 
 def _check_returned(name: str, returned: object) -> Place | None:
-    """Return the destination that a rule function returned for a name; None omits the variable.
+    """Return the destination that a rule function returned; `Place(None)` omits the variable.
 
     Raises:
         InvalidConfigError: The function returned another type or unknown axes.
@@ -284,7 +283,7 @@ def _check_returned(name: str, returned: object) -> Place | None:
 
 
 def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:
-    """Return the parts of a name that match a pattern's wildcards; None if they do not match."""
+    """Return the text that each wildcard of a pattern matches in `name`; None if no match."""
     if len(name) > _MAX_LENGTH:
         return None
     segment = f"([^{re.escape(separator)}]+)"

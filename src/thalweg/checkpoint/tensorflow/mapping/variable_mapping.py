@@ -24,12 +24,12 @@ def map_variables(
     optional: Collection[str],
     rules: Rules | None,
 ) -> tuple[dict[str, Place], list[str]]:
-    """Return the destination of each variable and no problems, or problems and no destinations.
+    """Return ({variable: destination}, []), or if there are problems ({}, problems).
 
     Args:
-        variables: The variables of a checkpoint.
-        other_names: Second names of variables, which rules and targets may also match.
-        targets: The tensors to set.
+        variables: {name: variable} of a checkpoint.
+        other_names: {name: alias} of variables. Rules and targets may match either.
+        targets: {name: tensor to set}.
         optional: The names of targets that may stay unset.
         rules: The rules; None assigns by names.
     """
@@ -69,7 +69,10 @@ def map_variables(
 
 
 def _map_by_rules(names: Names, rules: Rules) -> dict[str, Place]:
-    """Return the destination of each variable that a rule matches, by the variable's key."""
+    """Return {variable: destination} for the variables that a rule matches.
+
+    A name that a rule maps to a target is preferred to a name that a rule omits.
+    """
     destinations: dict[str, Place] = {}
     for name, aliases in names.items():
         candidates = [
@@ -100,7 +103,7 @@ def _describe_problem(
 def _describe_mismatch(
     names: Sequence[str], stored_tensor: StoredTensor, destination: Place, target: Tensor
 ) -> str:
-    """Return how a variable's shape or dtype differs from its target's; "" if they are equal."""
+    """Return how a variable's shape or dtype differs from the target's; "" if they are equal."""
     shape = permute_shape(stored_tensor.shape, destination.axes)
     if shape is None:
         axes = " ".join(map(str, destination.axes or ()))
@@ -123,7 +126,7 @@ def permute_shape(shape: Sequence[int], axes: Axes | None) -> tuple[int, ...] | 
 
 
 def _suggest_rule(name: str, shape: Sequence[int], target_name: str, target: Tensor) -> str:
-    """Return a hint about a rule with axes that would fit; "" if there is none."""
+    """Return a hint at a rule whose permuted axes give the target's shape; "" if there is none."""
     for word, axes in AXES.items():
         if permute_shape(shape, axes) == tuple(target.shape):
             return f" (the rule '{name} -> {target_name} {word}' turns its axes)"
@@ -131,7 +134,7 @@ def _suggest_rule(name: str, shape: Sequence[int], target_name: str, target: Ten
 
 
 def _unused_rules(rules: Rules | None, names: Names) -> list[str]:
-    """Return a line for each rule that matches no variable."""
+    """Return one line per rule that matches no variable."""
     all_names = [alias for aliases in names.values() for alias in aliases]
     return [
         f"the rule '{line.title}' is for nothing"
@@ -157,14 +160,14 @@ Segments = tuple[str, ...]
 
 
 def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> dict[str, Place]:
-    """Return the destination of each variable that matches just one target by its name.
+    """Return {variable: destination} for variables whose name matches one target only.
 
-    An equal name is preferred; else a name and a target match if one of them ends with the other,
-    compared by parts, with the last part also in torch's terms ("weight" for "gamma"). Variables
-    that match the same target have no destination.
+    An equal name is preferred. Otherwise, the variable's name must end with the target's name or
+    vice versa, compared by parts between "/" or ".". The last part may be torch's word ("weight"
+    for "gamma"). Variables that share their only match are left out.
 
     Args:
-        names: The names of each variable, by the variable's key.
+        names: {variable: its names}.
         targets: The names of the targets.
     """
     targets_by_name: dict[Segments, list[str]] = defaultdict(list)
@@ -192,7 +195,7 @@ def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> 
 
 
 def hint_at_target(aliases: Sequence[str], targets: Sequence[str]) -> str:
-    """Return a hint about the target most similar to a variable's names, for a message."""
+    """Return a message's hint at the target whose name is most similar; "" if none is similar."""
     nearest = _nearest_name(
         aliases, {_plain_name(target): target for target in targets[:_MAX_COMPARED]}
     )
@@ -205,7 +208,7 @@ def hint_at_target(aliases: Sequence[str], targets: Sequence[str]) -> str:
 
 
 def hint_at_variable(target: str, names: Mapping[str, Sequence[str]]) -> str:
-    """Return a hint about the variable most similar to a target, for a message."""
+    """Return a message's hint at the variable whose name is most similar; "" if none is similar."""
     compared = list(names)[:_MAX_COMPARED]
     nearest = _nearest_name(
         [target], {_plain_name(alias): name for name in compared for alias in names[name]}
@@ -214,7 +217,7 @@ def hint_at_variable(target: str, names: Mapping[str, Sequence[str]]) -> str:
 
 
 def _nearest_name(names: Sequence[str], targets: Mapping[str, str]) -> str | None:
-    """Return the target with the name most similar to one of `names`; None if none is similar."""
+    """Return the value in `targets` whose key is most similar to one of `names`, or None."""
     for name in names:
         nearest = difflib.get_close_matches(_plain_name(name), targets, n=1, cutoff=0.6)
         if nearest:
@@ -233,7 +236,7 @@ def _translate_segments(segments: Segments) -> Segments:
 
 
 def _list_endings(segments: Segments) -> list[Segments]:
-    """Return all endings of a name, the whole name included unless it has very many parts."""
+    """Return the endings of a name that have at most 50 parts, the longest first."""
     return [
         segments[start:] for start in range(max(0, len(segments) - _MAX_SEGMENTS), len(segments))
     ]

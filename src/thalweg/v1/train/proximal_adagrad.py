@@ -1,4 +1,4 @@
-"""Gradient descent and Adagrad with a proximal step."""
+"""Adagrad with a proximal step."""
 
 from __future__ import annotations
 
@@ -7,62 +7,10 @@ from collections.abc import Hashable, Iterable
 from thalweg._core.hyperparameters import as_number
 from thalweg._core.step_adapter import Dtype
 from thalweg.formula import Rule
-from thalweg.rules import PROXIMAL_ADAGRAD, PROXIMAL_GRADIENT_DESCENT
+from thalweg.rules import PROXIMAL_ADAGRAD
 from thalweg.v1.argument_checks import check_positive, check_step_size
+from thalweg.v1.train.proximal_gradient_descent import ProximalGradientDescentOptimizer
 from thalweg.v1.train.rule_optimizer import RuleOptimizer, check_hyper
-
-
-class ProximalGradientDescentOptimizer(RuleOptimizer):
-    """Gradient descent with a proximal step.
-
-        w = var - learning_rate g
-        l1 > 0: w <- sign(w) max(|w| - learning_rate l1, 0)
-        var <- w / (1 + l2 learning_rate)
-
-    A sparse gradient touches the rows it names.
-
-    Args:
-        learning_rate: A float or 0-d tensor.
-        l1_regularization_strength: A float or 0-d tensor.
-        l2_regularization_strength: A float or 0-d tensor.
-        use_locking, name: See `Optimizer`.
-
-    Raises:
-        ValueError: `learning_rate` is a callable (at the first step).
-
-    Differs from:
-        TensorFlow, which takes Python floats only beside float32 variables; here they are cast.
-
-    Reference: tf.compat.v1.train.ProximalGradientDescentOptimizer; Duchi & Singer 2009
-    """
-
-    HYPERS = {
-        "learning_rate": "_learning_rate",
-        "l1": "_l1_regularization_strength",
-        "l2": "_l2_regularization_strength",
-    }
-    TENSORS = {
-        "_learning_rate_tensor": "learning_rate",
-        "_l1_regularization_strength_tensor": "l1",
-        "_l2_regularization_strength_tensor": "l2",
-    }
-    CALLABLES = False
-
-    def __init__(
-        self,
-        learning_rate: object,
-        l1_regularization_strength: object = 0.0,
-        l2_regularization_strength: object = 0.0,
-        use_locking: bool = False,
-        name: str = "ProximalGradientDescent",
-    ) -> None:
-        super().__init__(use_locking, name)
-        self._learning_rate = check_hyper("learning_rate", learning_rate)
-        self._l1_regularization_strength = l1_regularization_strength
-        self._l2_regularization_strength = l2_regularization_strength
-
-    def _choose_rule(self) -> Rule:
-        return PROXIMAL_GRADIENT_DESCENT
 
 
 class ProximalAdagradOptimizer(RuleOptimizer):
@@ -72,22 +20,22 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         l1 > 0: w <- sign(w) max(|w| - eta l1, 0)
         var <- w / (1 + l2 eta)
 
-    A sparse gradient touches the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float or 0-d tensor, above 0.
-        initial_accumulator_value: What the accumulator starts from; above 0.
+        initial_accumulator_value: Initial value of the accumulator; above 0.
         l1_regularization_strength: 0 or more.
         l2_regularization_strength: 0 or more.
         use_locking, name: See `Optimizer`.
 
     Raises:
-        ValueError: `initial_accumulator_value` is not above 0, or `learning_rate` is a callable
-            (at the first step).
+        ValueError: `initial_accumulator_value` is not above 0, or `learning_rate` is a callable (at
+            the first step).
         InvalidArgumentError: At a step with a learning rate or regularization out of range.
 
     Differs from:
-        TensorFlow, which takes Python floats only beside float32 variables; here they are cast.
+        TensorFlow accepts Python floats for float32 variables only; here they are cast.
 
     Reference: tf.compat.v1.train.ProximalAdagradOptimizer; Duchi & Singer 2009
     """
