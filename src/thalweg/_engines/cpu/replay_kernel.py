@@ -461,7 +461,7 @@ def gradient_of(block, record):
 def gradient_in_pair(block, record, number):
     """Return the address of the TensorImpl of the gradient in item `number` of PAIRS, or 0.
 
-It is 0 unless the item is a tuple (plain tensor or None, variable of `record`), and
+    It is 0 unless the item is a tuple (plain tensor or None, variable of `record`), and
     UNDEFINED_IMPL of the block for None.
     """
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
