@@ -33,10 +33,10 @@ def concretes(gradients: Iterable[Any]) -> list[Gradient]:
 
 
 def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[Any, Any]]:
-    """Return the pairs of gradient and variable.
+    """Return the (gradient, variable) pairs as a list.
 
     Raises:
-        InvalidArgumentError: There are none.
+        InvalidArgumentError: There are no pairs.
     """
     pairs = list(grads_and_vars)
     if not pairs:
@@ -45,10 +45,10 @@ def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[A
 
 
 def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> None:
-    """Raise for a gradient of another dtype than its variable.
+    """Raise if a gradient and its variable have different dtypes.
 
     Raises:
-        InvalidTypeError: A dtype differs; the message names the first variable.
+        InvalidTypeError: Dtypes differ; the message names the first variable.
     """
     for grad, var in zip(gradients, variables, strict=True):
         if type(grad) is Tensor and grad.dtype is var.dtype:
@@ -68,12 +68,12 @@ def floating(values: Tensor) -> Tensor:
 def transform_present(
     gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
 ) -> tuple[list[Gradient], Decision]:
-    """Return gradients with transforms applied, as new tensors, and the decision of the step.
+    """Return (gradients after transforms, decision of the step); gradients are new tensors.
 
     Args:
-        gradients: None stays None.
-        variables: One for each gradient, of the dtype that it gets.
-        transforms: What happens to those that are not None.
+        gradients: Gradients; None stays None.
+        variables: One variable per gradient. The new gradient has its dtype.
+        transforms: The transforms of the gradients.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     pairs: Any = [(gradients[index], variables[index]) for index in present]
@@ -90,7 +90,7 @@ def title(var: Any) -> str:
 
 
 def refuse_none(gradients: Iterable[object], variables: Iterable[object], reason: str) -> None:
-    """Raise for variables without a gradient.
+    """Raise if a gradient is None; `reason` explains in the message why it is needed.
 
     Raises:
         InvalidArgumentError: A gradient is None; the message names the first variable.
@@ -111,16 +111,17 @@ def map_gradients(
     dtypes: Sequence[object],
     dense: bool = False,
 ) -> list[Any]:
-    """Return a function's new gradients, computed at once or, in graph mode, in each run.
+    """Return the gradients that a function computes, at once or, in graph mode, in each run.
 
     Args:
-        function: Takes concrete gradients, variables, and `others`.
-        gradients: Any gradients. None is handed on and stays None.
-        variables: One for each gradient.
-        *others: More arguments, maybe symbolic.
+        function: `function(gradients, variables, *others)` returns new gradients. Its arguments are
+            concrete.
+        gradients: Concrete or symbolic gradients, or None.
+        variables: One variable per gradient.
+        *others: Further arguments, concrete or symbolic.
         name: Name of the operation in graph mode.
         dtypes: The dtypes of the results.
-        dense: Whether the results are whole tensors even if the gradients are slices.
+        dense: True if results are dense even for sparse gradients.
     """
     if not is_deferred(*gradients, *variables, *others):
         with no_grad():
