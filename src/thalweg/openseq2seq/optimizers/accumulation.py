@@ -101,11 +101,7 @@ def is_whole(tensor: Tensor) -> bool:
 
 
 def check_count(iter_size: object) -> None:
-    """Raise unless the number of runs per update is valid.
-
-    Raises:
-        InvalidArgumentError: `iter_size` is not a positive integer.
-    """
+    """Raise InvalidArgumentError unless the runs per update are a positive integer."""
     if not isinstance(iter_size, int) or isinstance(iter_size, bool) or iter_size < 1:
         raise InvalidArgumentError(
             f"iter_size must be a positive integer, not {show_value(iter_size)}."

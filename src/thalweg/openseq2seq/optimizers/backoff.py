@@ -16,7 +16,7 @@ class BackoffScaler(LossScaler):
     """Loss scale that shrinks on overflow, and grows after `step_window` updates without overflow.
 
         overflow:                    scale <- scale / step_factor
-            step_window updates without: scale <- scale step_factor
+        step_window updates without: scale <- scale step_factor
 
     The scale stays in [scale_min, scale_max].
 

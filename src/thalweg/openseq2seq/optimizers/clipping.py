@@ -81,22 +81,14 @@ def _global_norm_with_cast(
 
 
 def refuse_scalars(variables: Sequence[Any]) -> None:
-    """Raise for variables of shape (), as clipping in OpenSeq2Seq does.
-
-    Raises:
-        InvalidArgumentError: A variable is a scalar; the message names the first one.
-    """
+    """Raise InvalidArgumentError about the first variable of shape (), as OpenSeq2Seq does."""
     for var in variables:
         if var.shape is not UNKNOWN and tuple(var.shape) == ():
             raise InvalidArgumentError(f"{_SHAPED} '{title(var)}' of shape ().")
 
 
 def check_limit(name: str, limit: object) -> None:
-    """Raise for an invalid maximum norm, which OpenSeq2Seq would ignore if negative.
-
-    Raises:
-        InvalidArgumentError: `limit` is below 0, NaN, or an integer too large for a float.
-    """
+    """Raise InvalidArgumentError if a maximum norm is negative, NaN or too large for a float."""
     check_size(name, limit)
     if is_number(limit) and not limit >= 0:
         raise InvalidArgumentError(

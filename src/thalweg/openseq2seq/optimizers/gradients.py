@@ -33,11 +33,7 @@ def concretes(gradients: Iterable[Any]) -> list[Gradient]:
 
 
 def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[Any, Any]]:
-    """Return the (gradient, variable) pairs as a list.
-
-    Raises:
-        InvalidArgumentError: There are no pairs.
-    """
+    """Return (gradient, variable) pairs as a list; raise InvalidArgumentError if it is empty."""
     pairs = list(grads_and_vars)
     if not pairs:
         raise InvalidArgumentError("No variables provided.")
@@ -45,11 +41,7 @@ def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[A
 
 
 def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> None:
-    """Raise if a gradient and its variable have different dtypes.
-
-    Raises:
-        InvalidTypeError: Dtypes differ; the message names the first variable.
-    """
+    """Raise InvalidTypeError about the first variable whose gradient has a different dtype."""
     for grad, var in zip(gradients, variables, strict=True):
         if type(grad) is Tensor and grad.dtype is var.dtype:
             continue
@@ -90,11 +82,7 @@ def title(var: Any) -> str:
 
 
 def refuse_none(gradients: Iterable[object], variables: Iterable[object], reason: str) -> None:
-    """Raise if a gradient is None; `reason` explains in the message why it is needed.
-
-    Raises:
-        InvalidArgumentError: A gradient is None; the message names the first variable.
-    """
+    """Raise InvalidArgumentError about the first variable without gradient, with a reason."""
     for grad, var in zip(gradients, variables, strict=True):
         if grad is None:
             raise InvalidArgumentError(
