@@ -8,7 +8,7 @@ from thalweg._cli.race.errors import MissingExtraError, need_modules
 
 
 def main() -> None:
-    """Run the command; exit with status 2 if packages of the extra are missing."""
+    """Run the command line; exit with status 2 if a package of the extra `cli` is missing."""
     try:
         need_modules("click", "rich", extra="cli")
     except MissingExtraError as error:

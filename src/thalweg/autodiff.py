@@ -40,7 +40,7 @@ def __dir__() -> list[str]:
 
 
 class UnconnectedGradients(enum.Enum):
-    """Gradients of sources that the target does not depend on."""
+    """Gradient of a source that the target does not depend on: None, or zeros."""
 
     NONE = "none"
     ZERO = "zero"
@@ -50,7 +50,7 @@ Begin = Callable[[Sequence[torch.Tensor]], Callable[[torch.Tensor], None] | None
 
 
 class _Recording(threading.local):
-    """Recording tapes of a thread, the innermost last, and the callback of `watching`."""
+    """Per thread: the recording tapes, innermost last, and the callback set by `watching`."""
 
     def __init__(self) -> None:
         self.tapes: list[GradientTape] = []
@@ -61,12 +61,12 @@ _recording = _Recording()
 
 
 class GradientTape:
-    """Compute gradients of what runs inside the `with` block.
+    """Compute gradients of the operations inside the `with` block.
 
     Args:
-        persistent: Whether `gradient` may be called more than once.
-        watch_accessed_variables: Whether all trainable variables are sources, or only tensors
-            given to `watch`.
+        persistent: True if `gradient` may be called more than once.
+        watch_accessed_variables: True if all trainable variables are sources, False if only tensors
+            passed to `watch`.
 
     Example:
         >>> x = torch.tensor(3.0, requires_grad=True)
@@ -114,16 +114,15 @@ class GradientTape:
         self._stop()
 
     def watch(self, tensor: object) -> None:
-        """Make what is computed from `tensor` differentiable until the `with` block ends.
+        """Make operations on `tensor` differentiable until the `with` block ends.
 
-        A tensor that does not require a gradient is changed to require one for that time. Integer
-        tensors are ignored, because they have no gradient.
+        Until then, `requires_grad` of the tensor is True. Integer tensors are ignored.
 
         Args:
-            tensor: A tensor, or nested lists, tuples or dicts of them.
+            tensor: A tensor, or nested lists, tuples or dicts of tensors.
 
         Raises:
-            InvalidTypeError: A leaf of `tensor` is not a tensor.
+            InvalidTypeError: An element of `tensor` is not a tensor.
             FailedPreconditionError: The tape is not recording.
         """
         if self not in _recording.tapes:
@@ -139,8 +138,9 @@ class GradientTape:
     def watched_variables(self, target: object = None) -> tuple[torch.Tensor, ...]:
         """Return the variables of this tape, in the order of their creation.
 
-        Without a target these are the watched variables only, because torch does not record reads.
-        With a target, or nested ones, the trainable variables below the target are added.
+        Without a target, return the parameters passed to `watch`: torch does not record reads. With
+        a target, also return the trainable variables that the target was computed from, unless the
+        tape has `watch_accessed_variables=False`.
         """
         variables = [
             x for x, _ in self._watched_edges.values() if isinstance(x, torch.nn.Parameter)
@@ -157,18 +157,18 @@ class GradientTape:
         output_gradients: object = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
-        """Differentiate the sum of all elements of `target` by `sources`.
+        """Return the gradients of the sum of all elements of `target` by each source.
 
         Args:
-            target: A tensor, or nested lists, tuples or dicts of tensors, whose gradients add up.
-            sources: Tensors, nested in the same way. Also an iterator over tensors.
-            output_gradients: Optional. A weight of the same shape for each target, nested alike;
-                a None among them stands for ones.
+            target: A tensor, or nested lists, tuples or dicts of tensors, whose sums are added.
+            sources: A tensor, nested tensors, or an iterator over tensors.
+            output_gradients: Optional. Weights of the targets' elements: for each target a tensor
+                of its shape, or None for weights of 1; nested like `target`.
             unconnected_gradients: "none" or "zero".
 
         Returns:
-            In the structure of `sources`: a tensor of the source's shape and dtype, or
-            IndexedSlices where torch's gradient is sparse, or None without a connection.
+            Gradients nested like `sources`: a tensor like the source, or IndexedSlices if torch's
+            gradient is sparse. A source without connection gets None, or zeros with "zero".
 
         Raises:
             FailedPreconditionError: The second call on a tape that is not persistent.
@@ -209,7 +209,7 @@ class GradientTape:
     def stop_recording(self) -> Iterator[None]:
         """Exclude operations inside this `with` block from the gradient.
 
-        Torch has one record for all tapes: while another tape records, nothing is excluded.
+        While another tape records, nothing is excluded, because torch records once for all tapes.
 
         Raises:
             FailedPreconditionError: The tape is not recording.
@@ -226,8 +226,7 @@ class GradientTape:
     def reset(self) -> None:
         """Clear the watched tensors, and allow `gradient` again.
 
-        Unlike in TensorFlow, gradients of tensors computed earlier remain possible, because torch's
-        record belongs to the tensors.
+        Unlike in TensorFlow, `gradient` still works for tensors computed before the reset.
         """
         for tensor in self._enabled_tensors:
             tensor.requires_grad_(False)
@@ -240,7 +239,7 @@ class GradientTape:
             _recording.tapes.remove(self)
 
     def _edge(self, tensor: torch.Tensor) -> torch.Tensor | GradientEdge | None:
-        """Return the tensor or its edge in torch's graph; None if this tape did not follow it."""
+        """Return a tensor, or its graph edge if watched; None if this tape did not record it."""
         if id(tensor) in self._watched_edges:
             # A watched tensor may not require a gradient after the tape's end, but its edge stays.
             return self._watched_edges[id(tensor)][1]
@@ -262,13 +261,13 @@ def gradients_of(
     """Return the gradient of the sum of `target` by each variable, and free the target's graph.
 
     Args:
-        target: A tensor, or several, whose gradients add up.
-        variables: Tensors, in any state: one that does not require a gradient has none.
-        grad_outputs: Optional. A weight of the target's shape, or one for each target.
+        target: A tensor, or several tensors, whose sums are added.
+        variables: Tensors to differentiate by.
+        grad_outputs: Optional. A weight of the target's shape, or a weight for each target.
 
     Returns:
-        For each variable a tensor, IndexedSlices where torch's gradient is sparse, or None. All
-        None if the target does not require a gradient.
+        For each variable a tensor, or IndexedSlices if torch's gradient is sparse. None for a
+        variable that does not require a gradient or that the target does not depend on.
 
     Raises:
         InvalidTypeError: A target or variable is not a tensor.
@@ -285,11 +284,11 @@ def gradients_of(
 
 
 def variables_of(target: object) -> list[torch.Tensor]:
-    """Return the trainable variables below `target`, a tensor or nested tensors.
+    """Return the trainable leaves from which `target`, a tensor or nested tensors, was computed.
 
     Returns:
-        Variables in the order of their creation, then torch's other leaves in the order of a
-        depth-first walk from the target.
+        First each `Variable`, in the order of creation. Then torch's parameters and leaves, in the
+        order of a depth-first walk of the graph.
 
     Raises:
         InvalidTypeError: A target is not a tensor.
@@ -307,10 +306,10 @@ def _leaves_below(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def has_replicas() -> bool:
-    """Return True if other processes may have replicas that torch synchronizes in hooks.
+    """Return True if this process belongs to a process group of at least two ranks.
 
-    `DistributedDataParallel` averages gradients in hooks of `backward`, which `autograd.grad` does
-    not call. Its parameters cannot be distinguished from others.
+    `DistributedDataParallel` may then average gradients in hooks. Those run in `backward` but not
+    in `autograd.grad`.
     """
     return (
         distributed.is_available()
@@ -327,7 +326,11 @@ def _differentiate(
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> list[Gradient]:
-    """Return the gradients of `outputs` by `inputs`, which are `tensors`, their edges, or None."""
+    """Return a gradient for each of `tensors`; None for a skipped or unconnected tensor.
+
+    `inputs` has each tensor itself, its graph edge, or None to skip it. An output of None is left
+    out. `weights` are the gradients of the outputs.
+    """
     starts = [
         (output, weight)
         for output, weight in zip(outputs, weights, strict=True)
@@ -374,7 +377,7 @@ def _by_backward(
     inputs: Sequence[torch.Tensor],
     retain_graph: bool,
 ) -> Iterator[torch.Tensor | None]:
-    """Return the gradients of leaves from a `backward` that calls hooks; restore each `grad`."""
+    """Return the gradients of `inputs` from a `backward` that runs hooks; restore each `grad`."""
     outputs = [output for output, _ in starts]
     leaves = {id(leaf): leaf for leaf in [*_leaves_below(outputs), *inputs]}.values()
     previous_grads = [leaf.grad for leaf in leaves]
@@ -404,7 +407,7 @@ def _own(grad: torch.Tensor | None) -> torch.Tensor | None:
 def _weights(
     targets: Sequence[torch.Tensor], structure: object, weights: object
 ) -> list[torch.Tensor]:
-    """Return the output gradient of each target: the given weight, or ones."""
+    """Return the gradient of each target: its entry in `weights`, or a tensor of ones for None."""
     if weights is None or isinstance(structure, torch.Tensor):
         weights_by_target = [weights] * len(targets)
     else:
@@ -440,7 +443,7 @@ def _parse(unconnected: UnconnectedGradients | str) -> UnconnectedGradients:
 
 
 def _nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Yield the nodes of torch's graph below `tensors` once each, in depth-first order."""
+    """Yield each autograd node reachable from `tensors` once, in depth-first order."""
     stack = [get_gradient_edge(tensor).node for tensor in tensors][::-1]
     visited = set()
     while stack:
@@ -485,7 +488,7 @@ def _tensors(structure: object) -> Iterator[torch.Tensor]:
 
 
 def _pack(structure: Any, leaves: Iterator[Any]) -> object:
-    """Return a copy of `structure` with the next of `leaves` in place of each leaf."""
+    """Return a copy of the nested `structure` with its tensors replaced by the next `leaves`."""
     if isinstance(tensor_of(structure), torch.Tensor):
         return next(leaves)
     if isinstance(structure, dict):

@@ -23,7 +23,7 @@ class ThalwegError(Exception):
 
 
 class InvalidTypeError(ThalwegError, TypeError, ValueError):
-    """Error for a wrong type or dtype, of both classes that TensorFlow raises."""
+    """Error for a wrong type or dtype; both a TypeError and a ValueError, as in TensorFlow."""
 
 
 class InvalidArgumentError(ThalwegError, ValueError, IndexError, RuntimeError):
@@ -58,7 +58,7 @@ class MissingFileError(NotFoundError, FileNotFoundError):
 
 
 class OptionError(ThalwegError, AttributeError, ValueError):
-    """Error for options that exclude one another, or for a missing option."""
+    """Error for conflicting options, or for a missing option."""
 
 
 class RuleError(ThalwegError, ValueError):
@@ -113,7 +113,7 @@ class PerformanceWarning(UserWarning):
 
 
 class NumericsWarning(UserWarning):
-    """Warning that results may differ from TensorFlow's, or from those of a rule."""
+    """Warning that results may differ from TensorFlow's results, or from a rule's formula."""
 
 
 def warn(message: str, category: type[Warning]) -> None:

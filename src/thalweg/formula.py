@@ -67,7 +67,7 @@ def _check_named(spec: Slot | Hyper, field_name: str) -> None:
 
 
 def _checked_tuple(rule: str, field_name: str, entries: Any, kind: type) -> tuple[Any, ...]:
-    """Return the entries of a rule's field as a tuple; raise `RuleError` unless all are `kind`."""
+    """Return the iterable `entries` as a tuple; raise RuleError unless each entry is a `kind`."""
     requirement = f"{field_name} of rule {rule!r} must be a tuple of thalweg.{kind.__name__}"
     if isinstance(entries, kind):
         raise RuleError(f"{requirement}, not one alone: a comma is missing in ({entries!r},).")
@@ -85,36 +85,35 @@ def _checked_tuple(rule: str, field_name: str, entries: Any, kind: type) -> tupl
 
 @dataclass(frozen=True)
 class Slot:
-    """Tensor of state per variable, filled with `initial`.
+    """State tensor per variable, filled with `initial`.
 
     Attributes:
         name: The slot's name.
         initial: The initial value of all elements.
-        dtype: The slot's dtype; the variable's if None, and for a `scalar` that of the arithmetic.
-        scalar: Whether it is one number per variable, of shape (), and not one per element. It is
-            read and written by `per_variable` of the rule; under `thalweg.optim`, whose steps have
-            numbers of their own for each parameter, by `prepare`, too.
-        shape: Its shape beside a matrix of so many rows and columns, if it is neither; it is read
-            and written by stages of the rule.
-        per: What it is one number for, if not for each element. "row" or "column": of a variable's
-            last two dimensions; it has the variable's shape with a 1 in place of what it does not
-            tell apart, is read and written by stages, and read by formulas as a scalar is.
-            "optimizer": for all variables together, a `scalar`, of float64 unless `dtype` says
-            otherwise. It is read by `prepare`, and read and written by `per_optimizer` of the rule.
-            Each variable has a copy of it in its state: that of the first one counts, and a step
-            writes all of them, with a gradient or without.
-        squeezed: True if a slot per row or column lacks the dimension of size 1, so that it has one
-            dimension less than the variable.
-        positive: Whether it is never negative, as a mean of squares.
-        exact: Whether 8 bits are too few for it in any case, as for weights, or sums that grow and
-            grow: the steps would be lost.
-        storage: The codec of 8 bits in which `thalweg.optim` keeps it, such as "softsign8", for
-            parameters of 4,096 elements and more; see `thalweg._engines.codecs`. None keeps numbers
-            of the dtype.
-        layout: The matrices of a variable, for each of which a slot with a `shape` has a part. The
-            rule sets it, to the layout of its stages. None is one matrix.
-        momentum: 1 if it is a mean or sum of gradients, -1 if it is that of their negatives, else
-            0: `diagnostics` of `thalweg.optim` tell how a gradient agrees with the first such slot.
+        dtype: The slot's dtype. None is the variable's dtype or, with `scalar`, the compute dtype.
+        scalar: True for one number per variable, of shape (). The rule's `per_variable` reads and
+            returns this number; under `thalweg.optim`, which has step numbers per parameter,
+            `prepare` may do so, too.
+        shape: Optional function (rows, columns) -> shape, called for each matrix of the variable.
+            Only stages read and write a slot with a `shape`.
+        per: None for a number per element. "row" or "column": a number per row or column of the
+            variable's last two dimensions. The slot then has the variable's shape, with size 1 in
+            the reduced dimension. Stages read and write the slot; formulas read a scalar from it.
+            "optimizer": one float64 scalar for all variables. `prepare` reads it; `per_optimizer`
+            reads and returns it. Every variable's state has a copy: a step reads the first
+            variable's copy and writes all copies, also of variables without a gradient.
+        squeezed: True if a slot per row or column lacks the dimension of size 1.
+        positive: True if the slot is never negative, such as a mean of squares.
+        exact: True if 8 bits are never enough, as for weights or growing sums, which would lose
+            small increments.
+        storage: The 8-bit codec in which `thalweg.optim` stores the slot, such as "softsign8", for
+            parameters of 4,096 elements and more; see `thalweg._engines.codecs`. None stores
+            numbers of the dtype.
+        layout: The matrices of a variable, for a slot with a `shape`. The rule sets it to the
+            layout of its stages. None is one matrix.
+        momentum: 1 for a mean or sum of gradients, -1 for a mean or sum of negative gradients, else
+            0. `diagnostics` of `thalweg.optim` compare the gradient with the first slot that is not
+            0.
     """
 
     name: str
@@ -151,7 +150,7 @@ class Slot:
             )
 
     def _check_shape(self) -> None:
-        """Raise RuleError if `per` or `shape` is invalid; set the fields that `per` implies."""
+        """Raise RuleError if `per` or `shape` is invalid; set the fields that `per` determines."""
         if self.per not in (None, "row", "column", "optimizer"):
             raise RuleError(
                 f"per of Slot {self.name!r} must be 'row', 'column' or 'optimizer', not"
@@ -184,7 +183,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyperparameter of a step, with its default and a one-line description."""
+    """Hyperparameter of a rule, with its default and a one-line description."""
 
     name: str
     default: float
@@ -209,56 +208,50 @@ class Rule:
         hypers: Hyperparameters with defaults, in the order of a constructor.
         slots: State per variable, in the order in which `update` takes and returns it.
         prepare: Optional function, called once a step on the host. Its keyword parameters are
-            hyperparameters and powers, passed as scalars of the compute dtype; it returns a dict of
+            hyperparameters and powers, as scalars of the compute dtype. It returns a dict of
             further scalars for `update`. A parameter with a default may name a scalar that the
             optimizer lacks.
         powers: Scalars that are a hyper raised to the step's number: `{"beta1_power": "beta1"}`.
-        update_sparse: The formula for rows that a sparse gradient names; `update` when None.
-        update_single: The formula for such rows of one element, where TensorFlow orders operations
+        update_sparse: The formula for rows with an index in a sparse gradient; `update` when None.
+        update_single: The formula for rows of one element, where TensorFlow orders operations
             differently; `update_sparse` when None.
-        update_untouched: The formula for the other rows, `(var, *slots, *, scalars...)`, without a
-            gradient. When None, those rows keep their values.
+        update_untouched: The formula for rows without an index in the sparse gradient: `(var,
+            *slots, *, scalars...)`. When None, these rows keep their values.
         before: Optional formula `(var, *, scalars...)`. The other formulas read its result instead
             of the variable, rounded to the variable's dtype. It is computed once per element; with
-            a sparse gradient, for elements of rows that the gradient names. Measures read the
-            variable itself.
-        measures: Optional. Sums over the elements of each variable, computed before any write: a
-            dict from names to formulas `(var, grad, *slots)`, in float64 or as `like_update` says.
-            `gradient_squares` and `variable_squares` of this module share the sweep of a gradient
-            norm, if the step has one. With any other measure, sparse gradients are made dense.
+            a sparse gradient, for rows with an index. Measures read the variable itself.
+        measures: Optional. Sums over the elements of each variable, computed before any write:
+            {name: formula `(var, grad, *slots)`}, in float64 or as `like_update` says.
+            `gradient_squares` and `variable_squares` share the pass over memory of a gradient norm.
+            Any other measure makes sparse gradients dense.
         per_variable: Optional function, called once a step. Its keyword parameters are measures, as
             float64 arrays over the variables; scalar slots, as arrays of the compute dtype; and
             scalars. It returns a dict of arrays: further scalars of each variable for `update`, and
             the next values of the scalar slots.
-        levels: Further sweeps of measures after `per_variable`, one for each `Level`. Formulas of a
-            level may read the scalars from `per_variable` and from earlier levels; the level's own
-            `per_variable` returns further scalars and scalar slots.
+        levels: Further passes over memory after `per_variable`, one for each `Level` of measures.
+            Formulas of a level may read the scalars from `per_variable` and from earlier levels.
+            The level's `per_variable` returns further scalars and scalar slots.
         per_optimizer: Optional function, called once a step before `per_variable`. Its keyword
             parameters are measures, summed over all variables of the step, and the slots per
-            optimizer, all in float64; and scalars, as arrays over the variables where these differ.
-            It returns a dict of numbers: further scalars for all variables, and the next values of
-            those slots.
+            optimizer, all in float64; and scalars, as arrays over the variables if these differ. It
+            returns a dict of numbers: further scalars for all variables, and the next values of the
+            slots per optimizer.
         passes: Steps before `update`, in order. A `Pass` computes values of each element, which
-            `update` takes after the gradient; a `Measure` computes a number of each row, column or
-            variable, which formulas read by name; a `Stage` changes such values with torch's
+            `update` takes after the gradient. A `Measure` computes a number of each row, column or
+            variable, which formulas read by name. A `Stage` changes these values with torch's
             functions on whole matrices. `measures` are computed after the passes, and may read
-            their values. Such a rule takes sparse gradients only if it is `whole`.
-        whole: Whether a sparse gradient is made dense first; repeated rows are added.
-        duplicates: What happens to a row that a sparse gradient names twice: "sum" adds its values
-            in order of appearance and updates once; "successive" updates once for each.
-        passes: What comes before `update`: each `Pass` makes values of each element, which `update`
-            is given after the gradient, each `Measure` a number of each row, column or variable,
-            which formulas ask for by name, and a `Stage` changes them with torch's functions over
-            whole matrices. `measures` are then taken after them, and see these values, too. Sparse
-            gradients are for such a rule if it is `whole`.
-        linear: Whether `update` is linear in variable, gradient and slots. Optimizers of Keras then
+            their values. A rule with passes takes sparse gradients only if it is `whole`.
+        whole: True makes a sparse gradient dense first; repeated rows are added.
+        duplicates: The update of a row that a sparse gradient has twice: "sum" adds the values in
+            order of appearance and updates once; "successive" updates once for each.
+        linear: True if `update` is linear in variable, gradient and slots. Optimizers of Keras then
             update complex variables, as pairs of real numbers.
         source: The paper, or the API and kernel that the formula transcribes.
         differs: What a user of `torch.optim` should know.
 
     Raises:
         RuleError: A field is of the wrong type, names are not unique, or a power is of no
-            hyperparameter. What the formulas say is checked by `check_rule`.
+            hyperparameter. The bodies of the formulas are checked by `check_rule`, not here.
     """
 
     name: str
@@ -333,7 +326,10 @@ class Rule:
                 )
 
     def _check_measures(self) -> None:
-        """Raise RuleError if `measures` is invalid or a scalar slot has no function."""
+        """Raise RuleError if `measures` is invalid, or a function for measures or slots is missing.
+
+        A `per_variable` without measures and scalar slots raises, too.
+        """
         if not isinstance(self.measures, Mapping) or not all(map(callable, self.measures.values())):
             raise RuleError(
                 f"measures of rule {self.name!r} must be a dict of functions, not"
@@ -431,7 +427,7 @@ class Rule:
     def reduces_variables(self) -> bool:
         """Return True if an update depends on a reduction over its variable's elements.
 
-        Sums that `per_optimizer` alone reads are over all variables.
+        Reductions that only `per_optimizer` reads do not count: they cover all variables.
         """
         if self._line_slots or any(
             not hasattr(rule_pass, "of_elements") for rule_pass in self.passes
@@ -476,7 +472,11 @@ class Rule:
 
     @lazy
     def numbers(self) -> tuple[Slot, ...]:
-        """Return the scalar slots that `prepare` reads and returns, with per-variable scalars."""
+        """Return the scalar slots that `prepare` reads and returns.
+
+        Slots that are also parameters of a `per_variable` function are left out, and so are slots
+        per optimizer. Without any `per_variable`, return all scalar slots of variables.
+        """
         slots = [slot for slot in self.scalar_slots if slot.per is None]
         if not slots or not self.all_levels:
             return tuple(slots)

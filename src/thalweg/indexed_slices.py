@@ -22,18 +22,18 @@ def assert_in_range(indices: torch.Tensor, rows: int) -> None:
 class IndexedSlices:
     """Rows of a dense tensor: row `indices[i]` has the value `values[i]`.
 
-    A row with repeated indices has the sum of its values; a row without an index is zero. Tensors
-    are not copied, and `values` and `indices` are never written to.
+    The values of repeated indices are added. A row without an index is zero. Tensors are not
+    copied, and `values` and `indices` are never written to.
 
     Args:
         values: A tensor of shape `(n, *row shape)`; other types are converted by `to_tensor`.
-        indices: int32 or int64, of shape (n,), on the same device. `check_range` and conversions
-            to dense tensors check their range; the constructor does not.
+        indices: int32 or int64, of shape (n,), on the device of `values`. The constructor does not
+            check their range; `check_range` and conversions to dense tensors do.
         dense_shape: Optional. Shape of the dense tensor: `(number of rows, *row shape)`.
 
     Raises:
         InvalidTypeError: The indices are not int32 or int64.
-        InvalidArgumentError: Shapes or devices do not fit together.
+        InvalidArgumentError: Shapes or devices do not match.
 
     Example:
         >>> slices = IndexedSlices([[1.0], [2.0], [4.0]], [3, 0, 3], dense_shape=(4, 1))
@@ -91,16 +91,16 @@ class IndexedSlices:
 
     @classmethod
     def from_sparse(cls, tensor: torch.Tensor) -> IndexedSlices:
-        """View torch's sparse gradient, as of `nn.Embedding(sparse=True)`, without a copy.
+        """Return slices over the memory of torch's sparse gradient, as of a sparse `nn.Embedding`.
 
         Args:
-            tensor: A COO tensor with one sparse dimension, coalesced or not. The order of its
-                entries and repeated rows are kept.
+            tensor: A COO tensor with one sparse dimension, coalesced or not. Repeated rows and the
+                order of entries are kept.
 
         Raises:
             InvalidTypeError: The tensor is not in COO layout.
-            InvalidArgumentError: It has several sparse dimensions.
-            LayoutError: The storage of its indices was cut.
+            InvalidArgumentError: The tensor has several sparse dimensions.
+            LayoutError: The storage of the indices was cut.
         """
         if tensor.layout != torch.sparse_coo:
             raise InvalidTypeError(f"expected a sparse COO tensor, not {tensor.layout}.")
@@ -130,13 +130,13 @@ class IndexedSlices:
     def check_range(self, rows: int, style: Literal["fused", "scatter"] = "scatter") -> None:
         """Raise InvalidArgumentError unless all indices are in [0, rows).
 
-        Indices on a GPU are checked there without synchronization. An index out of range fails an
-        assertion of the device, after which all CUDA calls fail, as with torch's functions.
+        On a GPU the check is asynchronous. A bad index then fails a device assertion, and all later
+        CUDA calls raise, as after a bad index in torch's functions.
 
         Args:
             rows: Number of rows of the variable.
-            style: Which of TensorFlow's two messages to give: that of the kernels which update
-                rows of slots and variable at once ("fused"), or that of scatter operations.
+            style: TensorFlow's message to use: "fused" for kernels that update slots and variable
+                together, "scatter" for scatter operations.
         """
         check_held(self.indices, "The indices of slices")
         if self.indices.is_cuda:
@@ -156,14 +156,14 @@ class IndexedSlices:
         raise InvalidArgumentError(f"indices[{offset}] = {index} is not in [0, {rows})")
 
     def deduplicated(self) -> IndexedSlices:
-        """Return slices with unique rows, in order of first appearance, and summed values.
+        """Return new slices with unique indices and the sum of the values of each index.
 
-        The sum starts at zero and adds in order of appearance, as TensorFlow does, in the dtype
-        of the values; float16 and bfloat16 are summed in float32 and rounded once. It is computed
-        on the CPU, wherever the values are, and is the same in every run.
+        Indices are in order of first appearance. Values are added to 0 in order of appearance, as
+        in TensorFlow. float16 and bfloat16 are summed in float32 and rounded once. The sum runs on
+        the CPU for every device.
 
         Returns:
-            Slices on the same device. They share no memory with these and carry no gradient.
+            Slices on the same device, without shared memory and without autograd.
         """
         check_held(self.indices, "The indices of slices")
         check_held(self.values, "The values of slices")
@@ -187,11 +187,10 @@ class IndexedSlices:
         return IndexedSlices(values_by_row, rows, self.dense_shape)
 
     def to_dense(self) -> torch.Tensor:
-        """Return a new tensor of the dense shape, in which repeated rows are summed like
-        `deduplicated`.
+        """Return a new dense tensor; values of repeated indices are summed as in `deduplicated`.
 
         Raises:
-            InvalidArgumentError: There is no `dense_shape`, or an index is outside it.
+            InvalidArgumentError: `dense_shape` is None, or an index is outside `dense_shape`.
         """
         shape = self._checked_shape()
         unique = self.deduplicated()
@@ -279,10 +278,12 @@ def whole(grad: torch.Tensor | IndexedSlices, var: torch.Tensor) -> torch.Tensor
 
 
 def table_of(params: object) -> Any:
-    """Return the table of a lookup, which TensorFlow also takes as a list of one.
+    """Return the table of an embedding lookup: `params`, or the element of a list of length 1.
+
+    The parts of a partitioned variable count as a list.
 
     Raises:
-        InvalidTypeError: It is a list of several, or of none.
+        InvalidTypeError: The list is empty or has several tables.
     """
     if hasattr(params, "partition_axes"):
         # TensorFlow looks up the parts of a partitioned variable as several tables.
@@ -299,21 +300,21 @@ def table_of(params: object) -> Any:
 
 
 def embedding_lookup(params: Any, ids: Any) -> torch.Tensor:
-    """Return the rows of `params` that `ids` names; the gradient of a variable is then
-    IndexedSlices.
+    """Return the rows of `params` with the indices `ids`.
 
-    What was computed from variables gets a dense gradient, as most of torch's functions need one.
+    The gradient of a variable is IndexedSlices. A tensor computed from variables gets a dense
+    gradient, which torch's functions need for `backward`.
 
     Args:
-        params: A tensor of shape `(rows, *row shape)`, or a list of one.
-        ids: int32 or int64, of any shape, as a tensor or what `to_tensor` takes.
+        params: A tensor of shape `(rows, *row shape)`, or a list of one tensor.
+        ids: int32 or int64 indices of any shape: a tensor, array, list or number.
 
     Returns:
         A tensor of shape `(*ids shape, *row shape)`.
 
     Raises:
         InvalidArgumentError: On the CPU, if an id is not in [0, rows).
-        InvalidTypeError: The ids are not int32 or int64, there are several tables, or something
+        InvalidTypeError: `ids` are not int32 or int64, `params` has several tables, or an argument
             belongs to a graph.
     """
     params = table_of(params)
@@ -358,7 +359,7 @@ def _refuse_symbol(argument: Any, name: str) -> None:
 def _sparse_tensor(
     indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int]
 ) -> torch.Tensor:
-    """Return a sparse COO tensor of unchecked `indices` on the device of `values`."""
+    """Return an unchecked COO tensor of dense shape `shape`, on the device of `values`."""
     return torch.sparse_coo_tensor(
         indices,
         values,
@@ -407,7 +408,7 @@ def _add_rows(sums: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
 
 
 class IndexedSlicesValue(NamedTuple):
-    """Result of a session for slices: NumPy arrays."""
+    """NumPy arrays that a session returns for IndexedSlices."""
 
     values: Any
     indices: Any
@@ -415,10 +416,11 @@ class IndexedSlicesValue(NamedTuple):
 
 
 def exported(value: object) -> Any:
-    """Return a copy of a value as sessions return it: a NumPy array or scalar.
+    """Return a NumPy copy of a tensor or IndexedSlices, as sessions return it.
 
-    A dtype that NumPy lacks is that of ml_dtypes, as in TensorFlow, or float32 or complex64 where
-    ml_dtypes has none or is not installed. A value that is not a tensor is returned as it is.
+    A tensor of shape () becomes a NumPy scalar, and IndexedSlices an `IndexedSlicesValue`. A sparse
+    tensor is cloned; an object of another type is returned itself. Instead of a dtype that NumPy
+    lacks, the array has a dtype of ml_dtypes, or else float32 or complex64.
     """
     if isinstance(value, IndexedSlices):
         shape = None if value.dense_shape is None else np.array(value.dense_shape, np.int64)

@@ -29,7 +29,7 @@ _UNTYPED = (int, float, list, tuple, range)
 
 
 class VariableSynchronization(enum.Enum):
-    """Times at which the copies of a variable on several replicas are synchronized."""
+    """Time of synchronization of a variable's copies on several replicas."""
 
     AUTO = 0
     NONE = 1
@@ -38,7 +38,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """Reductions of the copies of a variable on several replicas to one value."""
+    """Reduction of a variable's copies on several replicas to one value."""
 
     NONE = 0
     SUM = 1
@@ -62,7 +62,7 @@ def check_constraint(constraint: object) -> None:
 
 
 def as_dtype(dtype: object) -> torch.dtype:
-    """Return the torch dtype of a torch or NumPy dtype, or of a string such as "float32"."""
+    """Return the dtype of a torch or NumPy dtype, or of a name; raise InvalidTypeError if none."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
     if not name and not isinstance(dtype, torch.Tensor | list | tuple | dict):  # may be cut
         name = str(dtype)
@@ -80,19 +80,21 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def to_tensor(value: object, dtype: object = None) -> torch.Tensor:
-    """Convert to a tensor as TensorFlow does; tensors are returned unchanged, others are copied.
+    """Convert a value to a tensor with TensorFlow's dtypes.
+
+    A tensor is returned itself unless `dtype` differs; everything else is copied.
 
     Args:
         value: A tensor, a NumPy array, a number, or nested sequences of numbers. Python floats
-            become float32 and Python ints int32; arrays keep their dtype, bfloat16 of ml_dtypes,
-            too.
-        dtype: Optional. Converts, in one rounding from the number as it was written.
+            become float32 and Python ints int32. Arrays keep their dtype, including bfloat16 of
+            ml_dtypes.
+        dtype: Optional dtype of the result. Python numbers are rounded once, directly to it.
 
     Raises:
-        InvalidTypeError: `value` is not numeric, is ragged, or would lose its fraction or its
-            imaginary part by the conversion.
-        InvalidArgumentError: A Python int does not fit the dtype.
-        LayoutError: A tensor is to be converted whose storage was cut.
+        InvalidTypeError: `value` is not numeric or is ragged, or torch cannot cast it to `dtype`:
+            floats to integers, or complex to real numbers.
+        InvalidArgumentError: A Python int is out of the range of `dtype`.
+        LayoutError: `value` is a tensor with a cut storage and must be converted.
     """
     target_dtype = None if dtype is None else as_dtype(dtype)
     tensor = value if isinstance(value, torch.Tensor) else _from_numbers(value)
@@ -115,13 +117,13 @@ def to_tensor(value: object, dtype: object = None) -> torch.Tensor:
 
 
 def as_asked(value: object, dtype: object) -> torch.Tensor:
-    """Convert like `to_tensor`, and also arrays of floats to integers and bools.
+    """Convert like `to_tensor`, but also accept arrays of floats for integer and bool dtypes.
 
-    As in TensorFlow, fractions of arrays are truncated; those of Python numbers raise an error.
+    An array's fractions are truncated, as in TensorFlow. Python floats still raise an error.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: See `to_tensor`; an element of an array does not fit
-            the dtype.
+        InvalidTypeError: See `to_tensor`.
+        InvalidArgumentError: See `to_tensor`; or an array's element is out of the dtype's range.
     """
     target_dtype = None if dtype is None else as_dtype(dtype)
     is_array = isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f"
@@ -141,9 +143,9 @@ def as_asked(value: object, dtype: object) -> torch.Tensor:
 
 
 def as_operand(value: object, dtype: object) -> torch.Tensor:
-    """Return an array or a list beside a tensor of a dtype in an operator, in that dtype.
+    """Convert an operand of an operator to `dtype`, the dtype of the second operand.
 
-    As in TensorFlow, arrays of floats beside integers lose their fractions.
+    As in TensorFlow, an array of floats is truncated for an integer dtype.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: See `as_asked`.
@@ -176,14 +178,13 @@ def _full_name(name: str) -> str:
 
 
 def check_held(tensor: torch.Tensor, subject: str = "") -> None:
-    """Raise an error for a tensor whose storage was cut, since access would crash the process.
+    """Raise LayoutError if a tensor's storage is smaller than its elements need.
+
+    Reading a tensor with a cut storage would crash the process.
 
     Args:
-        tensor: Any tensor; those without strided memory are not checked.
-        subject: Subject of the message; the variable's name, or a tensor's shape, if empty.
-
-    Raises:
-        LayoutError: The storage is smaller than the tensor's elements.
+        tensor: Any tensor. Sparse and meta tensors are accepted without a check.
+        subject: Subject of the message. "" stands for the variable's name or the tensor's shape.
     """
     if torch.compiler.is_dynamo_compiling() or tensor.is_meta or tensor.layout != torch.strided:
         return
@@ -215,7 +216,7 @@ def check_number(tensor: torch.Tensor, subject: str = "") -> None:
 
 
 class Value(torch.Tensor):
-    """Value of a variable that NumPy can copy although autograd tracks the value.
+    """Snapshot of a variable that NumPy can copy although autograd tracks it.
 
     Results of operations are plain tensors.
     """
@@ -233,22 +234,22 @@ class Value(torch.Tensor):
 def numpy_copy(tensor: torch.Tensor) -> np.ndarray:
     """Return a copy of a tensor of any device as a NumPy array.
 
-    Torch makes the copy, because memory once shared with NumPy is marked as foreign for good.
+    Torch makes the copy, because torch marks memory that NumPy has shared for the rest of its life.
 
     Raises:
         TypeError: NumPy lacks the dtype.
-        LayoutError: Its storage was cut.
+        LayoutError: The tensor's storage was cut.
     """
     check_held(tensor)
     return tensor.detach().to("cpu", copy=True).resolve_conj().resolve_neg().numpy()
 
 
 def numpy_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return `numpy_copy` of a tensor, with the dtypes of ml_dtypes where NumPy has none.
+    """Return a NumPy copy of a tensor, with a dtype of ml_dtypes if NumPy lacks the dtype.
 
     Raises:
-        TypeError: Neither NumPy nor ml_dtypes, if it is installed, has the dtype.
-        LayoutError: The storage of the tensor was cut.
+        TypeError: NumPy lacks the dtype, and ml_dtypes lacks it or is not installed.
+        LayoutError: The tensor's storage was cut.
     """
     try:
         return numpy_copy(tensor)
@@ -268,25 +269,26 @@ def numpy_value(tensor: torch.Tensor) -> Any:
 class Variable(torch.nn.Parameter):
     """Tensor that training updates in place.
 
-    It is a leaf of torch's autograd and a parameter for `torch.nn.Module`. What is computed from
-    it is a plain `torch.Tensor`. Names are not made unique, as in TensorFlow's eager mode.
+    A variable is a leaf of torch's autograd and a parameter for `torch.nn.Module`. Results of
+    operations are plain `torch.Tensor`s. Names are not made unique, as in TensorFlow's eager mode.
 
     Args:
         initial_value: A number, nested list, NumPy array, tensor, variable, or a callable without
-            arguments that returns one. Always copied. Python floats become float32, Python ints
-            int32; arrays and tensors keep their dtype.
+            arguments that returns such a value. Always copied. Python floats become float32, Python
+            ints int32; arrays and tensors keep their dtype.
         name: Optional. "w" makes the name "w:0"; the default is "Variable:0".
-        trainable: Whether `minimize` without a list of variables includes it. Also decides
-            `requires_grad`, which integer and bool variables never have. With False, `minimize`
-            trains it where it is listed, as in TensorFlow; `requires_grad_(False)` freezes it.
+        trainable: True if `minimize` without a list of variables includes the variable. It also
+            sets `requires_grad`, except for integer and bool variables. If False, `minimize` still
+            trains the variable if listed, as in TensorFlow; `requires_grad_(False)` freezes it.
         constraint: Optional. A function that an optimizer applies to the variable after each
-            update; it returns a tensor of the same shape and dtype.
+            update; it returns a tensor of equal shape and dtype.
         dtype: Optional. Converts the initial value, see `as_asked`.
 
     Raises:
-        InvalidTypeError: The initial value is not numeric or sparse, or the name is not a string.
+        InvalidTypeError: The initial value is sparse or not numeric, or the name is not a string.
         LayoutError: The initial value is a tensor whose storage was cut.
-        InvalidArgumentError: A Python int does not fit the dtype, or the constraint is no function.
+        InvalidArgumentError: A Python int is out of the dtype's range, or the constraint is not
+            callable.
 
     Example:
         >>> w = Variable([1.0, 2.0], name="w")
@@ -294,10 +296,9 @@ class Variable(torch.nn.Parameter):
         <tf.Variable 'w:0' shape=(2,) dtype=float32, numpy=array([0.5, 1.5], dtype=float32)>
 
     Differs from:
-        torch.nn.Parameter: `numpy()`, `value()` and `read_value()` are snapshots that later
-        updates do not change, and operators take arrays and lists on either side, as in
-        TensorFlow. Operators of a tensor that was computed from a variable take arrays as
-        TensorFlow does where `thalweg.tf` is imported.
+        torch.nn.Parameter: `numpy()`, `value()` and `read_value()` return snapshots, which later
+        updates do not change. Operators accept arrays and lists on either side, as in TensorFlow.
+        Operators of tensors computed from a variable do so, too, after an import of `thalweg.tf`.
     """
 
     if TYPE_CHECKING:  # given by `tensorflow_names`, which needs variables
@@ -363,20 +364,20 @@ class Variable(torch.nn.Parameter):
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Replace all elements in place, unseen by autograd, and return the variable.
+        """Replace the variable's elements in place, without autograd, and return the variable.
 
-        A value of another allowed shape gives the variable new memory.
+        If the new shape differs, `data` becomes a copy of the value and `grad` becomes None.
 
         Args:
-            value: What `to_tensor` accepts, of exactly the variable's shape, or of one that fits
-                the `shape` that `tf.Variable` was given. A tensor must have the variable's dtype;
-                numbers, lists and arrays are converted.
-            use_locking, name, read_value: Accepted for compatibility.
+            value: A number, list, array or tensor. A tensor must have the variable's dtype; other
+                values are converted by `to_tensor`. The shape must be the variable's, or match the
+                partial `shape` passed to `tf.Variable`.
+            use_locking, name, read_value: Ignored; accepted for compatibility.
 
         Raises:
             InvalidArgumentError: The shapes differ.
             InvalidTypeError: The dtypes differ, or the value is not numeric.
-            LayoutError: The variable's storage was cut.
+            LayoutError: The storage of the variable or of the value was cut.
         """
         tensor = self._operand(value, getattr(self, "_takes", None))
         with no_grad():
@@ -393,7 +394,7 @@ class Variable(torch.nn.Parameter):
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Add to all elements in place; otherwise like `assign`."""
+        """Add `delta` to all elements in place and return the variable; see `assign`."""
         with no_grad():
             self.add_(self._operand(delta))
         return self
@@ -405,7 +406,7 @@ class Variable(torch.nn.Parameter):
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Subtract from all elements in place; otherwise like `assign`."""
+        """Subtract `delta` from the elements in place and return the variable; see `assign`."""
         with no_grad():
             self.sub_(self._operand(delta))
         return self
@@ -436,9 +437,9 @@ class Variable(torch.nn.Parameter):
     value = read_value
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Return a copy as a NumPy array, or as a NumPy scalar where the shape is ().
+        """Return a copy as a NumPy array, or as a NumPy scalar if the shape is ().
 
-        `force` is torch's and has no effect: devices and gradients are no obstacle either way.
+        `force` has no effect: variables on a device or with a gradient are always copied.
 
         Raises:
             InvalidTypeError: NumPy lacks the dtype (bfloat16, float8), and ml_dtypes is not
@@ -521,9 +522,10 @@ _COMPARISONS = ("lt", "le", "gt", "ge")
 
 
 def _taking_arrays(name: str, reflects: bool = False) -> Callable[[Variable, Any], Any]:
-    """Return an operator that also accepts arrays and lists, in the variable's dtype.
+    """Return an operator method that also accepts arrays and lists as the right operand.
 
-    Torch's operators pass arrays to NumPy, which loses gradients, or raise an error.
+    Arrays and lists are converted to the variable's dtype. `name` is "add" for `__add__`; with
+    `reflects` the method is `__radd__`.
     """
     torch_operator = getattr(torch.Tensor, f"__r{name}__" if reflects else f"__{name}__")
     forward = getattr(torch.Tensor, f"__{name}__")
@@ -561,11 +563,12 @@ def _build(
 
 
 class Moves:
-    """Counter of memory changes of variables, which a plan that holds addresses reads.
+    """Counter of memory changes of variables; a plan that holds addresses compares it.
 
     Attributes:
-        count: The number of assignments to `data` of one of the variables.
-        handed: The `id` of variables that callers have and may change in other ways.
+        count: The number of assignments to `data` of a variable that shares this counter.
+        handed: The `id` of each variable that a caller has received, and whose memory the caller
+            may replace uncounted.
     """
 
     __slots__ = ("count", "handed")
@@ -576,7 +579,7 @@ class Moves:
 
 
 class StateVariable(Variable):
-    """Variable of an optimizer's state, which may share a block of memory with others."""
+    """Variable of an optimizer's state, possibly a view of memory shared with other variables."""
 
     @property
     def moves(self) -> Moves:
@@ -632,9 +635,9 @@ def frozen_among(variables: Iterable[Any]) -> str:
 
 
 def tensor_of(x: object) -> Any:
-    """Return the parameter of a Keras variable on torch, with its name and constraint set.
+    """Return the parameter inside a Keras variable, after setting its name and constraint.
 
-    Other objects are returned unchanged.
+    Return any other object unchanged. `x` is a Keras variable if `x.value` is a Parameter.
     """
     if isinstance(x, torch.Tensor):
         return x
@@ -681,9 +684,9 @@ def variable_constraint(tensor: torch.Tensor) -> Constraint | None:
 def named_variables(
     pairs: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """Set the names of a module's parameters, or of tensors in pairs, and return the tensors.
+    """Set the name of each tensor for messages and checkpoints; return the tensors as a list.
 
-    A `Variable` keeps its name.
+    Takes a module, or pairs (name, tensor). A `Variable` keeps its name.
 
     Example:
         >>> weight, bias = named_variables(torch.nn.Linear(2, 1))

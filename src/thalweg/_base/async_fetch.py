@@ -15,10 +15,10 @@ def brought(tensors: Sequence[Tensor]) -> tuple[list[npt.NDArray[Any]], Callable
     """Copy tensors to the host asynchronously.
 
     Args:
-        tensors: Tensors of dtypes that NumPy has, on any devices.
+        tensors: Tensors on any devices, of dtypes that NumPy has.
 
     Returns:
-        An array for each tensor, and a function that waits until all arrays are filled.
+        A list of arrays, and a function that waits until all arrays are filled.
     """
     arrays: list[npt.NDArray[Any]] = []
     for tensor in tensors:

@@ -13,13 +13,13 @@ Formula = Callable[..., Any]
 
 
 class ComposedFormula:
-    """Pair of formulas; only engines can call it.
+    """Pair of formulas that only engines can call.
 
     Attributes:
         both: The formulas.
 
     Raises:
-        RuleError: One is not a function.
+        RuleError: A formula is not a function.
     """
 
     def __init__(self, first: Formula, second: Formula, name: str) -> None:
@@ -37,13 +37,13 @@ class ComposedFormula:
 
 @exported_from("thalweg.formula")
 class ChainedFormula(ComposedFormula):
-    """Formula followed by another one, which receives the variable of the first.
+    """Formula of a rule, followed by a second formula that receives the new variable.
 
     Args:
         first: A formula of a rule.
-        then: A formula. `(var, *, scalars) -> var` changes the variable;
-            `(var, value, *, scalars) -> value` computes the value of one further slot, the last,
-            and `-> (var, value)` both.
+        then: The second formula. `(var, *, scalars) -> var` changes the variable. `(var, value, *,
+            scalars) -> value` computes an additional slot, the last of the rule; with `-> (var,
+            value)` it does both.
     """
 
     def __init__(self, first: Formula | ChainedFormula, then: Formula) -> None:

@@ -27,10 +27,9 @@ _C: Any = torch._C
 
 
 class _Entering:
-    """Descriptor that returns the opening section as `__enter__`.
+    """Descriptor that returns a C function as `__enter__`.
 
-    `with` looks it up, and then calls it. A Python method would have instructions after the
-    section, where an interruption leaves the setting changed, but the block not entered.
+    A Python method could be interrupted after the setting has changed and before the block begins.
     """
 
     def __get__(self, block: ContextSetting | None, owner: object = None) -> object:
@@ -45,8 +44,8 @@ def _entered(block: ContextSetting) -> object:
 class ContextSetting(IOBase):
     """Context manager and decorator that opens and closes uninterruptibly, in C.
 
-    A block ends with a call of `IOBase.close`, from C. A Python method would have instructions
-    before its section, where an interruption leaves the block without closing it.
+    `__exit__` of `IOBase` calls `close` from C. A Python method could be interrupted before it
+    restores the setting.
 
     Args:
         prepare: Called at the start of a block. Returns the opening and closing calls: functions in
@@ -59,7 +58,7 @@ class ContextSetting(IOBase):
         self._value = value
 
     def opening(self) -> Call:
-        """Return a new section that opens one block."""
+        """Return a C function that opens one block and sets `self.close` to close that block."""
         opening, closing = self._prepare()
         closes = partial(setattr, self, "close", _make_section(closing))
         opens = _make_section([closes, *opening])
@@ -72,7 +71,7 @@ class ContextSetting(IOBase):
     __enter__: Any = _Entering()
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
-        """Return a function that executes each call in a block of its own."""
+        """Return a function that executes each call in a separate block."""
 
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -28,7 +28,7 @@ class _Transfer(NamedTuple):
     """Transfer of a counter's value to the host.
 
     Attributes:
-        version: The counter's version with this value; another version means a later write.
+        version: The counter's version with this value; a later write gives another version.
         address: The counter's address.
         numbers: Receives values in float64, which is exact up to 2^53.
         position: The index of the value in `numbers`.
@@ -47,11 +47,11 @@ _transfers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def number_of(counter: Tensor) -> Any:
-    """Return a tensor of shape () as a Python number.
+    """Return the number in a tensor of shape ().
 
-    A count of a device is known once the previous step is computed; no other synchronization is
-    needed. Other tensors are read by `item`. Writes that torch does not count, by `counter.data` or
-    a collective of `torch.distributed`, are not seen before the next step.
+    A counter's value that `moved` has sent to the host is awaited. Any other tensor is read by
+    `item`, which synchronizes. Writes that torch does not count, by `counter.data` or a collective
+    of `torch.distributed`, are not seen before the next step.
 
     Raises:
         LayoutError: The tensor has no memory.
@@ -78,9 +78,11 @@ def at(device: torch.device, counter: Tensor) -> Tensor:
 def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
     """Return C calls that update counters if the device applies the step.
 
+    The counters are moved to the device of `flag` now.
+
     Args:
-        moves: Counters, each with a factor or None.
-        flag: A bool of shape ().
+        moves: Pairs (counter, factor); None as factor adds 1.
+        flag: A bool tensor of shape (), True if the step is applied.
     """
     if not moves:
         return []

@@ -8,14 +8,13 @@ from torch import Tensor
 
 
 def as_divisor(value: Any, tensor: Any) -> Any:
-    """Return the divisor `value` in the form that is to divide `tensor`.
+    """Return `value` in a form that divides `tensor` with equal bits on every device.
 
-    On a GPU torch multiplies by the inverse of a Python number instead of dividing by it.
+    On a GPU torch multiplies by the inverse of a Python number instead of dividing.
 
     Returns:
-        A tensor of shape () on the device of `tensor` if `value` is a number and `tensor` a tensor.
-        Otherwise `value` itself: it is a tensor, or `tensor` is a symbol of a traced number, which
-        native code divides by numbers.
+        A tensor of shape () if `value` is a number and `tensor` a tensor, on its device. Otherwise
+        `value` itself: it is a tensor, or `tensor` is a traced symbol, which native code divides.
     """
     if isinstance(value, Tensor) or not isinstance(tensor, Tensor):
         return value

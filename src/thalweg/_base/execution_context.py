@@ -19,7 +19,7 @@ from thalweg.variable import Variable
 
 
 class Symbolic:
-    """Base class of graph tensors, variables and slices, which have values in session runs only."""
+    """Base class of graph tensors, variables and slices; only session runs have their values."""
 
     __slots__ = ()
 
@@ -42,12 +42,13 @@ class SymbolicVariable(Symbolic):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> Any:
-        """Return a new variable of the same graph that is not trained.
+        """Return a new untrained variable in the graph of this variable.
 
         Args:
-            initial: Called when a session initializes the variable; may use `resolve`.
+            initial: Called when a session initializes the variable; returns its value. May use
+                `resolve`.
             name: The full name, outside of all name scopes; made unique.
-            dtype, shape: Those of the new variable; this variable's if None.
+            dtype, shape: The new variable's; None for this variable's.
         """
         raise NotImplementedError
 
@@ -106,7 +107,7 @@ class TensorReference:
 
 
 class _Thread(threading.local):
-    """Context stacks of one thread, innermost last."""
+    """Stacks of graphs, sessions, runs and strategies of one thread, innermost last."""
 
     def __init__(self) -> None:
         self.graphs: list[Any] = []
@@ -125,10 +126,10 @@ class _Process:
     """State that all threads share.
 
     Attributes:
-        eager: Whether calls compute at once outside of any graph.
-        is_mode_fixed: Whether the mode was set, or reported as eager to a caller.
-        resource_variables: Whether graph variables are resource variables by default.
-        default_graph: Returns the graph that calls add to, or None as long as there are no graphs.
+        eager: True if calls compute at once outside of any graph.
+        is_mode_fixed: True after the mode was set, or reported as eager to a caller.
+        resource_variables: True if graph variables are resource variables by default.
+        default_graph: Returns the graph that calls add to; None if no graph exists.
     """
 
     def __init__(self) -> None:
@@ -144,9 +145,9 @@ process = _Process()
 def executing_eagerly() -> bool:
     """Return True if calls compute at once; False if they add nodes to a graph.
 
-    True inside a running node, whose calls run eagerly. Outside of any graph the call fixes the
-    mode, as its caller relies on it: a program can switch to graphs only before the first such
-    call.
+    Return True inside a running node, whose calls run eagerly. Outside of any graph, this call
+    fixes the mode: the program can no longer switch to graphs, because the caller relies on the
+    result.
     """
     if thread.frames or thread.eager_blocks:
         return True
@@ -203,12 +204,12 @@ def graph_of(*parts: object) -> Any:
 def resolve(x: object) -> Any:
     """Return the session's value of `x` inside a running node; otherwise `x` itself.
 
-    A graph variable becomes the session's own leaf tensor, a symbolic tensor its value. A value
-    that the run has not computed, or has let go, is computed now, from the run's feeds.
+    A graph variable becomes the session's own leaf tensor, and a symbolic tensor its value. A value
+    that the run has not computed, or has dropped, is computed now, from the run's feeds.
 
     Raises:
-        FailedPreconditionError: A variable is not initialized, or computing the value would
-            update variables.
+        FailedPreconditionError: A variable is not initialized, or computing the value would update
+            variables.
     """
     return thread.frames[-1].resolve(x) if thread.frames else x
 

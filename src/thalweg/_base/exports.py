@@ -9,10 +9,10 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def exported_from(module: str) -> Callable[[T], T]:
-    """Return a decorator that sets `__module__` to the public module that offers the name.
+    """Return a decorator that sets an object's `__module__` to a public module.
 
     Documentation and pickles then name the public module. Place it above `dataclass`, which looks
-    up annotations in the module that defines the class.
+    up annotations in the defining module.
     """
 
     def set_module(public: T) -> T:

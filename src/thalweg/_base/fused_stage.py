@@ -20,23 +20,21 @@ from thalweg.errors import RuleError
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class FusedStage(Stage):
-    """Stage over rows and columns that is a formula without torch functions.
+    """Stage over rows and columns, written as a formula without torch functions.
 
-    On the CPU kernels compute it, with all measures before it, within the sweep, where matrices
-    have few rows and columns, such as those of convolutions: they keep as many numbers of rows and
-    columns as elements. Of large matrices NumPy computes it, and on a GPU torch's functions do. The
-    bits are the same.
+    On the CPU, kernels compute the stage and the measures before it for small matrices, such as
+    convolution kernels, in one pass over memory. NumPy computes it for large matrices, and torch on
+    a GPU, with equal bits.
 
     Args:
-        function: A formula, `(*, names...) -> values`, in float64 or `like_update`, of what a
-            matrix has of rows and columns: of measures of "row" and "column", slots per="row" and
-            per="column", and scalars. `mean_over_rows` and `mean_over_columns` make one number of
-            those of a matrix. It has neither `exp`, `log` nor `power`, whose last bits are other
-            ones in torch.
-        makes: The names of the values, from those that the function receives.
+        function: A formula `(*, names...) -> values`, in float64 or `like_update`. It receives
+            measures of "row" and "column", slots with per="row" and per="column", and scalars.
+            `mean_over_rows` and `mean_over_columns` average over a matrix. `exp`, `log` and `power`
+            are not allowed, because their last bits differ in torch.
+        makes: The names of the values, from the names that the function receives.
 
     Raises:
-        RuleError: The function cannot be called, or a name is no text.
+        RuleError: The function cannot be called, or a name is not a string.
     """
 
     makes: tuple[str, ...] = ()
@@ -76,7 +74,7 @@ def mean_over_columns(values: Any) -> Any:
 
 
 def _mean_over(values: Any, dim: int) -> Any:
-    """Return the mean over a negative dimension of a tensor or an array, which stays unchanged."""
+    """Return the mean over a negative dimension of a tensor or array, with size 1 there."""
     dim += values.ndim
     count = values.shape[dim]
     if isinstance(values, Tensor):

@@ -22,10 +22,10 @@ UPPER_PACKAGES: dict[str, Callable[[], Any]] = {}
 
 
 class lazy(Generic[T]):
-    """Attribute like `functools.cached_property`, without a lock: two threads may both compute it.
+    """Attribute like `functools.cached_property`, without a lock: two threads may compute it.
 
     Args:
-        function: Computes the value.
+        function: `function(instance)` returns the value.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:
@@ -47,18 +47,17 @@ class lazy(Generic[T]):
 def offered(
     module_name: str, modules: Mapping[str, str], name: str, package: str | None = None
 ) -> Any:
-    """Import and return a name that a module offers; for the module's `__getattr__`.
+    """Import and return an attribute of a submodule, for a module's `__getattr__`; cache it.
 
     Args:
         module_name: The name of the module.
-        modules: The submodule of each name, as `module:attribute` if the attribute's name differs.
-            These submodules must not access such a name at import: another thread may hold
-            `importing`, and wait for that module.
-        name: The name; submodules of the package are offered, too.
+        modules: {attribute: submodule}, or `submodule:name` if the names differ. A submodule must
+            not access such an attribute at import: another thread may hold `importing`, and wait.
+        name: The attribute, or the name of a submodule of the package.
         package: Optional. The package of the submodules; the module by default.
 
     Raises:
-        AttributeError: The module does not offer the name.
+        AttributeError: `name` is neither in `modules` nor a submodule.
     """
     package = package or module_name
     if name not in modules:
@@ -75,13 +74,13 @@ def offered(
 def offering(
     module_name: str, modules: Mapping[str, str], lists: Mapping[str, Iterable[str]], kind: type[T]
 ) -> tuple[Callable[[str], T], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package that offers names and tuples of them.
+    """Return `__getattr__` and `__dir__` of a package with lazily imported attributes.
 
     Args:
         module_name: The name of the package, whose `__all__` contains all names.
         modules: As for `offered`.
-        lists: The names in each tuple.
-        kind: The type of a name for type checkers.
+        lists: {attribute: names}: this attribute is a tuple of the objects with these names.
+        kind: The type of an attribute for type checkers.
     """
 
     def get(name: str) -> Any:

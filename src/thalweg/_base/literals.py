@@ -16,7 +16,10 @@ def names_file(text: str) -> bool:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Return the stripped parts between commas that are outside of brackets and quotes."""
+    """Split a text at commas outside of brackets and quotes; return the stripped pieces.
+
+    Empty pieces are left out.
+    """
     pieces, depth, quote = [""], 0, ""
     for character in text:
         if quote:

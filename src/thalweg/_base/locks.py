@@ -32,8 +32,7 @@ _excused: set[int] = set()
 class Lock(_RLock):
     """Reentrant lock that a fork does not leave locked.
 
-    It is acquired and released in C, as `threading.RLock` is, so that no interruption comes
-    between.
+    It is acquired and released in C, so that no interruption comes between.
     """
 
     def __init__(self) -> None:
@@ -45,7 +44,7 @@ class Lock(_RLock):
         return self._is_owned()
 
     def is_abandoned(self) -> bool:
-        """Return True in a new child process if a thread of the parent holds the lock."""
+        """Return True in a new child process if another thread of the parent held the lock."""
         if self._is_owned():
             # The thread that forked holds the lock.
             return False
@@ -60,7 +59,7 @@ class Lock(_RLock):
 
 
 class Awaited(Lock):
-    """Lock that a fork waits for.
+    """Lock that a fork waits to acquire.
 
     It guards work that a child cannot resume: an import, or the internals of a compiler.
     """
@@ -73,11 +72,11 @@ importing = Awaited()
 class Guard(Lock):
     """Lock of an object with state, held for each access to the state.
 
-    If another thread holds it during a fork, the object's `_lock` in the child is a `Mark` instead.
+    If another thread holds it during a fork, the child replaces the object's `_lock` by a `Mark`.
 
     Args:
         owner: The object, which has this lock as its attribute `_lock`.
-        forget: Optional. Called with the object in such a child, to drop caches of the lost thread.
+        forget: Optional. `forget(owner)` is called in the child to drop caches of the lost thread.
     """
 
     def __init__(self, owner: Any, forget: Callable[[Any], object] | None = None) -> None:
@@ -93,10 +92,9 @@ class Guard(Lock):
         """Record that all guarded state is complete."""
 
     def _renew(self) -> None:
-        """Reset a lock that the fork left locked.
+        """Unlock a lock that the fork left locked, and call `forget`.
 
-        The owner's lock becomes a `Mark` if the thread that held the lock may have left the owner's
-        state half written.
+        The owner's lock becomes a `Mark`, unless `excuse` was called for the thread that held it.
         """
         if not self.is_abandoned():
             return
@@ -112,7 +110,7 @@ class Guard(Lock):
 
 
 class Mark(Guard):
-    """Substitute for the `Guard` of an object with incomplete state; raises when entered."""
+    """Replacement of the `Guard` of an object with incomplete state; raises when entered."""
 
     def __init__(self, guard: Guard, owner: Any) -> None:
         super().__init__(owner)

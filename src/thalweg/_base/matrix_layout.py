@@ -17,12 +17,12 @@ Blocks = int | tuple[int, ...]
 
 
 class Pieces(NamedTuple):
-    """Place of a block on one axis of a parameter.
+    """Position of a block on an axis of a parameter: equally spaced pieces of consecutive indices.
 
     Attributes:
         first: The first index.
         size: The number of consecutive indices in each piece.
-        repeats: The number of pieces, which are equally spaced and divide the axis evenly.
+        repeats: The number of pieces, which divide the axis evenly.
     """
 
     first: int
@@ -31,11 +31,11 @@ class Pieces(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Place of one matrix in a matrix of the batch of a parameter.
+    """Position of one of the matrices that a parameter holds.
 
     Attributes:
         rows, columns: The rows and columns of the stored parameter.
-        shape: The rows and columns of the matrix as rules receive it, after a transposition.
+        shape: (rows, columns) of the matrix as rules receive it, after a transposition.
     """
 
     rows: Pieces
@@ -46,23 +46,23 @@ class Block(NamedTuple):
 @exported_from("thalweg.optim")
 @dataclass(frozen=True)
 class MatrixLayout:
-    """The matrices that a parameter holds. Each is updated like a parameter of its own.
+    """Matrices that a parameter holds. Each matrix is updated like a separate parameter.
 
-    Sizes are those of the parameter as it is stored: `rows` divide its dimension before the last,
-    `columns` its last one. A parameter with more than `batch + 2` dimensions is a matrix of its
-    first dimension after the batch and all others.
+    Sizes refer to the stored parameter: `rows` divide its second-last dimension, `columns` its
+    last. With more than `batch + 2` dimensions, all dimensions after the rows are joined to
+    columns.
 
     Args:
-        batch: The number of leading dimensions, such as that of experts, at each index of which
-            there is a matrix, or a set of blocks.
+        batch: The number of leading dimensions, such as experts, over which matrices are
+            independent.
         rows: The number of equal blocks of rows, or the number of rows in each block, such as
             `(256, 64, 64)` for queries, keys and values.
-        columns: The same for columns.
-        interleaved: True if the blocks alternate: sizes in `rows` or `columns` are then those of
-            pieces, and repeat until the dimension ends. Block i is made of all pieces i. A number
-            of blocks means pieces of one row or column.
-        transposed: True if matrices are stored with a row for each input, as `Conv1D` of
-            transformers does. Rules receive them with a row for each output.
+        columns: The number of equal blocks of columns, or the number of columns in each block.
+        interleaved: True if blocks alternate. Sizes in `rows` or `columns` are then sizes of
+            pieces, which repeat until the dimension ends. Block i consists of all pieces i. A
+            number of blocks means pieces of one row or column.
+        transposed: True if matrices have a row for each input, as in `Conv1D` of transformers.
+            Rules receive them with a row for each output.
 
     Raises:
         InvalidArgumentError: A value is invalid.
@@ -96,7 +96,7 @@ class MatrixLayout:
             raise InvalidArgumentError("A matrix layout is interleaved and has one block.")
 
     def __str__(self) -> str:
-        """Return the layout as text, which `parse` reads."""
+        """Return the layout as a text that `parse` accepts."""
         clauses: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -145,7 +145,7 @@ class MatrixLayout:
         return (*(1,) * self.batch, *matrix_shape)
 
     def matrix_sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """Return the matrices in the batch, their rows and their columns, for a parameter's shape.
+        """Return (number of matrices in the batch, rows, columns) for a parameter's shape.
 
         Raises:
             InvalidArgumentError: The shape has fewer than `batch + 2` dimensions.
@@ -159,7 +159,7 @@ class MatrixLayout:
         return prod(shape[: self.batch]), rows, prod(other_sizes)
 
     def blocks(self, shape: Sequence[int]) -> tuple[Block, ...]:
-        """Return the blocks of each matrix of the batch, row blocks before column blocks.
+        """Return the blocks of one matrix of the batch, row by row.
 
         Raises:
             InvalidArgumentError: The blocks do not add up to the sizes of the shape.
@@ -168,10 +168,10 @@ class MatrixLayout:
 
 
 def as_layout(option: Any, name: str = "layout") -> MatrixLayout | None:
-    """Return an option as a layout: a `MatrixLayout`, its text, or None for none.
+    """Return a `MatrixLayout` itself, or the layout that a text describes; None for None.
 
     Raises:
-        InvalidArgumentError: The option is none of these.
+        InvalidArgumentError: The option is something else.
     """
     if option is None or isinstance(option, MatrixLayout):
         return option
@@ -194,7 +194,10 @@ def layout_text(option: Any) -> str | None:
 
 
 def _check_blocks(axis: str, blocks: Any) -> Blocks:
-    """Return an int or a list or tuple of at least two positive sizes as an int or a tuple."""
+    """Return an int itself, or a list or tuple of ints as a tuple.
+
+    Raise InvalidArgumentError for numbers below 1, fewer than two sizes, and other types.
+    """
     is_sequence = isinstance(blocks, list | tuple)
     sizes = tuple(cast("Sequence[Any]", blocks)) if is_sequence else (blocks,)
     if len(sizes) == is_sequence or not all(type(size) is int and size > 0 for size in sizes):
@@ -216,7 +219,7 @@ def _make_layout_error(text: str) -> InvalidArgumentError:
 def _cut_blocks(
     layout: MatrixLayout, rows: int, columns: int, shape: tuple[int, ...]
 ) -> tuple[Block, ...]:
-    """Return the blocks of a matrix with so many rows and columns; `shape` is for messages."""
+    """Return the blocks of a matrix of shape (rows, columns); `shape` is for messages."""
     blocks: list[Block] = []
     for row_pieces in _cut_axis(layout, "rows", rows, shape):
         for column_pieces in _cut_axis(layout, "columns", columns, shape):
@@ -228,7 +231,10 @@ def _cut_blocks(
 
 
 def _cut_axis(layout: MatrixLayout, axis: str, size: int, shape: tuple[int, ...]) -> list[Pieces]:
-    """Return the place of each block on an axis."""
+    """Return the position of each block on an axis of length `size`.
+
+    Raise InvalidArgumentError if the blocks do not add up to `size`; `shape` is for the message.
+    """
     blocks: Blocks = getattr(layout, axis)
     is_interleaved = layout.interleaved and blocks != 1
     if isinstance(blocks, int):

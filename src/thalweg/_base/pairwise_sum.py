@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 def pairs_of(partial: Any, dim: int) -> list[tuple[Any, Any]]:
-    """Return pairs of views: neighbours along a dimension, then their sums, and so on.
+    """Return pairs of views for `join_pairs`: neighbours along a dimension, then their sums, etc.
 
     Args:
         partial: A tensor or an array.
-        dim: The dimension.
+        dim: The dimension, not negative.
     """
     pairs: list[tuple[Any, Any]] = []
     count, step, leading = partial.shape[dim], 1, (slice(None),) * dim
@@ -27,12 +27,12 @@ def pairs_of(partial: Any, dim: int) -> list[tuple[Any, Any]]:
 
 
 def join_pairs(pairs: Sequence[tuple[Any, Any]], reduce: str, flush: bool = False) -> None:
-    """Reduce all elements into the first one; the others are overwritten.
+    """Reduce all elements along a dimension into the first element; overwrite the rest.
 
     Args:
-        pairs: From `pairs_of`.
+        pairs: The result of `pairs_of`.
         reduce: "sum", or for tensors "largest".
-        flush: Whether denormals are set to zero, regardless of the device and its flags.
+        flush: True sets denormals to zero, regardless of the device and its flags.
     """
     for lower, upper in pairs:
         if reduce == "sum":

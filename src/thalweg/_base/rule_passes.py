@@ -28,10 +28,10 @@ class Pass:
     Args:
         function: A formula like `update`, `(var, grad, *made, *slots, *, scalars...) -> value`, or
             several values; `made` are the values of earlier passes.
-        makes: The name of each value; values have the type of the arithmetic.
+        makes: The name of each value; values have the compute dtype.
 
     Raises:
-        RuleError: The function cannot be called, or a name is not text.
+        RuleError: The function cannot be called, or a name is not a string.
     """
 
     function: Callable[..., Any]
@@ -55,14 +55,14 @@ class Pass:
 class Measure:
     """Reduction over each row, column or variable in one pass over the elements.
 
-    Measures that follow one another share their sweep.
+    Consecutive measures share a pass over memory.
 
     Args:
         function: A formula, `(var, grad, *made, *slots, *, scalars...) -> value`, in float64, or
             `like_update`.
         makes: The name of the result. Later stages receive it as a float64 tensor; later formulas
-            like a scalar, in the type of the arithmetic.
-        over: The elements of one result: each "row" or "column" of the last two dimensions of a
+            like a scalar, in the compute dtype.
+        over: The elements of one result: a "row" or "column" of the last two dimensions of a
             variable, or the "variable".
         reduce: "sum", or "largest", which is NaN if an element is NaN.
 
@@ -96,11 +96,11 @@ class Level:
     """Measures of variables that depend on the scalars of earlier measures.
 
     Args:
-        measures: Functions by name, like those of a rule.
-        per_variable: Optional. A function like that of a rule.
+        measures: {name: formula}, as `measures` of a rule.
+        per_variable: Optional. A function, as `per_variable` of a rule.
 
     Raises:
-        RuleError: One is not a function.
+        RuleError: A measure or `per_variable` is not a function.
     """
 
     measures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -120,26 +120,27 @@ class Stage:
     """Torch functions over full matrices, between two passes of a step.
 
     Args:
-        function: Called with what it asks for by name: what passes have made, as tensors of shape
-            (batch, rows, columns), matrices of one shape in one batch; slots with a shape, as
-            `(batch, *shape)`; scalars, as numbers, or as tensors of shape (batch, 1, 1)
-            where variables differ. Returns a dict of what becomes of some of the first two, of the
-            same shapes. It writes to none of them.
+        function: Called with the arguments that it names: values of passes, as tensors of shape
+            (batch, rows, columns) with matrices of one shape; slots with a shape, as `(batch,
+            *shape)`; scalars, as numbers, or as tensors of shape (batch, 1, 1) if variables differ.
+            Returns {name: new value} for some of the values and slots, of equal shapes. It must not
+            write to its arguments.
 
-            In a rule with a `Measure` everything has four dimensions: what is of elements
-            (batch, matrices, rows, columns), of rows (batch, matrices, rows, 1), of columns (batch,
-            matrices, 1, columns), and of variables (batch, 1, 1, 1), where a variable of shape
-            (..., rows, columns) is so many matrices. It may ask for `row_count`, `column_count` and
-            `element_count`, too, which are those of a matrix and of the variable.
-        every: It is called in each step whose number is 1, 1 + every, ...
+            In a rule with a `Measure` all tensors have four dimensions: of elements (batch,
+            matrices, rows, columns), of rows (batch, matrices, rows, 1), of columns (batch,
+            matrices, 1, columns), of variables (batch, 1, 1, 1). A variable of shape (..., rows,
+            columns) has `matrices` matrices. Further arguments are `row_count` and `column_count`
+            of a matrix, and `element_count` of the variable.
+        every: The function is called in steps 1, 1 + every, 1 + 2 * every, ...
         heads: Short for a layout of equal blocks of rows, `MatrixLayout(rows=heads)`.
-        of_matrices: Whether it sees matrices, (batch, rows, columns), in a rule with a `Measure`,
-            too, by which such a rule may wrap another one. It asks for no measures then.
+        of_matrices: True if the function receives (batch, rows, columns) in a rule with a
+            `Measure`, too, and no measures. Such a rule may wrap another rule.
         layout: The matrices that each variable holds, an `optim.MatrixLayout` or its text. A slot
-            has the shape of each matrix, and all of a variable are one tensor: one below the other
-            if they differ in rows alone, else flat. None means one matrix of the first dimension
-            and all others; variables of three dimensions then raise an error, because they may be
-            stacks of matrices. After `__post_init__`, the layout of `heads` is here, too.
+            has the shape of each matrix. The slots of a variable's matrices are one tensor, stacked
+            as rows if the matrices differ only in row counts, else flat. None is one matrix of the
+            first dimension and all further dimensions. It rejects variables of three dimensions,
+            which may be stacks of matrices. After `__post_init__`, the layout of `heads` is here,
+            too.
         seed: The seed of the input `random`, an integer from 0 to 2**48 - 1. The methods
             `random.normal(*shape)` and `random.uniform(*shape)` return tensors `(batch, *shape)`.
 
@@ -198,7 +199,7 @@ def slots_with_layout(rule: Any) -> tuple[Any, ...]:
 
 
 def check_passes(rule: Any) -> None:
-    """Raise unless the passes are valid and compatible with the rest of the rule.
+    """Raise an error unless the passes are valid and compatible with the rest of the rule.
 
     Raises:
         RuleError: Names the rule, and what is wrong.
@@ -226,7 +227,10 @@ def check_passes(rule: Any) -> None:
 
 
 def _check_layouts(rule: Any, stages: Sequence[Stage]) -> None:
-    """Raise RuleError unless the stages of a rule see the same matrices."""
+    """Raise RuleError unless all stages of a rule have one matrix layout.
+
+    A rule over rows and columns must have no layout and no slots with a shape.
+    """
     line_stages = [stage for stage in stages if not stage.of_matrices]
     has_layout = any(stage.layout not in (None, ONE_MATRIX) for stage in line_stages)
     is_shaped = len(line_stages) == len(stages) and any(slot.shape for slot in rule.slots)

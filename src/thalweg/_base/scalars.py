@@ -31,8 +31,8 @@ _TINY_FLOAT32 = _TINY[np.float32]
 def scalar_type(value: object) -> ScalarType:
     """Return the type in which TensorFlow computes with `value`.
 
-    float64 for a NumPy scalar, array or tensor of float64; float32 for all else, Python floats
-    included.
+    It is numpy.float64 for a NumPy scalar, array or tensor of float64. It is numpy.float32 for
+    everything else, also for Python floats.
     """
     if type(value) is float:
         return np.float32
@@ -44,8 +44,7 @@ def scalar_type(value: object) -> ScalarType:
 def as_scalar(value: Number, dtype: ScalarType) -> Any:
     """Convert like `tf.cast(value, dtype)`: a Python float is rounded to float32 first.
 
-    Values that carry a type (NumPy scalars, tensors with one element) and integers are converted
-    directly.
+    Integers, NumPy scalars and tensors with one element are converted directly.
 
     Example:
         >>> as_scalar(0.1, np.float64)
@@ -60,7 +59,7 @@ def as_scalar(value: Number, dtype: ScalarType) -> Any:
 
 
 def as_operand(value: Number, dtype: ScalarType) -> Any:
-    """Convert like TensorFlow converts the other operand of `tensor * value`: with one rounding.
+    """Convert a number to `dtype` with one rounding, as TensorFlow converts an operand.
 
     Example:
         >>> as_operand(0.1, np.float64)
@@ -101,7 +100,7 @@ POWF, _EXPF, _LOGF, _COSF = (
 
 
 def power(x: Scalar, y: Scalar) -> Any:
-    """Return `x` to the power of `y`; results below the normal numbers are 0, as in TensorFlow.
+    """Return `x` to the power of `y`; a denormal result becomes 0, as in TensorFlow.
 
     Example:
         >>> power(np.float32(0.9), np.float32(2))
@@ -122,7 +121,7 @@ def power(x: Scalar, y: Scalar) -> Any:
 
 
 def product(x: Scalar, y: Scalar) -> Any:
-    """Return `x` times `y`, both of one type; results below the normal numbers are 0.
+    """Return `x` times `y`, both of one type; a denormal result becomes 0.
 
     Example:
         >>> product(np.float32(1e-30), np.float32(1e-9))
@@ -135,12 +134,12 @@ def product(x: Scalar, y: Scalar) -> Any:
 def _evaluate(
     c_function: Callable[..., float] | None, function: Any, ufunc: Any, x: Scalar
 ) -> object:
-    """Return the value of a function of one number, in the type of the number.
+    """Return a function's value at `x`, in the type of `x`.
 
     Args:
-        c_function: The function of C for float32, if there is one.
-        function: The function of Python.
-        ufunc: The function of NumPy, which has a value where Python's raises an error.
+        c_function: The C library's float32 function, or None.
+        function: Python's function, for float64 or without a C function.
+        ufunc: NumPy's function, whose value replaces an error of Python's.
     """
     if type(x) is np.float32 and c_function is not None:
         return np.float32(c_function(x))
@@ -177,7 +176,10 @@ def reciprocal(constant: Any) -> Any:
 
 
 def raised(base: Any, exponent: float) -> Any:
-    """Return `base` to the power of a constant, in its dtype: float16, float32 or float64."""
+    """Return `base` to a constant power, with the bits of TensorFlow's optimized graphs.
+
+    The result has the dtype of `base`: float16, float32 or float64.
+    """
     dtype = type(base)
     if exponent == 2:
         return base * base

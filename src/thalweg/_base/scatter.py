@@ -15,18 +15,18 @@ _OPERATORS = {"mul": torch.mul, "div": torch.div, "min": torch.minimum, "max": t
 
 @no_grad()
 def scatter(var: torch.Tensor, indices: object, updates: object, update: str) -> None:
-    """Update the rows of `var` at `indices`, one after the other.
+    """Update the rows of `var` at `indices` in place, in the order of `indices`.
 
     Args:
-        var: A tensor of shape (rows, *row shape), written in place.
-        indices: int32 or int64, of any shape; a row may be named twice.
+        var: A tensor of shape (rows, *row shape).
+        indices: int32 or int64, of any shape; a row may occur several times.
         updates: A tensor of shape (*indices shape, *row shape), or one that broadcasts to it.
-        update: One of `UPDATES`; "update" sets the row to the last value for it.
+        update: An element of `UPDATES`; "update" sets a row to its last value.
 
     Raises:
         InvalidArgumentError: An index is not in [0, rows), or the shapes do not match; `var` is
             unchanged.
-        LayoutError: One of the tensors has no memory.
+        LayoutError: A tensor has no memory.
     """
     check_held(var)
     index, update_values = to_tensor(indices), to_tensor(updates, var.dtype)

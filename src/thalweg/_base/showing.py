@@ -36,9 +36,10 @@ def holds_elements(tensor: Tensor) -> bool:
 
 
 def show_value(value: object) -> str:
-    """Return a value as a message prints it, on one line of at most 80 characters.
+    """Return the `repr` of a value for a message, on one line of at most 80 characters.
 
-    Values of tensors are printed only where they can be read: those inside of other objects, too.
+    A tensor whose elements cannot be read is described by type, shape and dtype, also inside of
+    other objects.
     """
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"
@@ -51,7 +52,7 @@ def show_value(value: object) -> str:
 
 
 class Describing(TorchFunctionMode):
-    """A block in which `repr` describes tensors whose elements cannot be read."""
+    """Block in which `repr` describes tensors whose elements cannot be read."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -64,7 +65,7 @@ class Describing(TorchFunctionMode):
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Return True if a tensor is small, and its elements are in memory."""
+    """Return True if a tensor has at most 1,000 elements, all in memory, or is a meta tensor."""
     # The elements of a class with a dispatch of its own are elsewhere.
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # pyright: ignore
         return False

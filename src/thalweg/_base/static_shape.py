@@ -25,7 +25,7 @@ class Dimension(int):
 
 
 class UnknownDimension:
-    """Size that is known only in a run: its `value` is None, and arithmetic returns itself."""
+    """Size that only a run knows: its `value` is None, and arithmetic returns the size itself."""
 
     __slots__ = ()
 
@@ -60,9 +60,9 @@ def _sizes(shape: Iterable[object]) -> list[Any]:
 
 
 class Shape(tuple[int | None, ...]):
-    """Static shape: a tuple of sizes, None where a size is known only in a run.
+    """Static shape: a tuple of sizes, None for a size that only a run knows.
 
-    `Shape(None)` is `UNKNOWN`, where not even their number is known.
+    `Shape(None)` is `UNKNOWN`, a shape with an unknown number of sizes.
     """
 
     __slots__ = ()
@@ -173,7 +173,7 @@ class Shape(tuple[int | None, ...]):
 
 
 class DimensionShape(Shape):
-    """Shape that `get_shape` returns: items are `Dimension`s, as in TensorFlow 1."""
+    """Shape with `Dimension`s as items, as `get_shape` of TensorFlow 1 returns."""
 
     __slots__ = ()
 

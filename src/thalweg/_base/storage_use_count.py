@@ -11,9 +11,9 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)  # pyright: ignore[re
 
 
 def count_holders(storage: torch.UntypedStorage) -> int:
-    """Return the number of tensors in a storage, or a new number each time if torch lacks it.
+    """Return the number of tensors in a storage; without torch's counter, a new number per call.
 
-    Torch 2.6 counts in its CUDA builds only. Code that compares two counts then assumes that
-    another tensor holds the memory, and copies.
+    CPU builds of torch 2.6 lack the counter. Two counts then differ, so that callers copy the
+    memory.
     """
     return next(_numbers) if _use_count is None else _use_count(storage._cdata)  # pyright: ignore

@@ -21,7 +21,7 @@ _HEAP_TYPE = 1 << 9
 
 
 class _Patch:
-    """One request for the names, active until it is finished."""
+    """Request for TensorFlow's names, active until it is finished."""
 
     is_finished = False
 
@@ -38,15 +38,13 @@ _replacements: list[tuple[type, str, Any]] = []
 def lend_names() -> ExitStack:
     """Add TensorFlow's names that torch's classes lack.
 
-    An optimizer written for TensorFlow says `grad.dtype.base_dtype`, `grad.get_shape().as_list()`
-    and `var.assign_sub(...)` of whatever its hooks are given, and those are torch's tensors and a
-    module's parameters. A name that torch has stays torch's, but for `Parameter.name`, a
-    `Parameter.scatter_add` of slices and, where `thalweg.tf` is imported, `Tensor.__eq__` beside an
-    array. Importing `thalweg.tf` and building a graph of `thalweg.v1` lend the names, too.
+    Hooks of an optimizer for TensorFlow call `grad.get_shape().as_list()` or `var.assign_sub(...)`
+    on torch's tensors and parameters. A name that torch has stays torch's, except `Parameter.name`,
+    `Parameter.scatter_add` with IndexedSlices and, after an import of `thalweg.tf`, `Tensor.__eq__`
+    with an array. Importing `thalweg.tf` and building a graph of `thalweg.v1` add the names, too.
 
     Returns:
-        What ends it: in a `with` statement at the end of the block, else by its `close`. The names
-        stay as long as anybody else wants them.
+        A context manager. Its end, or `close`, removes the names unless another request is active.
 
     Example:
         >>> import torch
@@ -72,12 +70,12 @@ def lend_for_good(replacements: Sequence[tuple[type, str, Any]] = ()) -> None:
 
 
 def take_back_names() -> ExitStack:
-    """Remove the names from torch's classes, for all requests.
+    """Remove TensorFlow's names from torch's classes, for all requests.
 
     An attribute that other code has set in the meantime stays.
 
     Returns:
-        A context manager; its end, or `close`, adds the names again for unfinished requests.
+        A context manager. Its end, or `close`, adds the names again for unfinished requests.
 
     Example:
         >>> import torch
@@ -100,7 +98,7 @@ def hint(error: AttributeError) -> list[str]:
 
 
 def _apply_patches(*patches: _Patch) -> None:
-    """Add unfinished requests; set the missing names on the classes while there is a request."""
+    """Add unfinished requests; if any request is active, set the missing names on the classes."""
     with _lock:
         _patches.update(patch for patch in patches if not patch.is_finished)
         if _patches:
@@ -134,10 +132,9 @@ def _patch_entries() -> list[tuple[type, str, Any]]:
 
 
 def _set_attribute(cls: type, name: str, value: object) -> None:
-    """Set or delete an attribute of a class, also of an immutable class in C.
+    """Set an attribute of a class, or delete it if `value` is `_MISSING`.
 
-    Attributes of a class in C are written to its dictionary, after which CPython's lookup cache
-    must be invalidated. Operators of other classes need an assignment, which sets their slot.
+    For a class in C, change its dict and invalidate CPython's lookup cache.
     """
     if cls.__flags__ & _HEAP_TYPE:
         delattr(cls, name) if value is _MISSING else setattr(cls, name, value)

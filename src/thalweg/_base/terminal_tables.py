@@ -14,13 +14,15 @@ _ENOUGH = 10_000
 def fitted(
     make: Callable[[list[str]], Table], headings: Sequence[str], optional: Sequence[str], width: int
 ) -> Table:
-    """Return the first table that fits: with all columns, or without some optional ones.
+    """Return a table with as many columns as the terminal's width allows.
+
+    If no table is narrow enough, return the table without all optional columns.
 
     Args:
-        make: Returns a table with the given columns.
+        make: `make(columns)` returns a table.
         headings: All columns.
         optional: Columns that may be dropped, in this order.
-        width: The terminal's width. If no table fits, return the narrowest.
+        width: The terminal's width.
     """
     from rich.console import Console
     from rich.measure import Measurement

@@ -24,10 +24,10 @@ _REASON = "thalweg reads and writes the memory of tensors, which cannot be trace
 
 
 def untraced(function: _F, reason: str = _REASON) -> _F:
-    """Mark a function so that `torch.compile` calls it untraced; otherwise it behaves as before.
+    """Mark a function so that `torch.compile` calls it untraced; return the function.
 
     Args:
-        function: The function.
+        function: The function; before torch 2.8 a wrapper is returned.
         reason: The reason in messages about the graph break.
     """
     target: Any = function
@@ -45,10 +45,10 @@ def untraced(function: _F, reason: str = _REASON) -> _F:
 
 
 def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
-    """Return the function below torch's mark against Dynamo, unless a compilation runs.
+    """Return the function inside torch's decorator `torch.compiler.disable`.
 
-    The mark imports Dynamo when it is first called, which takes more than a second: longer than all
-    that an optimizer does in a short training.
+    The decorator imports Dynamo at the first call, which takes more than a second. Return `method`
+    itself if it lacks the decorator, or if Dynamo is imported already.
 
     Args:
         method: A function of torch, or a bound method.
@@ -62,7 +62,7 @@ def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
 
 
 def _outside(function: Callable[..., object]) -> Callable[..., Any]:
-    """Return the function with Dynamo switched off on this thread while it runs."""
+    """Return a wrapper of the function that disables Dynamo on this thread while it runs."""
 
     @functools.wraps(function)
     def outside(*args: object, **kwargs: object) -> Any:

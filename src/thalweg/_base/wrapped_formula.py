@@ -11,11 +11,10 @@ class WrappedStepFormula(ComposedFormula):
     """Formula that computes the variable from the step of another formula.
 
     Args:
-        formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. Its step is the argument of
-            `moved`; without `moved` the base is the variable, and the step its whole change.
-        how: A formula `(var, grad, base, step, *, scalars) -> var`, where
-            the first formula would return `base + step`.
-        decays: Whether the base must differ from the variable.
+        formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. It returns `moved(base, step)`.
+            Without `moved`, the base is the variable, and the step is the variable's change.
+        how: `(var, grad, base, step, *, scalars) -> var`. Its result replaces `base + step`.
+        decays: True if the base must differ from the variable.
     """
 
     def __init__(self, formula: Formula, how: Formula, decays: bool = False) -> None:
@@ -26,9 +25,9 @@ class WrappedStepFormula(ComposedFormula):
 
 @exported_from("thalweg.formula")
 class StepMeasure(WrappedStepFormula):
-    """Measure of a rule's step: `how` returns the number that is summed.
+    """Measure of a rule's step: `how` returns the number of each element that is summed.
 
-    It is computed in the type of the update; see `formula.like_update`.
+    It is computed in the dtype of the update; see `formula.like_update`.
     """
 
     is_like_update = True

@@ -46,9 +46,9 @@ def when(condition: Iterable[object], call: Call) -> Call:
 
 
 def unless_resized(call: Call) -> Call:
-    """Return a function that runs `call` unless one of its tensors no longer fits into its storage.
+    """Return a function that runs `call`, unless a tensor no longer fits into its storage then.
 
-    Storages are measured when the function runs; a write to such a tensor would crash.
+    Writing to such a tensor would crash the process.
 
     Args:
         call: A function in C with tensors among its arguments, bound by `partial`. Another callable
@@ -74,13 +74,13 @@ def _count_required_bytes(tensor: torch.Tensor) -> int:
 
 
 def check_targets(functions: Sequence[Call]) -> None:
-    """Check that functions in C write to no tensor in read-only memory.
+    """Raise an error if a function in C would write to read-only memory.
 
-    A function is taken to write to the tensor whose method it is, or to each tensor of the list
-    that is its first argument.
+    A method of a tensor is assumed to write to that tensor. Another function is assumed to write to
+    the tensors of a list that is its first argument.
 
     Raises:
-        LayoutError: One of these tensors is read-only; the message has its shape and dtype.
+        LayoutError: A written tensor is read-only; the message has its shape and dtype.
     """
     targets: list[torch.Tensor] = []
     for function in functions:
@@ -107,7 +107,7 @@ def run(functions: Sequence[Call]) -> None:
     """Call functions in C one after the other, without interruption: all or none.
 
     Raises:
-        LayoutError: One of them would write to read-only memory.
+        LayoutError: A function would write to read-only memory; none is called.
     """
     check_targets(functions)
     # Modes of torch would call Python for every function, and could fail in the middle.
@@ -116,9 +116,9 @@ def run(functions: Sequence[Call]) -> None:
 
 
 def unwatched(functions: Sequence[Call]) -> Call:
-    """Combine functions in C into one call that runs without torch's function and dispatch modes.
+    """Combine functions in C into one call that disables torch's function and dispatch modes.
 
-    None of the functions may raise, as the modes would then stay disabled.
+    No function may raise an exception: the modes would stay disabled.
     """
     # Create the guards in the call: torch crashes if the garbage collector finds one in a cycle,
     # such as that of a traceback and its frames.

@@ -36,7 +36,7 @@ _MAX_EXPONENT = 1000  # factors of float64 below 2**-_MAX_EXPONENT have this uni
 
 
 class Norm(NamedTuple):
-    """Norm root * 2**exponent: float64 numbers of shape ()."""
+    """Norm as root * 2**exponent: float64 numbers of shape ()."""
 
     root: Any
     exponent: Any = 0
@@ -51,7 +51,7 @@ class Norm(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """Factor scale * unit: two normal numbers of shape (), whose product may be denormal."""
+    """Factor as scale * unit: two normal numbers of shape (), whose product may be denormal."""
 
     scale: Any
     unit: Any = 1.0
@@ -63,14 +63,14 @@ class Factor(NamedTuple):
 
 
 def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Norm:
-    """Return the global norm of gradients, with an exponent of its own so that it does not
-    overflow.
+    """Return the global norm of gradients, scaled by a power of 2 so that it does not overflow.
 
     Args:
-        squares_of: Maps a formula of squares to its sum over each gradient, float64 of shape (n,).
-            It is called with `gradient_squares` and, unless `is_float32`, with formulas of
-            `SCALED_SQUARES` if the sum is on a device or outside [LOWEST, HIGHEST].
-        is_float32: All gradients are computed in float32, so that their squares fit into float64.
+        squares_of: `squares_of(formula)` returns the sum of a formula of squares over each
+            gradient, float64 of shape (n,). It is called with `gradient_squares`; unless
+            `is_float32`, also with `SCALED_SQUARES` if the sum is on a device or outside [LOWEST,
+            HIGHEST].
+        is_float32: True if all gradients are computed in float32, so that squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))
     functions = vectors.functions_of(squares)
@@ -93,16 +93,16 @@ def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Nor
 def factor_of(
     norm: Norm, limit: float, dtype: Dtype, epsilon: float | None, nan_if_not_finite: bool
 ) -> Factor:
-    """Return the factor that reduces a global norm to a limit, without overflow or denormals.
+    """Return the factor that reduces a global norm to `limit`, without overflow or denormals.
 
     Args:
-        norm: The norm. The factor is NaN if the norm is, or if it is infinite and the limit is
+        norm: The norm. The factor is NaN if the norm is NaN, or if it is infinite and the limit is
             negative or infinite.
-        limit: The limit. If it is negative, the factor is 1. An infinite limit gives 1 in torch's
-            formula, and NaN in TensorFlow's.
+        limit: The limit. A negative limit gives 1. An infinite limit gives 1 in torch's formula,
+            and NaN in TensorFlow's.
         dtype: The dtype of the formula.
         epsilon: The number that torch's formula adds to the norm; None for TensorFlow's formula.
-        nan_if_not_finite: Whether an infinite norm always gives NaN.
+        nan_if_not_finite: True if an infinite norm always gives NaN.
     """
     root = norm.root
     is_tensor = isinstance(root, Tensor)
@@ -142,9 +142,9 @@ def factor_of(
 
 
 def largest_plain_norm(limit: float, dtype: Dtype) -> float:
-    """Return the largest norm for which the formula of a factor has no overflow and no denormal.
+    """Return the largest norm at which the clip factor's formula has no overflow or denormal.
 
-    Return the norm, or -1 if there is none for this limit.
+    Return -1 if no norm is safe with this limit.
     """
     tiny = _TINY[dtype]
     return min(limit, 1.0) / tiny if 2 * tiny <= limit <= 1 / tiny else -1.0
@@ -159,9 +159,9 @@ def _clamp_to_one(values: Any) -> object:
 
 
 def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> Factor:
-    """Return min(1, limit / (norm + epsilon)).
+    """Return the factor min(1, limit / (norm + epsilon)).
 
-    If norm and epsilon are 0, the factor is 0 for a limit of 0, else 1.
+    If norm and epsilon are 0, return 0 for a limit of 0, else 1.
     """
     functions, device = vectors.functions_of(norm.root), vectors.place_of(norm.root)
     # Only a root of 0 is smaller than this bound.
@@ -183,15 +183,14 @@ def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> 
 
 
 def parts_of(factor: Factor, float32_mask: Array) -> tuple[Any, Any]:
-    """Return scale and unit of a factor such that both are normal numbers in each variable's
-    compute dtype.
+    """Return (scale, unit) of a factor, both normal numbers in the variables' compute dtypes.
 
     Args:
-        factor: A factor; returned unchanged if both parts are normal numbers for all variables.
-        float32_mask: Whether the gradient of each variable is computed in float32; shape (n,).
+        factor: A factor. It is returned itself if both numbers are normal for all variables.
+        float32_mask: True for each variable computed in float32; shape (n,).
 
     Returns:
-        Scale and unit: scalars if all variables have the same, else vectors of shape (n,).
+        Scalars if all variables have an equal scale and unit, else vectors of shape (n,).
     """
     if (
         not isinstance(factor.scale, Tensor)

@@ -39,7 +39,7 @@ class StepResult(NamedTuple):
 
 
 class PostUpdateCall(NamedTuple):
-    """User callback that follows the writes of a step.
+    """User callback that runs after the writes of a step.
 
     Attributes:
         call: The function.
@@ -54,11 +54,11 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Add a note to an exception that leaves the `with` block: whether the step was taken.
+    """Add a note, whether the step was taken, to an exception that leaves the `with` block.
 
     Args:
-        notes: The list that `write_step` appends a sentence to with the writes. The note is its
-            first entry, or "The step was not taken" if it is still empty.
+        notes: The list that `write_step` appends a sentence to with the writes. The note is this
+            sentence, or "The step was not taken" if the list is empty.
     """
     try:
         yield
@@ -68,13 +68,12 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add a note to an exception that says if the step was taken; do nothing if it has the same
-    note.
+    """Add a note, whether the step was taken, to an exception that lacks the note.
 
     Args:
         error: The exception; changed.
-        notes: The first entry becomes the note, and replaces the note that nothing has changed. If
-            `notes` is empty, the note is that nothing has changed.
+        notes: The first entry becomes the note, and replaces a note that nothing has changed. If
+            empty, the note is that nothing has changed.
     """
     if notes:
         error.__notes__ = [note for note in _list_notes(error) if note != _NOT_APPLIED_NOTE]
@@ -115,12 +114,11 @@ def _list_notes(error: BaseException) -> list[str]:
 
 
 def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.") -> None:
-    """Note on an exception that the step was taken, unless it has a note that a step was taken or
-    skipped.
+    """Add a note to an exception that the step was taken.
 
     Args:
-        error: The exception; changed.
-        missing: What the step lacks: "without the constraint of 'w'"; "" for the note `message`.
+        error: The exception. Nothing is added if it has a note about a taken or skipped step.
+        missing: What the step lacks: "without the constraint of 'w'"; "" if nothing.
         message: The note if nothing is missing.
     """
     if not says_committed(error):
@@ -136,17 +134,19 @@ def write_step(
 ) -> list[BaseException]:
     """Write a step in one commit, then run all callbacks and counters.
 
-    An interruption or exception before the commit is raised, and nothing is written. After the
-    commit, the callback that raised is left out, everything else runs, and the exceptions are
-    returned. Return the exceptions raised after the writes, with notes about what is missing.
+    An exception before the commit is raised, and nothing is written. An exception after the commit
+    is collected, and everything else still runs.
 
     Args:
         writes: Functions in C that write variables and slots.
-        callbacks: User callbacks that run between the writes and the counters.
-        counters: Functions in C that update counts and other state; left out if a callback has
-            resized their tensors.
+        callbacks: User callbacks between the writes and the counters.
+        counters: Functions in C that update counts and other state. A counter whose tensor a
+            callback has resized is left out.
         notes: Optional list that receives `message` with the writes.
-        message: The sentence about a step that was taken, also a note of later exceptions.
+        message: The sentence about a step that was taken, also a note of collected exceptions.
+
+    Returns:
+        The exceptions raised after the commit, with notes about what is missing.
 
     Raises:
         LayoutError: A tensor to be written is in read-only memory; nothing was written.
@@ -184,17 +184,17 @@ def _drain_pending(
     end: int,
     message: str,
 ) -> None:
-    """Call the remaining functions in order; after each exception go on with the next one.
+    """Call the remaining functions in order, and continue after each exception.
 
-    An exception before the commit (`notes` is empty) is raised. Later ones are appended to
-    `errors`, with the note of `missing` at the index of the function that raised.
+    An exception before the commit (`notes` is empty) is raised. A later exception is appended to
+    `errors`, with a note from `missing`.
 
     Args:
         remaining: Iterator that calls the next function of `pending`.
-        pending: The functions that were not called yet.
+        pending: Iterator of the functions not yet called.
         notes: Not empty once the writes are done.
         errors: Receives exceptions; changed.
-        missing: For the index of a callback what the step lacks without it.
+        missing: {index of a callback: what the step lacks if the callback fails}.
         end: The index of the last function.
         message: The note of exceptions without an entry in `missing`.
     """
@@ -246,7 +246,7 @@ class WriteBatch:
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     """Copy tensors now; return functions in C that set each tensor back to its copy.
 
-    A tensor whose storage was cut by the time of the call is skipped.
+    Such a function skips a tensor whose storage has been cut since.
 
     Raises:
         LayoutError: The storage of a tensor is too small, or in read-only memory.
@@ -269,11 +269,11 @@ def copy_writes(copies: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> l
 
 @contextlib.contextmanager
 def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generator[None]:
-    """Return a context manager that restores the values of tensors if its block raises.
+    """Restore the values of tensors if the `with` block raises an exception.
 
     Args:
-        tensors: The tensors, which are copied at the begin.
-        notes: If it has an entry by then, because the step was written, nothing is restored.
+        tensors: The tensors, copied when the block begins.
+        notes: Nothing is restored if this list has an entry: the step was written.
     """
     with no_grad():
         rollback = calls(putting_back(tensors))
@@ -286,11 +286,11 @@ def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generat
 
 
 def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
-    """Return a call for `write_step` that sets a variable to the result of its constraint.
+    """Return a callback for `write_step` that sets a variable to the result of its constraint.
 
     Args:
         var: The variable.
-        name: Its name, for the note on an exception of the constraint.
+        name: The variable's name, for the note on an exception of the constraint.
     """
     new_values: list[Tensor] = []
     return PostUpdateCall(
@@ -312,12 +312,10 @@ def constrained(var: Tensor, name: str) -> list[BaseException]:
 
 
 def _constrain(var: Tensor, name: str) -> Tensor:
-    """Return the result of a variable's constraint, of the variable's shape and dtype.
-
-    A variable without a constraint gives its own value.
+    """Return the result of a variable's constraint, or the variable's value without a constraint.
 
     Raises:
-        InvalidArgumentError: The result has another shape or dtype.
+        InvalidArgumentError: The result has another shape or dtype than the variable.
         LayoutError: The variable or the result has no memory for its elements.
     """
     constraint = variable_constraint(var)
@@ -337,10 +335,9 @@ def _constrain(var: Tensor, name: str) -> Tensor:
 
 
 def raise_first(errors: Sequence[BaseException]) -> None:
-    """Raise the first error that is not an `Exception`, such as KeyboardInterrupt, or else the
-    first one; return if there are none.
+    """Raise an error of `errors`, with notes about all further errors; return if there is none.
 
-    The raised error gets a note about each of the others.
+    Raise the first that is not an `Exception`, such as KeyboardInterrupt, or else the first.
     """
     if not errors:
         return
@@ -352,11 +349,10 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 
 
 def raise_within(errors: Sequence[BaseException]) -> None:
-    """Remove all notes of the errors, then raise one of them; return if there are none.
+    """Remove all notes of the errors, then call `raise_first`; return if there are none.
 
-    Raise the first error that is not an `Exception`, such as KeyboardInterrupt, or else the first
-    one; it gets a note about each of the others. Call this for errors of a single variable's update
-    in a step that can still be rolled back: `write_step` has noted on them that the step was taken.
+    Call this for a single variable's update in a step that can still be rolled back: the notes of
+    `write_step` say that the step was taken.
     """
     for error in errors:
         # Remove the note that the step was taken.

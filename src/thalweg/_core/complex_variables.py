@@ -34,8 +34,11 @@ def real_pair(grad: Gradient, var: Tensor) -> Pair:
 
 
 def check_complex(pairs: Sequence[Pair], labels: Sequence[str], rule: Rule, clips: bool) -> None:
-    """Raise unless the rule can update these complex variables; `clips` says if gradients are
-    clipped.
+    """Raise an error unless the rule can update these complex variables.
+
+    Args:
+        pairs, labels: The gradients and variables, and the variables' names.
+        clips: True if gradients are clipped, which is an error.
 
     Raises:
         InvalidTypeError: The rule is neither linear nor analytic, gradients are clipped, or a
@@ -64,7 +67,7 @@ _ANALYTIC = {*ROUNDED, "neg", "sqrt", "square", "stream", "scalar", "const"}
 
 @cache
 def is_analytic(rule: Rule) -> bool:
-    """Return True if all formulas of a rule consist of arithmetic and square roots.
+    """Return True if a rule's formulas consist of arithmetic and square roots only.
 
     Such a rule can be evaluated on complex tensors.
     """
@@ -82,7 +85,7 @@ def update_analytic(
     """Update a complex variable and its slots in place by an analytic rule.
 
     Args:
-        grad: The gradient. Rows of sparse gradients with equal indices are summed first.
+        grad: The gradient. Rows of a sparse gradient with equal indices are summed first.
         tensors: The variable, then its slots in the order of the rule.
         scalars: The scalars of the rule's formulas, by name.
     """

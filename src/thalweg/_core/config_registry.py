@@ -14,10 +14,10 @@ faces: dict[str, Callable[[], object]] = {}
 
 
 class Names:
-    """Registry of classes or functions of one kind, and their names in files.
+    """Registry of classes or functions for one purpose, and their names in files.
 
     Args:
-        words: The phrase for an unregistered object in messages, such as "the learning rate".
+        description: The phrase for an unregistered object in messages, such as "the learning rate".
     """
 
     def __init__(self, description: str = "") -> None:
@@ -29,7 +29,7 @@ class Names:
         """Register a class or function under its name in files.
 
         Args:
-            name: The name; if a thing has several, files contain the first.
+            name: The name. If `entry` has several, files contain the first.
             entry: The class or function that the name loads.
             aliases: Further classes or functions that are written with the name.
 
@@ -61,7 +61,7 @@ class Names:
     def find(self, name: str) -> Any:
         """Return the class or function with a name, or None.
 
-        Imports front ends until one has registered it, first the one that the name begins with.
+        Front ends are imported until the name is registered; first the front end in its prefix.
         """
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
             if name in self._things:
@@ -78,10 +78,11 @@ LOSS_SCALERS = Names("your loss scaler")
 class Configurable:
     """Base class of optimizers and training steps that are saved to files.
 
-    It has `_locked()`, `_arguments()`, `_saved(names)` and `_loading(state, variables, names)`.
+    Subclasses define `_locked()`, `_arguments()`, `_saved(names)` and `_loading(state, variables,
+    names)`.
 
     Attributes:
-        _needs_variables: Slots are loaded for existing variables only, not for later ones.
+        _needs_variables: True if slots are loaded for existing variables only.
     """
 
     __slots__ = ()
@@ -89,7 +90,7 @@ class Configurable:
 
 
 class Argument:
-    """Base class of arguments of optimizers that files describe by their constructor call."""
+    """Base class of optimizers' arguments that files describe by a constructor call."""
 
     __slots__ = ()
 

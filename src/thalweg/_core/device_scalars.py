@@ -1,5 +1,4 @@
-"""Scalars of a step that only a device knows: counts of steps there, learning rates that are
-tensors.
+"""Scalars of a step that only a device knows: step counts and learning rates in tensors.
 
 They are tensors of shape (), or vectors with one number for each variable of the step. The
 functions do not synchronize with the device.
@@ -28,9 +27,10 @@ def device_columns(
     variables: Sequence[Tensor],
     device: torch.device,
 ) -> Columns:
-    """Return the scalars of a step as `columns_of` does; scalars that are tensors become vectors.
+    """Return the scalars of a step as `columns_of` does, with tensors as vectors on a device.
 
     Args:
+        groups, scalars_of, dtypes, variables: As for `columns_of`.
         device: The device of the vectors, which are in `Columns.by_variable`.
     """
     var_dtypes = [compute_dtype(var.dtype) for var in variables]
@@ -57,9 +57,9 @@ def expand_to_variables(
     """Return a tensor with one number for each variable, on a device.
 
     Args:
-        keys: For each variable its key, such as dtype and group.
+        keys: For each variable its key, such as (dtype, group).
         values: For each key a number, a tensor of shape (), or a tensor with a number for every
-            variable of the step, of which those with this key are used.
+            variable. The last is read at the variables with this key.
         device: The device of the result.
     """
     pieces: list[Tensor] = []
@@ -75,14 +75,14 @@ def expand_to_variables(
 def device_derived_scalars(
     rule: Rule, values: dict[str, object], dtype: Dtype, step: Tensor, device: torch.device
 ) -> dict[str, Any]:
-    """Return the scalars of a rule as `derived` does, for a step count on a device.
+    """Return {name: scalar} of a rule as `derived` does, for a step count on a device.
 
-    Return scalars by name. If an argument of the rule's `prepare` is a tensor, all of them are, and
-    so are its results; arguments that `prepare` returns unchanged stay scalars of the host.
+    If an argument of the rule's `prepare` is a tensor, all arguments and results of `prepare` are.
+    A hyperparameter that `prepare` returns unchanged stays a scalar of the host.
 
     Args:
-        values: Its hyperparameters by name: scalars of the host, or tensors of shape ().
-        dtype: The compute dtype. Powers are computed in float64 and rounded to it once.
+        values: The hyperparameters by name: scalars of the host, or tensors of shape ().
+        dtype: The compute dtype. Powers are computed in float64 and rounded once.
         step: The number of the step, a tensor of shape ().
         device: The device of new tensors.
     """

@@ -41,7 +41,7 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
     Args:
         local_tensor: The local part; returned unchanged if `param` is not a DTensor.
-        like: Optional. A tensor with the full shape and strides; those of the parameter if None.
+        like: Optional. A tensor with the full shape and strides; `param` by default.
     """
     if not is_on_mesh(param):
         return local_tensor
@@ -60,10 +60,9 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
 
 def filled_beside(shape: tuple[int, ...], value: float, param: Tensor, dtype: Any) -> Tensor:
-    """Return a new tensor filled with `value`, on the device of a parameter.
+    """Return a new tensor of shape `shape`, filled with `value`, on the device of a parameter.
 
-    For a DTensor the result is a DTensor of the full shape `shape`, placed as `slot_placements`
-    says.
+    For a DTensor, `shape` is the full shape of a DTensor with `slot_placements`.
     """
     if not is_on_mesh(param):
         return torch.full(shape, value, dtype=dtype, device=param.device)
@@ -80,8 +79,8 @@ def filled_beside(shape: tuple[int, ...], value: float, param: Tensor, dtype: An
 def slot_placements(placements: Sequence[Any], ndim: int) -> list[Any]:
     """Return the placements of a slot whose shape differs from its parameter's.
 
-    Each mesh dimension that shards the parameter shards the first dimension of the slot; the others
-    replicate the slot.
+    A mesh dimension that shards the parameter shards the first dimension of the slot. Any other
+    mesh dimension replicates the slot.
 
     Args:
         placements: The placements of the parameter.

@@ -17,13 +17,13 @@ from thalweg.formula import Rule
 
 
 class FlatBuffer(NamedTuple):
-    """A flat buffer among the parameters of an optimizer.
+    """Flat buffer among the parameters of an optimizer.
 
     Attributes:
-        param: The first one.
+        param: The first flat buffer.
         origin: The library that made it, for messages.
         is_part: True if a step does not have the rest of the model.
-        is_stepped_alone: True if each buffer of the model has a call of `step` of its own.
+        is_stepped_alone: True if `step` is called separately for each buffer of the model.
     """
 
     param: Tensor
@@ -33,9 +33,7 @@ class FlatBuffer(NamedTuple):
 
 
 class AddedParams:
-    """Summary of the parameters that were added to an optimizer, to detect that a library replaced
-    them.
-    """
+    """Summary of an optimizer's added parameters, to detect that a library replaced them."""
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
@@ -47,15 +45,14 @@ class AddedParams:
         self._has_matrices = self._has_matrices or any(param.dim() > 1 for param in params)
 
     def find_replacement(self, params: Sequence[Tensor]) -> FlatBuffer | None:
-        """Return the first of `params` as a flat buffer if a library replaced the added parameters,
-        else None.
+        """Return the first of `params` as a flat buffer if a library replaced the added parameters.
 
-        DeepSpeed ZeRO, Megatron and apex put plain tensors of one dimension into the groups of an
-        optimizer and mark them in no way. So all of `params` must be such tensors, none of which
-        was added; and the added parameters must include a matrix or be more in number.
+        DeepSpeed ZeRO, Megatron and apex replace parameters by unmarked tensors of one dimension.
+        So all of `params` must be plain tensors of one dimension that were not added. The added
+        parameters must include a matrix or outnumber `params`. Otherwise return None.
 
         Args:
-            params: The parameters that the groups have now.
+            params: The parameters that the optimizer's groups have now.
         """
         for param in params:
             if param.dim() != 1 or isinstance(param, nn.Parameter) or id(param) in self._ids:
@@ -100,10 +97,13 @@ def check_reductions(
     *,
     is_by_shape: bool = False,
 ) -> None:
-    """Raise if a step reduces over tensors that a flat buffer does not hold as a whole.
+    """Raise an error if a step reduces over a parameter that a flat buffer splits or joins.
+
+    Return if the rule and the transforms work on each element by itself.
 
     Args:
         flat: The flat buffer.
+        label: The buffer's name, for the message.
         rule: The rule of the step, if it has one.
         transforms: The transforms of gradients, which may need norms.
         is_by_shape: True if the shape of a parameter chooses the rule.

@@ -51,7 +51,7 @@ _SAFE = 1e38
 
 
 class PlainRange(NamedTuple):
-    """Range of sums of squares, and highest norm, for the plain formula of the clip factor."""
+    """Sums of squares and norms for which the clip factor's formula needs no scaling."""
 
     dtype: Dtype
     lowest: float
@@ -62,7 +62,8 @@ class PlainRange(NamedTuple):
 class GradientStats:
     """Statistics of a step's gradients, before and after their transforms.
 
-    Each is computed at first use; sums that are requested together need one pass over memory.
+    A statistic is computed at first use. Sums that are requested together need one pass over
+    memory.
 
     Args:
         transforms: The transforms of the gradients.
@@ -70,7 +71,7 @@ class GradientStats:
         variables: The variables, whose dtypes determine the compute dtypes.
         columns: The scalars of the rule, if there is one.
         formulas: Further sums, computed in the same pass if possible.
-        on_host: Whether all statistics must be on the host.
+        on_host: True if all statistics must be on the host.
     """
 
     def __init__(
@@ -130,9 +131,7 @@ class GradientStats:
         return isinstance(self._root_norms, Tensor) or not np.isfinite(self._root_norms).all()
 
     def _overflow_mask(self, vector: object) -> object:
-        """Return which sums of squares overflow as in float32: True or False for all, or a mask of
-        shape (n,).
-        """
+        """Return a bool mask of shape (n,) of sums that overflow beyond float32; a bool for all."""
         if not self._transforms.overflow or self._transforms.casts or self._narrow.all():
             return self._transforms.overflow
         return vectors.place_like(self._narrow, vector) if self._narrow.any() else False
@@ -149,14 +148,11 @@ class GradientStats:
         return as_array(results) if self._on_host else results
 
     def _sum_over(self, formula: Formula) -> Any:
-        """Return a formula's sums over raw gradients, or over gradients whose elements were
-        clipped.
+        """Return the sum of `formula` over each raw gradient; float64 of shape (n,).
 
-        The first call for a formula runs one pass over memory, for all pending formulas as well;
-        later calls return its results.
-
-        Returns:
-            Float64 of shape (n,): an array, or a tensor if sums stay on a device.
+        With `clipvalue`, the elements are unscaled and clipped first. The first call computes the
+        sums of all pending formulas in one pass over memory; later calls return them. The result is
+        an array, or a tensor if sums stay on a device.
         """
         if formula not in self._sums:
             formulas = tuple(dict.fromkeys((*self._pending, formula)))
@@ -222,9 +218,9 @@ class GradientStats:
             return vectors.functions_of(roots).square(roots)
 
     def _mark_overflows(self, roots: Any) -> object:
-        """Return norms, with infinity where the sum of squares is beyond float32, as in TensorFlow.
+        """Return norms, with infinity where the sum of squares exceeds float32, as in TensorFlow.
 
-        Variables that `overflow` of the transforms exempts keep their norms.
+        Norms of variables without this emulated overflow are unchanged.
         """
         overflow = self._overflow_mask(roots)
         if overflow is False:
@@ -259,10 +255,9 @@ class GradientStats:
 
     @property
     def plain_range(self) -> PlainRange:
-        """Range of the sum of squares, and largest norm, for which the plain formula of the clip
-        factor holds.
+        """Sums of squares and norms for which the plain formula of the clip factor is exact.
 
-        Outside of it, sums of scaled squares are needed to prevent overflow.
+        Outside of this range, the factor needs sums of scaled squares, which do not overflow.
         """
         transforms, dtype = self._transforms, self._norm_dtype
         if transforms.overflow:
@@ -274,9 +269,7 @@ class GradientStats:
 
     @lazy
     def clip_factor(self) -> Factor:
-        """Factor of all gradients: of clipping by the global norm, or as given in the transforms;
-        else 1.
-        """
+        """Factor of all gradients for clipping by the global norm; 1 without that clipping."""
         transforms, dtype = self._transforms, self._norm_dtype
         limit = transforms.global_clipnorm
         if limit is None:
@@ -324,7 +317,7 @@ class GradientStats:
         return self._transforms.trust(self.variable_norms, self.clipped_norms)
 
     def shared(self, dtype: Dtype) -> dict[str, Any]:
-        """Return the scalars of the transforms that are equal for all variables, by name.
+        """Return {name: scalar} of the transforms' scalars that are equal for all variables.
 
         Args:
             dtype: The compute dtype of the scalars.
@@ -349,7 +342,7 @@ class GradientStats:
 
     @lazy
     def variable_scalars(self) -> dict[str, Any]:
-        """Scalars of the transforms that differ between variables, by name, each of shape (n,)."""
+        """{name: vector of shape (n,)} of the transforms' scalars that differ between variables."""
         transforms = self._transforms
         scalars: dict[str, Array] = {}
         if transforms.unscaling is not None:
@@ -365,10 +358,10 @@ class GradientStats:
         return scalars
 
     def measure(self, formula: Formula, columns: Columns) -> Any:
-        """Return a rule's reduction over the transformed gradients; float64 of shape (n,).
+        """Return the sums of a rule's formula over transformed gradients; float64 of shape (n,).
 
-        It follows from `_sum_over` if gradients are not transformed, and from their norms if it is
-        their sum of squares. Otherwise it needs a pass over memory of its own.
+        Sums over variables or untransformed gradients come from `_sum_over`. Squares come from the
+        norms of the clipped gradients. Every other formula takes a pass over memory.
         """
         if formula is variable_squares or not self._transforms.stages:
             return self._sum_over(formula)
@@ -381,14 +374,14 @@ class GradientStats:
         return self._reduce(reduction, self._round_columns(columns)).T[0]
 
     def request_sums(self, formulas: Formulas, columns: Columns | None = None) -> None:
-        """Compute these sums in the next pass over memory that another statistic needs.
+        """Add sums to the next pass over memory, which another statistic starts.
 
         Formulas over transformed gradients are ignored: only `measure` can compute them.
 
         Args:
-            formulas: The sums.
-            columns: New scalars of the formulas; None keeps the present ones. Sums of the old
-                scalars are dropped.
+            formulas: The formulas to sum.
+            columns: New scalars for the formulas, whose cached sums are dropped. None keeps the
+                scalars.
         """
         if columns is not None:
             self._columns = columns
@@ -400,10 +393,10 @@ class GradientStats:
         self._pending = tuple(formula for formula in direct if formula not in self._sums)
 
     def decision(self) -> Decision:
-        """Return the decision of the loss scaler and of the judge, with the writes of both.
+        """Return whether to apply the step, and the calls that write the deciders' new state.
 
-        Show the statistics to `transforms.watch` first. A step that the loss scaler skips is not
-        judged.
+        `transforms.watch` is called with these statistics first. Then the loss scaler decides. The
+        judge decides only on a step that the loss scaler applies.
         """
         transforms = self._transforms
         if transforms.watch is not None:
@@ -419,10 +412,10 @@ class GradientStats:
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
-        """Return whether a transformed gradient contains NaN, and the largest magnitude of all.
+        """Return (whether a transformed gradient contains NaN, the largest magnitude of all).
 
-        Unless `exact`, gradients whose norms are far below the maximum of float32 give False and 0
-        without a pass over memory. Both results are tensors if the norms are on a device.
+        Without `exact`, return (False, 0.0) without a pass over memory if all norms are below 1e38.
+        Both results are tensors if the norms are on a device.
         """
         with np.errstate(all="ignore"):
             # No element is larger than the norm, after none of the multiplications.
@@ -442,8 +435,7 @@ class GradientStats:
         return bool(np.isnan(peaks).any()), float(np.max(peaks, initial=0.0))
 
     def _process_peaks(self, max_abs: Any) -> Any:
-        """Return each transformed gradient's largest magnitude, computed and rounded as the update
-        does.
+        """Return the largest magnitude of each transformed gradient, rounded as in the update.
 
         Args:
             max_abs: The largest magnitude of each raw gradient, float64 of shape (n,).
@@ -458,8 +450,9 @@ class GradientStats:
         return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
     def _process_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
-        """Return `_process_peaks` of the variables with indices `members`, which have this compute
-        dtype.
+        """Return the transformed `raw_peaks` of the variables with indices `members`.
+
+        `dtype` is the compute dtype of these variables.
         """
         transforms, device = self._transforms, vectors.place_of(raw_peaks)
 
@@ -484,10 +477,9 @@ class GradientStats:
 def transform_gradients(
     pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
-    """Return pairs with new, transformed gradients in their variables' dtypes, and the step's
-    decision.
+    """Return (pairs with transformed copies of the gradients, the step's decision).
 
-    The given gradients are not changed. The decision includes the writes of `transforms`.
+    Gradients get their variables' dtypes. The decision includes the writes of `transforms`.
 
     Raises:
         LayoutError: A gradient or a variable has no memory that holds its elements.

@@ -59,7 +59,7 @@ class Decision(NamedTuple):
 
 
 class StepJudge(Protocol):
-    """Decisions about steps by the common norm of their gradients; see `SpikeJudge`."""
+    """Interface of decisions about steps by the gradients' global norm; see `SpikeJudge`."""
 
     def norm_limit(self) -> float: ...
     def decide(self, stats: Any) -> Decision: ...
@@ -71,34 +71,35 @@ class StepJudge(Protocol):
 class GradientTransforms:
     """Transformations and checks of the gradients of a step.
 
-    The *global norm* is that of all gradients together, after unscaling and clipping of elements.
+    The *global norm* is the norm of all gradients together, after unscaling and clipping of
+    elements.
 
     Attributes:
         unscaling: Factor of each gradient, applied first; float32 of shape (n,), an array, or a
             tensor if only a device knows it.
         clipvalue: Elements are clipped to [-clipvalue, clipvalue].
-        clipnorm: Each gradient is scaled down to this norm if its norm is larger.
-        global_clipnorm: All gradients are scaled down together to this global norm if it is larger.
-        overflow: Whether sums of squares beyond the range of float32 are infinite, as in
-            TensorFlow. Sums of float64 gradients, and sums that include one, are exempt; see
-            `norms_of`. False gives the exact norm of `clip_factor.factor_of`.
-        casts: Whether `overflow` also applies to float64 gradients.
-        nan_if_not_finite: Whether an infinite global norm makes all gradients NaN.
+        clipnorm: A gradient with a larger norm is scaled down to this norm.
+        global_clipnorm: All gradients are scaled down together if the global norm is larger.
+        overflow: True if sums of squares beyond float32 are infinite, as in TensorFlow. Sums that
+            include float64 gradients are exempt; see `norms_of`. False gives the exact norm of
+            `clip_factor.factor_of`.
+        casts: True if `overflow` also applies to float64 gradients.
+        nan_if_not_finite: True if an infinite global norm makes all gradients NaN.
         epsilon: Term that torch's formula adds to the global norm; None uses TensorFlow's formula.
-        clip_factor: The factor of clipping by the global norm, if it is known because the norm
-            includes gradients of other steps; None computes it.
-        trust: Maps norms of variables and of clipped gradients, float64 of shape (n,), to factors,
-            float32: arrays to an array, tensors to a tensor. Sparse gradients become dense.
-        decide: Maps whether a transformed gradient contains NaN, and the largest magnitude, to a
-            `Decision`; writes nothing.
-        decides_there: Whether `decide` also accepts tensors of shape () on a device, bool and
-            float64. It gets them if the statistics are on a device.
-        exact: Whether `decide` uses a finite magnitude. Otherwise it may get 0 for gradients that
-            are far from overflow, which saves a pass over memory.
+        clip_factor: The factor of clipping by the global norm, if the norm includes gradients of
+            other steps; None computes the factor.
+        trust: `trust(variable norms, clipped gradient norms)` returns float32 factors; arrays give
+            an array, tensors a tensor, all of shape (n,). Sparse gradients become dense.
+        decide: `decide(contains NaN, largest magnitude)` returns a `Decision` from the transformed
+            gradients; writes nothing.
+        decides_there: True if `decide` also accepts bool and float64 tensors of shape (), which it
+            gets if the statistics are on a device.
+        exact: True if `decide` needs the largest magnitude. Otherwise it may get 0 for gradients
+            far from overflow, which saves a pass over memory.
         judge: Optional. Decides after `decide` whether the step is taken, from all statistics.
         calls: Functions in C that run with the writes of the step, also if the step is skipped.
-        watch: Optional. Called with the `GradientStats` before `decide`.
-        narrow: Whether gradients of float32 variables may be 16-bit.
+        watch: Optional. `watch(stats)` is called with the `GradientStats` before `decide`.
+        narrow: True if gradients of float32 variables may be 16-bit.
     """
 
     unscaling: Any = None
@@ -134,9 +135,7 @@ class GradientTransforms:
 
     @lazy
     def measured(self) -> tuple[Formula, ...]:
-        """Formulas of squares whose sums over each variable are needed in each step; () if none
-        are.
-        """
+        """Formulas of squares that each step sums over each variable; () if none are needed."""
         if self.trust is not None:
             return gradient_squares, variable_squares
         is_open = self.global_clipnorm is not None and self.clip_factor is None
@@ -181,10 +180,9 @@ def before_norms(transforms: GradientTransforms) -> Stages:
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with each sparse gradient, in the dtype of its variable, made dense.
+    """Return the pairs with each sparse gradient made dense, in its variable's dtype.
 
-    Rows with equal indices are added; rows that no index names are 0. Dense gradients are
-    unchanged.
+    Rows with equal indices are added, and rows without an index are 0. Dense gradients are kept.
     """
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)

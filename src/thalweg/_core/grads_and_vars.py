@@ -26,10 +26,12 @@ def as_real(tensor: Tensor) -> Tensor:
 
 
 def as_pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """Return `grads_and_vars` as a list of pairs; objects that hold a variable become tensors.
+    """Return `grads_and_vars` as a list of pairs (gradient, variable).
+
+    A Keras variable becomes its torch parameter.
 
     Raises:
-        InvalidTypeError: It is not an iterable of pairs.
+        InvalidTypeError: The argument is not an iterable of pairs.
     """
     try:
         pairs = list(grads_and_vars)
@@ -78,9 +80,7 @@ def as_gradient(grad: object, var: Tensor, label: str) -> Gradient:
 
 
 def concrete(grad: object) -> Gradient | None:
-    """Return a gradient as a tensor, `IndexedSlices` or None, detached from autograd; see
-    `as_gradient`.
-    """
+    """Return a gradient as a detached tensor, `IndexedSlices` or None; see `as_gradient`."""
     if type(grad) is Tensor and grad.layout == torch.strided and not grad.requires_grad:
         return grad
     if grad is None or isinstance(grad, IndexedSlices):
@@ -94,15 +94,14 @@ def has_rows(grad: object) -> bool:
 
 
 def flatten(var_list: Any, label: str = "var_list") -> list[Tensor]:
-    """Return the variables in nested lists, tuples and dicts; dicts in the order of their sorted
-    keys.
+    """Return the variables in nested lists, tuples and dicts as a list; dicts in sorted key order.
 
     Args:
-        var_list: The nest, or a single variable.
+        var_list: The nested variables, or a single variable.
         label: The argument's name in messages.
 
     Raises:
-        InvalidTypeError: It is None or a module, or a leaf is not a tensor.
+        InvalidTypeError: `var_list` is None or a module, or contains something else than variables.
     """
     refuse_no_variables(var_list, label)
     var_list = tensor_of(var_list)
@@ -130,7 +129,7 @@ def _sort_named(mapping: Mapping[Any, Any], label: str) -> list[object]:
 
 
 def refuse_no_variables(var_list: object, label: str = "var_list") -> None:
-    """Raise InvalidTypeError for None and for modules, which callers pass in place of variables."""
+    """Raise InvalidTypeError if `var_list` is None or a module."""
     if var_list is None:
         raise InvalidTypeError(
             f"{label} must hold variables, not None: give those to train, as"
@@ -148,13 +147,12 @@ def distinct(variables: Sequence[Tensor]) -> list[Tensor]:
 
 
 def check_variables(variables: Sequence[object]) -> None:
-    """Check that each element is a variable: a `thalweg.Variable`, or a leaf that requires a
-    gradient.
+    """Raise an error unless each element is a variable or a leaf that requires a gradient.
 
     Raises:
-        InvalidTypeError: The first element that is not valid is not a tensor.
-        NotImplementedError: It is a tensor, but not a variable.
-        LayoutError: It is a nested tensor.
+        InvalidTypeError: An element is not a tensor; the message names the first.
+        NotImplementedError: A tensor is not a variable.
+        LayoutError: A variable is a nested tensor.
     """
     for index, var in enumerate(variables):
         position = f" at index {index}" if len(variables) > 1 else ""

@@ -17,19 +17,19 @@ from thalweg.errors import FailedPreconditionError
 
 
 class GraphMode(Protocol):
-    """Calls become operations of a graph, which sessions run.
+    """Interface of graph mode: calls become operations of a graph, which sessions run.
 
-    Operations, symbolic tensors and variables of a graph are Any here, as is an `optimizer`, which
-    is one of Keras.
+    Operations, symbolic tensors and graph variables have the type Any, and so has `optimizer`, an
+    optimizer of Keras.
     """
 
     def variable(self, initial_value: object, name: str, trainable: bool = False) -> Any:
         """Return a new variable of the default graph for an optimizer's state.
 
         Args:
-            initial_value: Its first value.
-            name: Its name; the graph's current name scope is put before it.
-            trainable: Whether it is among the graph's trainable variables.
+            initial_value: The first value.
+            name: The variable's name; the graph's current name scope is put before it.
+            trainable: True to add it to the graph's trainable variables.
         """
         ...
 
@@ -70,24 +70,22 @@ class GraphMode(Protocol):
         name: str | None,
         aggregates: bool,
     ) -> Any:
-        """Add an operation to the graph that takes a step when a session runs it; return the
-        operation.
+        """Add an operation to the graph that takes a step in each run; return the operation.
 
         Args:
             grads_and_vars: Pairs of a gradient and a variable.
             name: The name of the operation; None for the optimizer's name.
-            aggregates: Whether to aggregate gradients over replicas first.
+            aggregates: True to aggregate gradients over replicas first.
         """
         ...
 
     def update(self, optimizer: Any, grad: object, var: Any, state: object) -> Any:
-        """Add an operation to the graph that updates one variable by an optimizer's rule; return
-        it.
+        """Add an operation to the graph that updates one variable by a rule; return the operation.
 
         Args:
-            optimizer: The optimizer.
+            optimizer: The optimizer, whose rule is used.
             grad, var: The gradient and the variable.
-            state: The coefficients of the step that a hook was given; None if it has none.
+            state: The step's coefficients that a hook received, or None.
         """
         ...
 
@@ -102,16 +100,14 @@ class GraphMode(Protocol):
         ...
 
     def as_one_update(self, call: Callable[[], object]) -> Any:
-        """Call a function that adds operations to the graph, which become one update; return its
-        result.
+        """Call a function whose operations become one update of the graph; return its result.
 
-        The update joins that of an enclosing call.
+        Inside another such call, the operations join the outer update.
         """
         ...
 
     def session(self, op_input_list: Sequence[object] = ()) -> Any:
-        """Return the session of graph mode: the running one, the default one, the one of
-        `use_session`, or a new one.
+        """Return a session: the running one, the default one, that of `use_session`, or a new one.
 
         Args:
             op_input_list: Tensors and variables of the graph that the session shall run.
@@ -139,14 +135,15 @@ class GraphMode(Protocol):
         ...
 
     def all_reduce(self, strategy: Any, op: Any, leaves: Sequence[object], axis: int | None) -> Any:
-        """Return an operation that sums or averages tensors over replicas; all ranks run it in one
-        order.
+        """Return an operation that sums or averages tensors over replicas.
+
+        All ranks run these operations in one order.
 
         Args:
             strategy: The strategy of distribution.
             op: The reduction, a sum or a mean.
             leaves: The tensors.
-            axis: The axis that is reduced as well; None for none.
+            axis: An axis to reduce as well, or None.
         """
         ...
 
@@ -169,7 +166,7 @@ def has_graphs() -> bool:
 
 
 def graph_mode() -> GraphMode:
-    """Return the implementation of graph mode.
+    """Return the registered implementation of graph mode.
 
     Raises:
         FailedPreconditionError: `register` was not called.

@@ -13,12 +13,10 @@ from thalweg._core.graph_mode import graph_mode
 
 
 def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
-    """Replace `cls.apply_gradients` by a wrapper that combines its additions to a graph to one
-    update.
+    """Replace `cls.apply_gradients` by a wrapper that adds one update to a graph per call.
 
-    This happens if the class defines the method, or inherits it from a user's mixin. A method
-    inherited from a subclass of `base` was wrapped when that class was made. In eager mode the
-    wrapper only calls the method.
+    In eager mode the wrapper only calls the method. Do nothing if the method is inherited from
+    `base`, or from a subclass of `base`, whose method is wrapped already.
 
     Args:
         cls: A new subclass of `base`; changed.
@@ -32,7 +30,7 @@ def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
 
 
 def _as_one_update(method: Callable[..., object]) -> Callable[..., object]:
-    """Return a method each call of which adds one update to a graph."""
+    """Return a wrapper of `method`; in graph mode each call adds one update to the graph."""
 
     @untraced
     def called(*args: object, **kwargs: object) -> Any:

@@ -51,13 +51,13 @@ def is_on(value: object) -> bool:
 
 
 def as_number(name: str, value: object) -> Any:
-    """Return the number in a value: a number, or a tensor or array of shape ().
+    """Return the number in `value`: a number, or the element of a tensor or array of shape ().
 
-    A float64 tensor or array gives a NumPy scalar, others a Python number.
+    The result is a NumPy scalar for float64 tensors and arrays, else a Python number.
 
     Raises:
-        InvalidTypeError: The value is not a real number. The message contains the name.
-        InvalidArgumentError: The value is NaN.
+        InvalidTypeError: The value is not a real number. The message contains `name`.
+        InvalidArgumentError: The value is NaN, or an integer beyond the range of float64.
         LayoutError: The value is a tensor whose storage was cut.
     """
     if (isinstance(value, torch.Tensor) or _is_array(value)) and value.ndim == 0:
@@ -86,8 +86,8 @@ def check_size(name: str, value: object) -> None:
 def as_hyper(value: Any, dtype: ScalarType) -> Any:
     """Return a hyperparameter's value as a scalar of `dtype`, converted as TensorFlow does.
 
-    TensorFlow's kernels flush a number to 0 that is denormal in its own dtype or in `dtype`. A
-    Python float is float32 before it becomes float64.
+    A Python float is rounded to float32 first, even for float64. In an engine that flushes
+    denormals, a number that is denormal in its own dtype or in `dtype` becomes 0.
     """
     scalar = as_scalar(value, dtype)
     # The usual case first: no denormal is possible.
@@ -113,10 +113,10 @@ def _flush_denormal(scalar: Any, source: ScalarType, dtype: ScalarType) -> objec
 
 
 def as_step_scalar(name: str, value: object, dtype: ScalarType) -> Any:
-    """Return a value as a scalar of `dtype`, like `as_hyper`, but validate it.
+    """Validate a value and return it as a scalar of `dtype`, converted by `as_hyper`.
 
     Raises:
-        InvalidTypeError: The value is not a number. The message contains the name.
+        InvalidTypeError: The value is not a number. The message contains `name`.
         InvalidArgumentError: The value is an integer beyond the range of float64.
         LayoutError: The value is a tensor whose storage was cut.
     """
@@ -141,11 +141,12 @@ def check_fraction(name: str, value: object) -> None:
 
 
 def check_value(name: str, value: object) -> Any:
-    """Validate the value of a hyperparameter; return it, or the number in an array of shape ().
+    """Validate a hyperparameter's value and return it; an array of shape () becomes its number.
+
+    Callables, schedules and tensors of a graph are returned unchecked.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: A hyperparameter cannot have this value. The message
-            contains the name.
+        InvalidTypeError, InvalidArgumentError: See `check_scalar`.
     """
     if is_function(value) or is_symbolic(value):
         return value
@@ -157,11 +158,11 @@ def check_value(name: str, value: object) -> Any:
 
 
 def check_scalar(name: str, value: object, accepted: str) -> None:
-    """Raise unless a value is a real number, or a tensor of shape () of eager mode or of a graph.
+    """Raise an error unless `value` is a real number or a tensor of shape (), eager or of a graph.
 
     Args:
-        name: The hyperparameter.
-        accepted: A description of accepted values, after "must be a" in the message.
+        name: The hyperparameter's name, for the message.
+        accepted: What the message names after "must be a".
 
     Raises:
         InvalidTypeError: The value is not a number, is complex, or is on the meta device.
@@ -201,7 +202,7 @@ def _check_variable(name: str, value: int) -> None:
 
 
 def hint(value: object) -> str:
-    """Return advice for an error about a value from `torch.optim` code or from a graph, or ""."""
+    """Return advice for a graph's tensor, a module or parameters as `value`; "" for all else."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(
@@ -216,10 +217,13 @@ def hint(value: object) -> str:
 
 
 def _in_kind_of(old: object, value: int | float) -> object:
-    """Return a number converted to the type of `old`, rounded or truncated if necessary.
+    """Return a number converted to the type of `old`.
+
+    A NumPy scalar gives a scalar of its dtype, an integer tensor a truncated int. Any other `old`
+    gives a float, or an int if `old` and `value` are both ints.
 
     Raises:
-        OverflowError: The number is too large for that type.
+        OverflowError: The number is too large for the type.
     """
     if _is_numpy_scalar(old):
         return old.dtype.type(value)
@@ -233,15 +237,15 @@ _READ_DIRECTLY = (Variable, SessionVariable)  # classes that do not override `it
 
 
 class Hyperparameters(Mapping[str, Any]):
-    """The hyperparameters of one optimizer, by name.
+    """Hyperparameters of one optimizer, by name.
 
     At first use, `create` replaces plain numbers by scalar variables: float32 for a Python float,
-    int32 for an int, float64 for a numpy.float64. In graph mode these are variables of the graph,
-    of which each session has a value. Tensors, variables, callables and schedules are not replaced.
+    int32 for an int, float64 for a numpy.float64. In graph mode each session has a value of these
+    variables. Tensors, variables, callables and schedules are not replaced.
 
     Attributes:
-        created: Numbers have been replaced by variables.
-        calls: A value is a callable or a schedule.
+        created: True after `create` has replaced numbers by variables.
+        calls: True if a value is a callable or a schedule.
     """
 
     def __init__(self) -> None:
@@ -293,18 +297,18 @@ class Hyperparameters(Mapping[str, Any]):
         self._results = None
 
     def set(self, name: str, value: Any, assign: Callable[[Any, Any], None]) -> None:
-        """Set or change a hyperparameter.
+        """Set a hyperparameter to a new value, or assign a number to its variable.
 
         Args:
-            name: The hyperparameter.
+            name: The hyperparameter's name.
             value: A number, tensor, callable or schedule.
-            assign: Assigns a number to a variable of eager mode or of a graph.
+            assign: `assign(variable, number)` is called if the stored value is a variable.
 
         Raises:
-            TypeError: A callable is set over a variable.
-            InvalidTypeError: A hyperparameter cannot have this value, a fraction is set over an
-                integer variable, or a tensor of a graph over a variable.
-            InvalidArgumentError: The value is not a scalar, or NaN.
+            InvalidTypeError: The value is not allowed. A variable accepts no callable and no tensor
+                of a graph, and an integer variable accepts no fraction.
+            InvalidArgumentError: The value is not a scalar, is NaN, or is an int beyond the range
+                of int32.
         """
         value = check_value(name, value)
         old: Any = self._values.get(name)
@@ -339,9 +343,9 @@ class Hyperparameters(Mapping[str, Any]):
         return {**self._values, **results}
 
     def called(self) -> dict[str, Any]:
-        """Return results by name of calling each stored callable once, but no schedules.
+        """Call each stored callable except schedules; return {name: result}.
 
-        The results are validated as scalars, unless they are symbolic.
+        Raise an error for a result that is neither a scalar nor a tensor of a graph.
         """
         results: dict[str, Any] = {}
         for name, value in self._values.items():
@@ -371,13 +375,12 @@ class Hyperparameters(Mapping[str, Any]):
         )
 
     def create(self, make: Callable[[str, Any], object]) -> dict[str, Any]:
-        """Replace plain numbers by variables, in alphabetical order; do nothing after the first
-        call.
+        """Replace plain numbers by variables, in alphabetical order; return {name: variable}.
 
-        Return the new variables by name; {} after the first call.
+        Only the first call does so. Later calls do nothing and return {}.
 
         Args:
-            make: Called with a name and a number; returns the new variable.
+            make: `make(name, number)` returns a new variable.
         """
         variables: dict[str, Any] = {}
         if not self.created:
@@ -394,11 +397,11 @@ class Hyperparameters(Mapping[str, Any]):
         return {name: value for name, value in self._values.items() if isinstance(value, kinds)}
 
     def now(self, name: str) -> Any:
-        """Return the current value of a hyperparameter.
+        """Return the current value of a hyperparameter; a callable gives its result.
 
-        A callable is called: once per step, with its result cached until the step ends; outside of
-        a step each time. A `LearningRateSchedule` is returned, not called. While a graph runs, the
-        value that the graph has computed is returned.
+        A step calls a callable once and caches the result. Outside of a step each read calls it. A
+        `LearningRateSchedule` is returned itself. A value computed by a running graph has
+        precedence.
         """
         value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):
@@ -419,13 +422,13 @@ class Hyperparameters(Mapping[str, Any]):
         """Return the current value as a scalar of `dtype`, converted as TensorFlow does.
 
         Args:
-            name: A hyperparameter.
+            name: The hyperparameter's name.
             dtype: numpy.float32 or numpy.float64.
             step: The step count for a schedule, an integer tensor of shape ().
 
         Raises:
-            InvalidTypeError: A callable or a schedule did not return a number.
-            InvalidArgumentError: It returned an integer beyond the range of float64.
+            InvalidTypeError: A callable or schedule did not return a number.
+            InvalidArgumentError: A callable returned an integer beyond the range of float64.
         """
         value: Any = self._current_value(name)
         if type(value) is float:
@@ -440,7 +443,7 @@ class Hyperparameters(Mapping[str, Any]):
     def _scheduled_rate(
         self, name: str, schedule: LearningRateSchedule, dtype: ScalarType, step: torch.Tensor
     ) -> object:
-        """Return the rate of a schedule as a scalar; a step calls the schedule once per dtype."""
+        """Return a schedule's rate at `step` as a scalar; a step computes it once per dtype."""
         results, key = self._results, (name, dtype)
         if key in self._overrides:
             return self._overrides[key]
@@ -452,8 +455,7 @@ class Hyperparameters(Mapping[str, Any]):
         return rate
 
     def numbers(self) -> dict[str, int | float]:
-        """Return the current numbers by name: plain numbers, and those of variables made by
-        `create`.
+        """Return {name: number} of plain numbers and of variables made by `create`.
 
         Tensors of the user, callables and schedules are left out.
         """
@@ -467,7 +469,7 @@ class Hyperparameters(Mapping[str, Any]):
         return numbers
 
     def shown(self) -> dict[str, str]:
-        """Return short texts of all values by name, for messages; callables are not called."""
+        """Return {name: text} of all values, for messages; callables are named, not called."""
         descriptions: dict[str, str] = {}
         for name, value in self._values.items():
             if is_function(value):
@@ -481,13 +483,13 @@ class Hyperparameters(Mapping[str, Any]):
         return descriptions
 
     def setting(self, name: str, value: object) -> list[Callable[[], Any]]:
-        """Return C calls that set a hyperparameter to a number.
+        """Return functions implemented in C that set a hyperparameter to a number when called.
 
-        The list is empty if the hyperparameter is a callable, a schedule or a tensor of the user.
+        Return [] if the hyperparameter is a callable, a schedule or a tensor of the user.
 
         Raises:
-            InvalidTypeError, InvalidArgumentError: The value is not a real number, is NaN, or is
-                beyond the range of the hyperparameter.
+            InvalidTypeError: The value is not a real number, or is NaN.
+            InvalidArgumentError: The value is beyond the range of the hyperparameter.
         """
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
             raise InvalidTypeError(f"{name} must be a number.")

@@ -13,7 +13,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class MemoryGuard:
-    """Addresses and storage sizes of the tensors of a step, as of the construction of the guard.
+    """Guard that remembers the addresses and storage sizes of a step's tensors.
 
     Args:
         request: The step, whose variables, slots, gradients and copies are guarded.
@@ -34,8 +34,7 @@ class MemoryGuard:
         return [(t.data_ptr(), t.untyped_storage().nbytes()) for t, _ in self._tensors]
 
     def check_in_place(self) -> None:
-        """Compare addresses and storage sizes of all tensors with those at the construction of the
-        guard.
+        """Raise an error if an address or storage size has changed since construction.
 
         Raises:
             LayoutError: An address or a size differs; the message names the first such tensor.

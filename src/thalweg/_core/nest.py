@@ -11,7 +11,7 @@ from typing import Any, cast
 
 
 def leaves_of(nest: object) -> Iterator[Any]:
-    """Yield the leaves of a nest in order, those of mappings in the order of their items."""
+    """Yield the leaves of nested lists, tuples and mappings, in order; keys are skipped."""
     if isinstance(nest, (list, tuple)):
         for item in cast("list[Any]", nest):
             yield from leaves_of(item)
@@ -23,10 +23,10 @@ def leaves_of(nest: object) -> Iterator[Any]:
 
 
 def mapped(function: Callable[[Any], object], nest: object) -> Any:
-    """Return a copy of a nest with `function` applied to each leaf.
+    """Return a copy of nested lists, tuples and mappings with `function` applied to each leaf.
 
-    Sequences keep their type. A mapping is copied with its type if it has a method `copy`; others
-    become dicts.
+    Sequences keep their type. A mapping with a `copy` method keeps its type; any other becomes a
+    dict.
     """
     if isinstance(nest, (list, tuple)):
         items = cast("list[Any]", nest)

@@ -26,12 +26,12 @@ HIGHEST = float(np.finfo(np.float32).max)  # sum of squares that float32 holds
 
 
 def norms_of(squares: Any, overflow: Any) -> Any:
-    """Return the norm of each tensor.
+    """Return the square roots of sums of squares.
 
     Args:
-        squares: Sums of squares, float64 of shape (n,).
-        overflow: Whether a sum beyond the range of float32 gives infinity, as in TensorFlow; a bool
-            or a mask of shape (n,). Otherwise norms up to 3.4e38 are finite.
+        squares: The sum of squares of each tensor, float64 of shape (n,).
+        overflow: True if a sum beyond float32 gives infinity, as in TensorFlow; a bool or a mask of
+            shape (n,). Otherwise norms up to 3.4e38 are finite.
     """
     ops = functions_of(squares)
     if overflow is not False:
@@ -45,10 +45,9 @@ def global_norm(squares: object, overflow: bool) -> Any:
 
 
 def sum_in_order(squares: Any) -> Any:
-    """Return the sum of numbers, added in the fixed order in which sums over elements are added.
+    """Return the sum of a vector, added in a fixed order that depends on its length alone.
 
-    The order depends on the count alone. The result is a NumPy float64, or a tensor of shape () if
-    the numbers are on a device.
+    The result is a NumPy float64, or a tensor of shape () for a tensor on a device.
     """
     device = place_of(squares)
     if device is None and len(squares) <= _MAX_PYTHON_COUNT:
@@ -68,10 +67,9 @@ def _make_tree(count: int, device: Device, is_launched: bool) -> Tree | Launched
 
 
 def clip_factor(norm: Any, limit: Any, nan_if_not_finite: bool) -> Any:
-    """Return `limit * min(1 / norm, 1 / limit)`, TensorFlow's factor that reduces a norm to a
-    limit.
+    """Return TensorFlow's clip factor `limit * min(1 / norm, 1 / limit)`.
 
-    Divisions by 0 give infinity. In the first case that applies the result is
+    Divisions by 0 give infinity. The first case that applies gives the result:
 
         NaN             if an argument is NaN, the limit is infinite or -0, or both are 0;
         about 1         if the limit is negative, or the norm is at most the limit;
@@ -79,9 +77,9 @@ def clip_factor(norm: Any, limit: Any, nan_if_not_finite: bool) -> Any:
         limit / norm    otherwise.
 
     Args:
-        norm: The global norm of gradients, a NumPy scalar or a tensor of the dtype of the result.
-        limit: The limit, of the same kind.
-        nan_if_not_finite: Return NaN for any infinite norm, as tf.clip_by_global_norm does.
+        norm: The global norm of gradients, a NumPy scalar or a tensor of the result's dtype.
+        limit: The limit, of equal type and dtype.
+        nan_if_not_finite: True if an infinite norm gives NaN, as in tf.clip_by_global_norm.
     """
     ops = functions_of(norm)
     with np.errstate(all="ignore"):

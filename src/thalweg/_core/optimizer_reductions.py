@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
-    """Return the values of a rule's optimizer-wide slots by name: those of the first variable.
+    """Return {slot name: value} of a rule's optimizer-wide slots.
+
+    The first variable's slots count. Without variables, these are the initial values.
 
     Raises:
         LayoutError: The storage of a slot was cut.
@@ -46,7 +48,7 @@ def per_optimizer(
     shared_scalars: Mapping[str, float],
     slots: Sequence[Sequence[Tensor]],
 ) -> tuple[Columns, list[Call]]:
-    """Call `per_optimizer` of a rule with sums over all variables; add its results to the scalars.
+    """Call a rule's `per_optimizer` with sums over all variables; add its results to the scalars.
 
     If a variable is listed twice, only its first gradient counts. Return new scalars that include
     the results, and the calls that write the optimizer-wide slots of all variables.
@@ -89,7 +91,7 @@ def _iterate_scalars(columns: Columns) -> Iterator[tuple[str, Any]]:
 
 
 def _as_float(rule: Rule, name: str, value: Any) -> float:
-    """Return one result of the rule's function `per_optimizer` as a float.
+    """Return a result of a rule's `per_optimizer` as a float.
 
     Args:
         rule, name: The rule and the name of the result, for the message.
@@ -116,7 +118,7 @@ def _writes_of(
 ) -> list[Call]:
     """Return calls that set the optimizer-wide slots of all variables to new values.
 
-    With `columns.apply_flag`, the calls do nothing if the device decides to skip the step.
+    With `columns.apply_flag`, a call does nothing if the device decides to skip the step.
     """
     targets: list[Tensor] = []
     new_values: list[Tensor] = []

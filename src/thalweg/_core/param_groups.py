@@ -27,9 +27,9 @@ def group_indices_of(groups: Sequence[Group]) -> list[int]:
 def parameter_names(groups: Sequence[Group], params: Sequence[Tensor]) -> list[str]:
     """Return a name for each of `params`, in order, for messages.
 
-    A name is the first of these that exists: the parameter's entry in `param_names` of its group;
-    the name of the tensor; "parameter 0 of group 1", with its positions; or, for a parameter in no
-    group, a placeholder, with index and shape if several parameters have no name.
+    The name is the parameter's entry in `param_names` of its group, or else the tensor's name, or
+    else "parameter 0 of group 1" with its indices. An unnamed parameter in no group gets a
+    placeholder.
     """
     names = names_in(groups, params)
     if None not in names:

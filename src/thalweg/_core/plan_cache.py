@@ -19,13 +19,13 @@ _SPARE_PLANS = 16
 
 
 class CachedPlan(NamedTuple):
-    """A request to the engines, and their plan for it.
+    """Request to the engines, and the engines' plan.
 
     Attributes:
         request: The request.
         ready: The plan of the engines.
         scalar_slots: For each variable its slots of shape ().
-        narrow: Whether 16-bit gradients of float32 variables were allowed.
+        narrow: True if 16-bit gradients of float32 variables were allowed.
         shaped_slots: For each variable its slots whose shape differs from the variable's.
     """
 
@@ -40,9 +40,10 @@ class PlanCache:
     """Plans of an optimizer, kept between steps.
 
     Attributes:
-        last: The plan that the next step may rebind, or None.
-        replay: Runs the next step in one call, or prepares to; None if not possible.
-        has_constant_attributes: Whether the optimizer's attributes stayed the same objects.
+        last: The plan that the next step may reuse with new gradients, or None.
+        replay: Object that runs the next step in one native call, or prepares it; None if not
+            possible.
+        has_constant_attributes: False once an attribute of the optimizer was another object.
     """
 
     # The most rebinds before a replay is prepared again.
@@ -57,9 +58,9 @@ class PlanCache:
         self._by_variable: dict[int, PlanCache] = {}
 
     def count_repeated(self) -> bool:
-        """Count a step that rebound its plan; return True if the next step should prepare a replay.
+        """Count a step that reused its plan; return True if the next step should prepare a replay.
 
-        This is so after 1 step, then after 2, 4, ... more, at most `longest_wait`.
+        Return True after 1 step, then after 2, 4, ... more steps, at most `longest_wait`.
         """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:
@@ -75,8 +76,9 @@ class PlanCache:
         return self._by_variable.setdefault(id(var), PlanCache())
 
     def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Drop the caches of single variables that are not in `variables`, if there are too many
-        caches.
+        """Drop the caches of single variables that are not in `variables`.
+
+        Do nothing until there are more than 2 * len(variables) + 16 caches.
         """
         if len(self._by_variable) > 2 * len(variables) + _SPARE_PLANS:
             var_ids = {id(var) for var in variables}
@@ -86,7 +88,10 @@ class PlanCache:
 
 
 class PlanCaches:
-    """Plan caches of an optimizer, by session. A copy is empty, because plans hold addresses."""
+    """Plan caches of an optimizer, for eager mode and for each session.
+
+    A copy is empty, because plans hold addresses.
+    """
 
     def __init__(self) -> None:
         # The step of the present thread, unless it is replayed; see `reentrance`.
@@ -95,9 +100,7 @@ class PlanCaches:
         self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 
     def now(self) -> PlanCache:
-        """Return the cache of the session that runs in this thread, or that of eager mode if none
-        runs.
-        """
+        """Return the plan cache of the session that runs in this thread, or else of eager mode."""
         if not thread.frames:
             return self._eager
         return self._sessions.setdefault(current_session(), PlanCache())

@@ -26,8 +26,8 @@ def codec_of(slot: Slot, param: Tensor) -> Codec | None:
     """Return the codec of a parameter's slot; None if the slot is not encoded.
 
     Slots of parameters with fewer than `LEAST` elements are not encoded. A DTensor's slots are
-    encoded only if their rows are whole blocks of the codec, which depends on the shape alone, so
-    that all meshes agree.
+    encoded only if the parameter's rows are whole blocks of the codec. This choice depends on the
+    shape alone, so all meshes agree.
     """
     codec = None if slot.storage is None else CODECS[slot.storage]
     if codec is None or codec.is_beside:
@@ -44,10 +44,9 @@ def likeness_of(codec: Codec, param: Tensor) -> Tensor:
 
 
 def make_slots(slot: Slot, params: Sequence[Tensor], starts: Sequence[float]) -> list[Tensor]:
-    """Create a slot for each parameter, encoded or not, filled with the parameter's number in
-    `starts`.
+    """Create a slot for each parameter, filled with the parameter's number in `starts`.
 
-    Slots of DTensors are DTensors. An encoded slot is a tensor of bytes.
+    An encoded slot is a tensor of bytes, any other slot float32. Slots of DTensors are DTensors.
     """
     codecs = [codec_of(slot, param) for param in params]
     shards = list(map(local, params))
@@ -78,10 +77,10 @@ def records_beside(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 
 
 def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
-    """Return encoded bytes viewed with the dimensions of their parameter, as states have them.
+    """Return encoded bytes viewed with the dimensions of their parameter, for a state.
 
-    The bytes are returned unchanged if the parameter's rows are not whole blocks, or if other code
-    has resized the bytes, which the next step rejects.
+    Return the bytes unchanged if the parameter's rows are not whole blocks of the codec, or if the
+    number of bytes is wrong, which the next step rejects.
     """
     is_complete = records.numel() == codec.bytes_of(param.numel()) and records.is_contiguous()
     has_rows = is_complete and codec.divides(param.shape)
@@ -91,7 +90,7 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
     """Return encoded bytes viewed in the shape that the optimizer uses for a parameter.
 
-    Contiguous bytes that are flat or in rows are viewed and share memory; all others are returned
+    Contiguous bytes, flat or in rows, are viewed and share memory. Other tensors are returned
     unchanged.
     """
     shape = likeness_of(codec, param).shape
@@ -108,7 +107,7 @@ def shape_entry(param: Tensor) -> Tensor:
 
 
 def _fill(codec: Codec, records: Tensor, count: int, value: float) -> None:
-    """Fill records with a number, of which they encode `count`."""
+    """Fill encoded bytes such that each of their `count` elements decodes to `value`."""
     block = torch.full((codec.block,), value, dtype=torch.float32, device="cpu")
     rows = records.view(-1, codec.record_bytes)
     rows.copy_(encode_tensor(codec, block))

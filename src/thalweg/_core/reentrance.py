@@ -1,8 +1,7 @@
-"""Detection of steps that begin inside a step of the same optimizer, in a signal handler or
-callback.
+"""Detection of a step inside another step of one optimizer, by a signal handler or callback.
 
-The optimizer's lock is reentrant, so it does not stop them. A planned step has read counts and
-slots that an inner step would change, and would overwrite the inner step's writes.
+The optimizer's lock is reentrant, so it does not prevent the inner step. The outer step has read
+counts and slots that the inner step would change, and would overwrite the inner step's writes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from thalweg.errors import FailedPreconditionError
 class Stepping:
     """Mark of a step in progress, with its thread.
 
-    Optimizers refer to it weakly: if a debugger leaves the block of a step without its end, the
-    mark is collected and later steps are not blocked.
+    Optimizers hold a weak reference to it. If a debugger leaves a step without its end, the mark is
+    collected, and later steps are not blocked.
     """
 
     __slots__ = ("__weakref__", "thread")
@@ -34,26 +33,25 @@ class Stepping:
 
 
 def one_step_at_a_time(owner: Any, label: str, caches: Iterable[Any] = ()) -> ContextSetting:
-    """Return a context manager for a step of the current thread, which holds the optimizer's lock.
+    """Return a context manager for a step of the current thread.
 
-    Call it in the `with` statement itself: a variable would keep the `Stepping` alive as long as
-    the traceback of an interruption keeps the frame.
+    The thread must hold the optimizer's lock. Call this in the `with` statement itself: a variable
+    would keep the `Stepping` alive as long as a traceback.
 
     Args:
         owner: The object whose attribute `stepping` refers to the `Stepping` in the block.
         label: The name of the optimizer.
-        caches: Plan caches, whose `replay` is None in the block, and is restored at its end unless
-            the step has set it.
+        caches: Plan caches, whose `replay` is None in the block. At the end `replay` is restored,
+            unless the step has set a new replay.
 
     Raises:
-        FailedPreconditionError: The block is entered inside another one of this thread and owner.
+        FailedPreconditionError: The block is entered inside another block of this thread and owner.
     """
     return ContextSetting(partial(_make_sections, owner, label, caches))
 
 
 def check_no_step(owner: Any, label: str, call: str) -> None:
-    """Raise FailedPreconditionError if this thread is in a step of `owner`; steps of other threads
-    are allowed.
+    """Raise FailedPreconditionError if the current thread is in a step of `owner`.
 
     Args:
         owner: The optimizer, whose attribute `stepping` is None outside of steps.
@@ -70,7 +68,7 @@ def check_no_step(owner: Any, label: str, call: str) -> None:
 
 
 def _make_sections(owner: Any, label: str, caches: Iterable[Any]) -> tuple[list[Call], list[Call]]:
-    """Return functions in C that open the block of `one_step_at_a_time`, and those that end it."""
+    """Return the functions in C that open the block of `one_step_at_a_time`, and that close it."""
     check_no_step(owner, label, "A step")
     hidden_caches = list(caches)
     # Filled and read in C, so that a signal handler cannot change the cache between the two.

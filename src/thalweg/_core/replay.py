@@ -53,20 +53,22 @@ _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class Launch:
-    """A kernel of a replay, with its own argument block and scalars.
+    """Kernel of a replay, with its argument block and scalars.
 
-    A *place* is a set of variables that share all scalars; it has a key, and a row in the kernel's
+    A *place* is a set of variables that share all scalars. It has a key, and a row in the kernel's
     table of scalars.
 
     Args:
         group: The variables that the kernel updates.
-        first: The position in the step of the first variable of its plan.
+        first: The index in the step of the first variable of the kernel's plan.
         places: For each variable of the step the key of its place.
-        update: Optional. The launch of the update, whose addresses a pass shares.
+        update: Optional, for the kernel of a pass: the launch of the update, whose addresses it
+            reads.
 
-    Attributes: members: Positions in the step of the variables that the kernel updates. places: The
-    distinct keys of their places. measures: The rule's reductions over these variables, and the
-    scalars computed from them.
+    Attributes:
+        members: Indices in the step of the variables that the kernel updates.
+        places: The distinct keys of the places of `members`.
+        measures: The rule's reductions over these variables, and the scalars computed from them.
     """
 
     def __init__(
@@ -101,9 +103,7 @@ class Launch:
         self.measures: ReplayedReductions | None = None
 
     def separate_members(self) -> None:
-        """Give each variable a row of scalars and lengths of its own, which replays can set one by
-        one.
-        """
+        """Give each variable a separate row of scalars and separate lengths for replays to set."""
         self.use_member_rows()
         self._argument.copy_chunks()
         self._row_count = np.zeros(1, np.int64)
@@ -125,7 +125,7 @@ class Launch:
             inputs: As for `Program.place`.
 
         Returns:
-            The address of the program's record.
+            The address of the program's record, the block of integers that native code reads.
         """
         record, names, first, _ = self.program(index)
         program.place(record, names, first, 1, inputs)
@@ -133,9 +133,7 @@ class Launch:
         return record.ctypes.data
 
     def row_cell(self, index: int) -> int:
-        """Return the address of the row index of scalars for the variable with this index in
-        `members`.
-        """
+        """Return the address of the row index of the variable with this index in `members`."""
         return self._numbers[index:].ctypes.data
 
     @property
@@ -153,7 +151,7 @@ class Launch:
             self.measures.set_shared(values)
 
     def use_member_rows(self) -> tuple[Int64, Array]:
-        """Give each variable a row of scalars of its own, unless this was done before.
+        """Give each variable a separate row of scalars, unless this was done before.
 
         The rows are 0 until `set_scalars` copies the row of each variable's place.
 
@@ -172,8 +170,7 @@ class Launch:
         self._programs = records
 
     def program(self, index: int) -> tuple[Int64, Sequence[str], int, int]:
-        """Return four things that a program needs to write the scalars of the place with this
-        index.
+        """Return what a program needs to write the scalars of the place with this index.
 
         Returns:
             The record to fill; the names of the scalars of a row; the address of the first row; and
@@ -187,18 +184,15 @@ class Launch:
         return self._argument.cells
 
     def record(self) -> tuple[int, int, int, int]:
-        """Return the addresses of the kernel and of its argument, then 0 and 1, for a call on one
-        thread.
-        """
+        """Return (kernel address, argument address, 0, 1) for a call on one thread."""
         return self.kernel.address, self._argument.address, 0, 1
 
     def columns(self, name: str) -> list[tuple[int, int, int, bool, bool]]:
-        """Return the locations of a scalar: one for the kernel, and one for each reduction that
-        reads it.
+        """Return where a scalar is stored: for the kernel, and for each reduction that reads it.
 
         Returns:
-            For each location: the first address, the number of rows, their stride in bytes, whether
-                the scalar is stored as float32, and whether it is rounded to float32.
+            For each location: the first address, the number of rows, the stride of rows in bytes,
+                whether the scalar is stored as float32, and whether it is rounded to float32.
         """
         member_rows, is_narrow = self._own_rows, self.dtype is np.float32
         rows = self._rows if member_rows is None else member_rows
@@ -218,8 +212,8 @@ class Launch:
         """Write the scalars of the step to the rows of the kernel and of its reductions.
 
         Args:
-            scalars: The scalars by name, for the key of each place. If the kernel has reductions,
-                missing names are 0 until scalars are computed from the results.
+            scalars: {key of a place: {name: scalar}}. If the kernel has reductions, missing names
+                are 0 until scalars are computed from the results.
         """
         offset = 0
         if self.measures is not None:
@@ -247,7 +241,7 @@ class Launches:
     """Kernels of a replay.
 
     Args:
-        plans: The plan of each rule; their variables, in order, are those of the step.
+        plans: The plan of each rule; together they have the step's variables, in order.
         places: For each variable the key of its scalars.
 
     Raises:
@@ -304,12 +298,11 @@ class Launches:
         return [launch.record() for launch in self.all]
 
     def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
-        """Return the launches that reduce variables for rules, and the records that compute scalars
-        of them.
+        """Return the launches of the rules' reductions, and the records that compute scalars.
 
         Returns:
-            For each reduction kernel, address, argument, 0 and 1, as in `GuardedStep`; and an array
-            with a block of `replay_reductions` in each row.
+            For each reduction (kernel address, argument address, 0, 1), as in `GuardedStep`; and an
+            array with a block of `replay_reductions` in each row.
         """
         records = [x.scalars.record for x in self._measures if x.scalars is not None]
         launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
@@ -325,9 +318,7 @@ class Launches:
         return bool(self._large or self._measures)
 
     def set_threads(self, guards: GuardTable) -> None:
-        """Write the number of threads of each large kernel and reduction, as torch has it now, to
-        `guards`.
-        """
+        """Write torch's current number of threads for each large kernel to `guards`."""
         for index in self._large:
             guards.launches[index, 2:] = self.all[index].threads()
         for index, sweep in enumerate(self._sweeps):
@@ -342,7 +333,7 @@ def _add_reductions(launch: Launch, cached_plan: CachedPlan, first: int) -> None
     Args:
         launch: The kernel; changed.
         cached_plan: The plan of the rule.
-        first: The position in the step of the first variable of the plan.
+        first: The index in the step of the first variable of the plan.
 
     Raises:
         TypeError: Native code cannot run the reductions.
@@ -371,17 +362,17 @@ def is_repeatable(
     stages: Stages = (),
     may_have_passes: bool = False,
 ) -> bool:
-    """Return True if a replay can take the step that a plan describes; False for None.
+    """Return True if a replay can take the step of a plan; False for None.
 
-    Its kernels must be generated ones over dense gradients on the CPU, and its rule's functions
-    those of this library. Callbacks, sharding, a check of numbers, decisions or scalars on a
-    device, and scalars from sums over all variables give False.
+    The plan must run generated CPU kernels over dense gradients, for functions of this library.
+    Callbacks, sharding, a check of numbers, decisions or scalars on a device, and scalars from sums
+    over all variables give False.
 
     Args:
         cached_plan: The plan of the step.
         adapter: The front end's adapter of the step.
         stages: The transforms of gradients that the plan must have.
-        may_have_passes: Whether the replay can run passes and stages before the update; if not, a
+        may_have_passes: True if the replay can run passes and stages before the update. Otherwise a
             rule with passes gives False.
     """
     if cached_plan is None or not (may_have_passes or isinstance(cached_plan.ready, DensePlan)):
@@ -405,9 +396,7 @@ def is_repeatable(
 
 
 def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
-    """Return True if a plan runs generated CPU kernels over dense gradients, after these
-    transforms.
-    """
+    """Return True if a plan runs generated CPU kernels over dense gradients after `stages`."""
     return (
         isinstance(step_plan, DensePlan)
         and step_plan.stages == stages
@@ -430,7 +419,7 @@ def _can_replay_passes(step_plan: StepPlan) -> bool:
 def are_small(plans: Sequence[CachedPlan]) -> bool:
     """Return True if plans are so small that an update may hold Python's lock.
 
-    The limit is in proportion to the time for which planning the variables would hold the lock.
+    The limit grows with the number of variables, because planning holds the lock, too.
     """
     groups = cast("list[engine.Group]", [group for plan in plans for group in plan_of(plan).groups])
     variables = sum(len(group.members) for group in groups)
@@ -439,9 +428,7 @@ def are_small(plans: Sequence[CachedPlan]) -> bool:
 
 
 def plan_of(cached_plan: CachedPlan) -> DensePlan:
-    """Return the plan that updates the variables: for a rule with passes, the part after the
-    passes.
-    """
+    """Return the plan that updates the variables, without the passes of the rule."""
     has_passes = cached_plan.request.rule.passes
     plan = staged_plan_of(cached_plan).update_plan if has_passes else cached_plan.ready
     return cast("DensePlan", plan)
@@ -470,8 +457,9 @@ def bounds_of(cached_plan: CachedPlan) -> Int64:
 
 
 def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
-    """Return the slots that a step writes outside of its update: those of scalars per variable, and
-    those of rows and columns that a pass makes.
+    """Return slots that a step writes outside of its update kernel.
+
+    These are the slots of `per_variable`, and slots of rows and columns that fused stages compute.
     """
     rule, slots = cached_plan.request.rule, list[Tensor]()
     if rule.per_variable is not None:
@@ -511,11 +499,10 @@ def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
 
 
 def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
-    """Call `guards.guard_tensor` for each tensor until one cannot be guarded; return False in that
-    case.
+    """Guard each tensor by `guards.guard_tensor`; return False at the first that cannot be guarded.
 
-    A tensor can be guarded if it is a strided one on the CPU, has memory for its elements, and has
-    at most five dimensions.
+    A tensor can be guarded if it is strided, on the CPU, has memory for its elements, and has at
+    most five dimensions.
     """
     return all(
         tensor.device.type == "cpu"
@@ -527,9 +514,7 @@ def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
 
 
 def is_traced() -> bool:
-    """Return True if torch is in a mode that observes operations, traces, or infers; replays stop
-    then.
-    """
+    """Return True if torch observes operations, traces, or infers; replays then stop."""
     return bool(
         _torch._len_torch_dispatch_stack()
         or _torch._len_torch_function_stack()

@@ -22,13 +22,13 @@ from thalweg._engines.engine_selection import choices
 
 
 class ReplayedApply(ABC):
-    """Replay of the last step of `apply_gradients`, while nothing that it depends on has changed.
+    """Replay of the last step of `apply_gradients`, while inputs and optimizer are unchanged.
 
     Args:
         optimizer: The optimizer.
-        planned: The plan of its last step.
-        found: The snapshot of the pairs of gradients and variables in that step.
-        holds_attributes: Whether guards compare the attributes of the optimizer.
+        planned: The plan of the last step.
+        found: The replay of that step's pairs of gradients and variables.
+        holds_attributes: True if guards compare the attributes of the optimizer.
     """
 
     # Whether the step calls functions of the user.
@@ -62,10 +62,10 @@ class ReplayedApply(ABC):
         return self._count.value
 
     def take(self, optimizer: Any, cache: PlanCache, arguments: Any) -> bool:
-        """Take the step if all guards hold, and return True; else change no tensors, and return
-        False.
+        """Take the step if all guards hold; return True if it was taken.
 
-        If an exception leaves no step taken, the replay removes itself from `cache`.
+        Otherwise no tensors are changed. If an exception is raised before the step was taken, the
+        replay removes itself from `cache`.
 
         Args:
             optimizer: The optimizer.
@@ -84,8 +84,9 @@ class ReplayedApply(ABC):
             raise
 
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
-        """Return True if the recorded step is the last one in `cache`, and neither the optimizer
-        nor the choice of engine has changed since, and no graph or trace of torch is active.
+        """Return True if the optimizer and the engine are unchanged since the recorded step.
+
+        The step must be the last plan in `cache`, and no graph or trace of torch may be active.
         """
         return (
             cache.last is self._planned
@@ -107,11 +108,11 @@ class ReplayedApply(ABC):
         """Yield the scalars of coming steps that can be computed ahead, after `first` steps."""
 
     def _take_coming(self, optimizer: Any, pairs: list[Any], transforms: GradientTransforms) -> int:
-        """Take a step with scalars computed ahead; return 0, FAILED, or the code of a guard.
+        """Take a step with scalars computed ahead; return 0, FAILED, or a failed guard's constant.
 
-        Between steps of a training, other data evict the code of a formula from the processor's
-        caches. So the formula runs for several steps at once: first for one, then, while steps
-        follow each other, for twice as many each time.
+        Scalars are computed for several steps at once: between steps, other code evicts the formula
+        from the processor's caches. The first table has one row; consecutive tables double in
+        length.
 
         Args:
             optimizer: The optimizer.
@@ -133,11 +134,10 @@ class ReplayedApply(ABC):
             return FAILED
 
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
-        """Compute the scalars of the next steps, and store them in the table that `take_coming`
-        reads.
+        """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        Compute one step, or twice as many as last time if all of those were taken, at most
-        `MOST_COMING`. Return False if none was stored: a formula failed, scalars are not computed
+        If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`;
+        else one. Return False if none was stored: a formula failed, scalars are not computed
         natively, or the hyperparameters were read again meanwhile.
 
         Args:
@@ -174,13 +174,14 @@ class ReplayedApply(ABC):
         return False
 
     def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
-        """Remove this replay from `cache`, so that the next step is planned; keep it if torch was
-        tracing.
+        """Remove this replay from `cache`, so that the next step is planned.
+
+        Keep it if `mismatch` is `TRACING`.
 
         Args:
-            mismatch: The constant of the guard that failed. If a dictionary differed but the
-                attributes of `optimizer` are equal to the old ones, note in `cache` that they are
-                not constant.
+            mismatch: The constant of the guard that failed. If it is `OTHER_DICT`, but the
+                optimizer's attributes have their old values, set `cache.has_constant_attributes` to
+                False.
         """
         # Tracing may end before the next step, which then can be replayed.
         if mismatch == replay_kernel.TRACING:

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 class ReplayedGlobalNorm:
-    """Memory that `_engines/cpu/replay_global_norm.py` reads and writes.
+    """Memory block through which native code computes the clip factor of the global norm.
 
     Args:
-        launches: The kernels; those with the scalar `clip_scale` receive the factor.
+        launches: The kernels. A kernel with the scalar `clip_scale` receives the factor.
         sweeps: For each kernel the reduction that sums the squares of its gradients.
         count: The number of gradients.
 
-    Attributes: address: The address of the block.
+    Attributes:
+        address: The address of the block, which `_engines/cpu/replay_global_norm.py` describes.
     """
 
     def __init__(self, launches: Sequence[Launch], sweeps: Sequence[Sweep], count: int) -> None:
@@ -51,13 +52,12 @@ class ReplayedGlobalNorm:
         self.address = words.ctypes.data
 
     def set(self, transforms: GradientTransforms, plain_range: PlainRange) -> None:
-        """Write limit, epsilon and unscaling to the block, and the range of sums that the call may
-        use.
+        """Write the limit, epsilon, unscaling and the allowed range of sums to the block.
 
         Args:
             transforms: The transforms of gradients.
-            plain_range: The range in which the plain formula has neither overflow nor denormals;
-                steps outside of it are left to the planned step.
+            plain_range: The range in which the plain formula has neither overflow nor denormals.
+                The native call rejects a step outside of it; that step is planned.
         """
         words, numbers = self._words, self._numbers
         words[replay_global_norm.IS_FLOAT32] = plain_range.dtype is np.float32
@@ -90,16 +90,16 @@ class ReplayedGlobalNorm:
         self._numbers[replay_global_norm.MAX_NORM] = min(norm, self._largest_norm)
 
     def next_norm(self) -> Iterator[float]:
-        """Return an iterator that reads the last computed norm when it is advanced, without Python
-        code.
+        """Return an iterator that reads the last computed norm when advanced, without Python code.
 
         Advance it after the native call to get the norm of that call.
         """
         return map(self._numbers.item, (replay_global_norm.NORM,))
 
     def last_norm(self, step_count: int) -> tuple[float, float] | None:
-        """Return norm and clip factor of the step with the number `step_count`; None unless it was
-        the last.
+        """Return (norm, clip factor) of the step with the number `step_count`.
+
+        Return None unless that step was the last.
         """
         words = self._words.copy()
         if words[replay_global_norm.STEP] != step_count:

@@ -2,8 +2,8 @@
 
 A *sweep* is a kernel that computes measures, sums or largest magnitudes, over rows, columns and
 variables in one reading of memory. The launches of the variables of a kernel are, in order: a
-kernel of `codegen_line_stage.py` that copies the addresses of gradients; each sweep, with another
-such kernel after it; and the programs that compute the scalars of each variable.
+kernel of `codegen_line_stage.py` that copies the addresses of gradients; each sweep, followed by a
+kernel of that module; and the programs that compute the scalars of each variable.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from thalweg.formula import Rule
 
 
 def _sort_passes(rule: Rule) -> list[PassGroup]:
-    """Return the groups of a rule's passes, and its measures as one more group.
+    """Return the groups of a rule's passes, and its measures as the last group.
 
     Raises:
-        TypeError: Native code cannot run the passes: one is neither over rows and columns nor a
-            last stage of numbers, or a measure over variables is read before the end.
+        TypeError: Native code cannot run the passes: a pass is neither over rows and columns nor a
+            last stage of scalars, or a measure over variables is read before the end.
     """
     groups = [*(group_passes(rule) or ())]
     if not groups or any(group.stages for group in groups[:-1]):
@@ -68,11 +68,10 @@ def _numbers_of(groups: Sequence[PassGroup]) -> list[str]:
 def _trace_scalars(
     rule: Rule, groups: Sequence[PassGroup], dtype: Dtype, storage_dtype: Dtype
 ) -> Program:
-    """Trace the function that computes the scalars of a variable from its measures, sizes and
-    slots.
+    """Trace the function that computes a variable's scalars from measures, sizes and slots.
 
-    This is `per_variable` of the rule, or else the stages after all sweeps; without both, the
-    measures themselves are the scalars.
+    The function is the rule's `per_variable`, or else its stages after all sweeps. Without these,
+    the measures themselves are the scalars.
 
     Args:
         groups: The result of `_sort_passes`.
@@ -128,7 +127,7 @@ class _SmallLaunch:
 
 
 def _replay_small(rule: Rule, groups: Sequence[PassGroup], launch: Any) -> ReplayedReductions:
-    """Return the passes of a rule for a kernel over small matrices, which runs fused stages, too.
+    """Return the passes of a rule for a kernel over small matrices, which also runs fused stages.
 
     Raises:
         TypeError: As of `replay_lines`.
@@ -230,8 +229,7 @@ class _Memory:
         return self._results[-1].ctypes.data + 8 * (np.cumsum(counts) - counts)
 
     def table(self, line_stage: LineStage, sweep: Any) -> Int64:
-        """Return the table of a kernel after a sweep: a row of addresses and sizes for each
-        variable.
+        """Return a row of addresses and sizes for each variable, for a kernel after a sweep.
 
         Args:
             line_stage: The description of the kernel, whose `words` name the columns.
@@ -247,7 +245,8 @@ def _slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, .
     """Return the storage types of the slots of rows and columns, equal for all variables.
 
     Raises:
-        TypeError: A slot is not contiguous, wider than the arithmetic, or of another type.
+        TypeError: A slot is not contiguous, is wider than `dtype`, or differs in type between
+            variables.
     """
     types = {tuple(slot.dtype for slot in var_slots) for var_slots in slots}
     size = np.dtype(dtype).itemsize
@@ -272,8 +271,8 @@ def replay_lines(
         rule: The rule.
         launch: The kernel, a `Launch`.
         stages: The transforms of gradients before the measures.
-        scalar_slots, shaped_slots: For each variable its slots of shape (), and those of rows and
-            columns, in the rule's order.
+        scalar_slots, shaped_slots: For each variable its slots of shape (), and its slots of rows
+            and columns, in the rule's order.
 
     Raises:
         TypeError: Native code cannot run the passes, or as of `VariableScalars`.

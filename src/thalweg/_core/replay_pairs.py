@@ -68,7 +68,7 @@ class ReplayedPairs:
         counters: The step's counters, of float32, float64 or int64, and of shape ().
         numbers: Guarded tensors of one number, beginning with the counters.
         transforms: The transforms of the step's gradients.
-        read: Tensors from which `take_coming` reads hyperparameters, by name.
+        read: {hyperparameter: tensor from which `take_coming` reads it}.
         carried_scalars: Names of the scalars that each step reads from the last counters and stores
             there. These counters have the compute dtype of some of the variables.
     """
@@ -118,16 +118,15 @@ class ReplayedPairs:
         read: Mapping[str, Tensor] = MappingProxyType({}),
         carried_scalars: Sequence[str] = (),
     ) -> ReplayedPairs | None:
-        """Return a replay of a planned step over pairs, or None if native code cannot replay the
-        step.
+        """Return a replay of a planned step over pairs; None if native code cannot replay it.
 
         Args:
             cached_plan, counters: As in the class.
-            pairs: A list of tuples of gradient and variable, in the order of the plan.
-            numbers: The counters, then further tensors of one number each. A replay is refused if
-                one of them has another value than `expect` or a step has set.
-            attributes: Pairs of a dictionary and a key. A replay is refused if a key, or a value at
-                another key, changes; with None, at any key.
+            pairs: A list of tuples (gradient, variable), in the order of the plan.
+            numbers: The counters, then further tensors of one number each. A replay fails if one
+                has another value than `expect` or a step has set.
+            attributes: Pairs (dict, key). A replay fails if the dict changes, except for the value
+                at the key; with None as key, at any change.
             transforms: The transforms of the gradients.
             read, carried_scalars: As in the class; `can_read` is true for each tensor of `read`.
         """
@@ -162,8 +161,7 @@ class ReplayedPairs:
         numbers: Sequence[Tensor],
         attributes: Sequence[tuple[dict[str, object], str | None]],
     ) -> bool:
-        """Guard all tensors and attributes of the step, and write the block that the native call
-        reads.
+        """Guard all tensors and attributes of the step, and write the block for the native call.
 
         Return False, before the block is written, if a tensor or the attributes of a variable
         cannot be guarded.
@@ -205,34 +203,32 @@ class ReplayedPairs:
         return True
 
     def _drop_dicts(self, attributes: Sequence[tuple[dict[str, object], str | None]]) -> None:
-        """Drop references to dictionaries with a key that may change; callers of `take` keep them
-        alive.
+        """Drop references to dicts with a key that may change.
 
-        Such a dictionary may contain this replay, and a reference would make a cycle.
+        Callers of `take` keep these dicts alive. A dict may contain this replay, so a reference
+        would make a cycle.
         """
         dict_ids = {id(entries) for entries, varying in attributes if varying is not None}
         self.snapshot.release_dicts(dict_ids)
 
     def expect(self, expected: Sequence[object], first: int = 0) -> None:
-        """Set the values that guarded numbers must have, so that the next step is replayed.
+        """Set the values that guarded numbers must have for a replay of the next step.
 
         A step sets the values of the counters itself.
 
         Args:
             expected: The values.
-            first: The index in `numbers` of the first of them.
+            first: The index in `numbers` of the first value.
         """
         for index, value in enumerate(expected, first):
             self.snapshot.set_watched_number(index, self._kinds[index], value)
 
     def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
-        """Set one hyperparameter in the dictionary of a compute dtype, and in all programs that
-        read it.
+        """Set one hyperparameter of a compute dtype in its dict and in all programs that read it.
 
         Args:
             dtype: The compute dtype.
-            values: The dictionary that `values_of` of `take` returns for this dtype; changed in
-                place.
+            values: The dict that `values_of` of `take` returns for this dtype; changed in place.
             name: The name of the hyperparameter.
             value: The new value.
         """
@@ -242,15 +238,15 @@ class ReplayedPairs:
                 scalars.change(values, name)
 
     def set_coming(self, first: int, steps: Sequence[ComingStep]) -> bool:
-        """Replace the table of scalars that `take_coming` reads, one row for each coming step.
+        """Replace the table of scalars that `take_coming` reads, with a row for each coming step.
 
         Args:
             first: The number of steps taken before the first row is used.
             steps: At most `MOST_COMING` steps; none to empty the table.
 
         Returns:
-            True if there are rows now. False if `steps` is empty, or if no program computes the
-            scalars of a kernel, in which case the table is unchanged.
+            True if the table has rows now. False if `steps` is empty; or, with an unchanged table,
+            if no program computes the scalars of a kernel.
         """
         rows: list[bytes] = []
         for scalars, number, next_counters in steps:
@@ -269,8 +265,9 @@ class ReplayedPairs:
         return bool(rows)
 
     def _connect_columns(self) -> None:
-        """Make steps write carried scalars to their counters; do nothing until programs compute
-        them all.
+        """Make steps write carried scalars to their counters.
+
+        Do nothing until programs compute all carried scalars.
         """
         if self._has_columns:
             return
@@ -295,9 +292,7 @@ class ReplayedPairs:
         return not self._carried_scalars or (rule_scalars is None and self._has_columns)
 
     def _make_table(self) -> None:
-        """Allocate the table of coming steps, and make steps that use it read the tensors of
-        `read`.
-        """
+        """Allocate the table of coming steps; steps that use it then read the tensors of `read`."""
         scalars = [
             (launch.dtype is np.float32, rule_scalars) for launch, rule_scalars in self._scalars
         ]
@@ -313,17 +308,16 @@ class ReplayedPairs:
         self._has_table = True
 
     def take_coming(self, pairs: list[object], transforms: GradientTransforms = NOTHING) -> int:
-        """Take the next step with scalars from the table that `set_coming` has filled, if all
-        guards hold.
+        """Take the next step with scalars from the table of `set_coming`, if all guards hold.
 
         Args:
             pairs: The pairs of gradient and variable.
             transforms: The transforms of the gradients.
 
         Returns:
-            0 if the step was taken. Else nothing was written, and the result is
-            `replay_kernel.NOT_TABLED` without a row for the step, or the constant of the first
-            guard that failed, or FAILED.
+            0 if the step was taken. Otherwise nothing was written. The result is then
+            `replay_kernel.NOT_TABLED` without a row for the step, the constant of the first guard
+            that failed, or FAILED.
 
         Raises:
             One of `ERRORS`: A scalar of the gradients is out of range.
@@ -342,12 +336,11 @@ class ReplayedPairs:
         )
 
     def compare(self, pairs: list[object], count: int) -> int:
-        """Check all guards without taking the step; return 0, or the constant of the first that
-        failed.
+        """Check all guards without taking the step; return 0, or the constant of the first failure.
 
         Args:
             pairs: The pairs of gradient and variable.
-            count: The number of steps that have been replayed; another number is a failure, too.
+            count: The number of replayed steps; another number is a failure, too.
         """
         return self.snapshot.replay(pairs, count, replay_kernel.MEASURE)
 
@@ -360,20 +353,20 @@ class ReplayedPairs:
         next_counters: Sequence[object],
         transforms: GradientTransforms = NOTHING,
     ) -> int:
-        """Run the step, if all guards hold.
+        """Take the step if all guards hold.
 
         Args:
-            pairs: Gradients and variables. The caller holds the dictionaries of `of` that have
-                a key whose value may change.
+            pairs: Pairs (gradient, variable). The caller keeps alive the dicts of `of` that have a
+                key whose value may change.
             count: The number of steps taken when the step began.
-            values_of: Returns the inputs of the scalars for a compute dtype; only `change` may
-                modify that dictionary.
-            step: The number of the step; None if the inputs are the scalars themselves.
+            values_of: `values_of(dtype)` returns the dict of hyperparameters; only `change` may
+                modify that dict.
+            step: The number of the step; None if `values_of` returns the scalars themselves.
             next_counters: The counters' values after the step.
             transforms: The transforms of the gradients, if the step has any.
 
         Returns:
-            0 if the step was taken, else the failed guard, or FAILED.
+            0 if the step was taken, else the constant of the guard that failed, or FAILED.
 
         Raises:
             Exception: Any error of `values_of`, or one of `ERRORS` for scalars out of range.
@@ -407,11 +400,10 @@ class ReplayedPairs:
         values_of: Callable[[Dtype], Mapping[str, object]] | None = None,
         step: int | None = None,
     ) -> int:
-        """Take a step whose scalars depend on norms of gradients; return as `take` and
-        `take_coming`.
+        """Take a step whose scalars depend on norms of gradients; return the result of `take`.
 
-        If the native call finds numbers that are out of its range, Python computes the scalars from
-        the norms, once, and the call is repeated.
+        If the native call finds a number out of its range, Python computes the scalars from the
+        norms, once, and the call is repeated.
 
         Args:
             gradients: Computes the norms, and scalars from them.
@@ -438,9 +430,7 @@ class ReplayedPairs:
 
 
 def _are_pairs(pairs: object, cached_plan: CachedPlan) -> bool:
-    """Return True if `pairs` is a list of tuples of a plain gradient and a variable of the plan, in
-    order.
-    """
+    """Return True if `pairs` is a list of tuples (plain gradient, variable) in the plan's order."""
     variables = cached_plan.request.variables
     return (
         type(pairs) is list
@@ -456,8 +446,8 @@ def _is_number(tensor: Tensor) -> bool:
 def can_read(value: object) -> bool:
     """Return True if the native call can read a hyperparameter from `value` by its address.
 
-    Such a value is a CPU tensor of shape (), of float32 or float64, in memory of its own, without a
-    lazy negation; it is a Tensor, Parameter or variable, but of no other subclass.
+    `value` must be a Tensor, Parameter or variable, on the CPU, of shape (), float32 or float64,
+    with memory, and without a lazy negation.
     """
     return (
         isinstance(value, Tensor)

@@ -1,7 +1,7 @@
 """Passes and matrix stages of a rule in a replayed step, between native calls.
 
-The native call checks all guards and runs the kernels of a pass, which write memory of the plan
-alone. A stage follows in torch's functions. Another native call then checks the guards again and
+The native call checks all guards and runs the kernels of a pass, which write only memory of the
+plan. A stage follows in torch's functions. Another native call then checks the guards again and
 runs the update.
 """
 
@@ -37,12 +37,11 @@ class StageScalars(PlaceScalars):
         self._dtypes = staged_step.dtypes
 
     def members(self, members: Sequence[Member]) -> list[Member]:
-        """Return copies of records of variables, in order, that refer to the scalars of stages.
+        """Return copies of the variables' records that refer to the scalars of stages.
 
         Args:
             members: For each variable of the rule the record of its update. In the copy, `program`,
-                `row_cell` and `row_size` are replaced by addresses and a size of memory of this
-                object.
+                `row_cell` and `row_size` refer to memory of this object.
         """
         return [
             member._replace(
@@ -54,10 +53,10 @@ class StageScalars(PlaceScalars):
         ]
 
     def columns(self) -> Columns:
-        """Return the scalars that the last native call has computed.
+        """Return the scalars that the last native call has computed, as `Columns`.
 
-        Those that are equal for all variables are shared, for each compute dtype; others are
-        vectors with an element for each variable.
+        `shared` has all scalars of the first variable. `by_variable` has a vector over the
+        variables for each scalar that differs.
         """
         if len(self._rows) == 1 == self.row_counts[0]:
             shared, by_variable = dict(zip(self.names, self._rows[0, 0].tolist(), strict=True)), {}
@@ -97,8 +96,7 @@ class ReplayedPasses:
     def run(
         self, guards: GuardTable, step_count: int, flags: int, pairs: list[Any] | None = None
     ) -> tuple[int, list[Call]]:
-        """Check the guards and run passes and matrix stages in order; write neither variables nor
-        slots.
+        """Check the guards and run passes and matrix stages; write neither variables nor slots.
 
         Args:
             guards: The guard table of the step, which is checked before each pass.
@@ -108,8 +106,8 @@ class ReplayedPasses:
                 parameters.
 
         Returns:
-            0 and a list of C functions without arguments, which write new values of slots once each
-            when they are called after the update; or the constant of the first difference, and [].
+            0 and a list of C functions to call once after the update, which write new values of
+            slots; or the constant of the guard that failed, and [].
         """
 
         def run_pass(index: int) -> int:

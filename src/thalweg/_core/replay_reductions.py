@@ -32,14 +32,17 @@ class PlaceScalars:
     """Scalars that programs compute in a replay, in float64.
 
     A *place* is a set of variables with equal hyperparameters. Each place has a program, which
-    computes the scalars once for each step number among its variables.
+    computes the scalars once for each step number among the place's variables.
 
     Args:
-        names: The names of the scalars; those that no program computes are dropped.
+        names: The names of the scalars; a name that no program computes is dropped.
         places: For each variable the key of its place.
 
-    Attributes: places: The distinct keys. names: The names of a row. row_of: For each variable the
-    index of its row in the rows of its place. row_counts: The number of rows in use of each place.
+    Attributes:
+        places: The distinct keys.
+        names: The names of a row.
+        row_of: For each variable the index of its row in the rows of its place.
+        row_counts: The number of rows in use of each place.
     """
 
     def __init__(self, names: Sequence[str], places: Sequence[Hashable]) -> None:
@@ -57,8 +60,8 @@ class PlaceScalars:
         """Make replays compute the scalars of a place by a program; return its record's address.
 
         Args:
-            index: The index of the place. Index 0 is to be set first, since its program decides
-                which scalars are stored.
+            index: The index of the place. Set index 0 first: its program decides which scalars are
+                stored.
             program: The program, whose first register is the step count.
             inputs: As for `Program.place`.
         """
@@ -90,8 +93,7 @@ class PlaceScalars:
 
 
 class _ScalarTable(NamedTuple):
-    """Scalars that native code reads: names, a row for each variable, and a type of `struct` to
-    which they are rounded."""
+    """Scalars that native code reads: names, a row per variable, and `struct`'s type letter."""
 
     names: Sequence[str]
     rows: Array
@@ -99,20 +101,21 @@ class _ScalarTable(NamedTuple):
 
 
 class VariableScalars:
-    """Program that computes scalars of each variable natively, between a rule's reductions and its
-    kernel.
+    """Program that computes each variable's scalars natively, from a rule's reductions.
 
     Args:
-        launch: The kernel, a `Launch`; each of its variables gets a row of scalars.
+        launch: The kernel, a `Launch`, which reads the scalars; each of its variables gets a row.
         program: Computes the scalars; its first inputs are `sums`, then `slots`.
-        sums: The address of the results of reductions, those of a variable and of a leaf adjacent;
-            the number of variables; and the address of the number of leaves of each. A leaf is a
-            run of elements that is summed by itself.
+        sums: (address of the results of reductions, number of variables, address of the leaf
+            counts). A leaf is a run of elements that is summed by itself. The results of a variable
+            and of a leaf are adjacent.
         slots: The slots of shape () of each variable, in the rule's order.
         slot_names: The scalars that become the values of these slots.
 
-    Attributes: record: The block of `_engines/cpu/replay_reductions.py`. inputs: The scalars that
-    the program reads. references: Further objects that keep the memory of `sums` alive.
+    Attributes:
+        record: The block of `_engines/cpu/replay_reductions.py`.
+        inputs: The scalars that the program reads.
+        references: Further objects that keep the memory of `sums` alive.
 
     Raises:
         TypeError: A slot is not of the compute dtype, or two variables share a slot.
@@ -149,16 +152,17 @@ class VariableScalars:
 
 
 class ReplayedReductions:
-    """Launches that reduce the variables of a kernel before it.
+    """Launches that reduce the variables of a kernel before the kernel runs.
 
     Args:
         launch: The kernel, a `Launch`.
         sweeps: The launches, in order. Each has the attributes `kernel`, `address`, `rows` (one for
             each variable), `is_serial` and `threads` of a `Sweep`.
-        scalars: Computes scalars of the kernel from the reductions; None if none depends on these.
+        scalars: Computes scalars of the kernel from the reductions; None if the kernel needs none.
         letter: The type of `struct` to which scalars of launches are rounded.
 
-    Attributes: given: The scalars of the tables, if the native call computes them.
+    Attributes:
+        given: The scalars of the tables, if the native call computes them.
     """
 
     def __init__(
@@ -186,8 +190,7 @@ class ReplayedReductions:
         """Round the scalars, and write them to the rows of each sweep and of the program.
 
         Args:
-            scalars: For each place, a set of variables with equal hyperparameters, its scalars by
-                name.
+            scalars: {name: scalar} for each place, a set of variables with equal hyperparameters.
         """
         for names, rows, letter in self._tables:
             layout = Struct(f"={len(names)}{letter}")

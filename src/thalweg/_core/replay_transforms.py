@@ -25,7 +25,7 @@ Scalars = Mapping[Dtype, Mapping[str, Any]]
 
 
 class _RepeatedStats(GradientStats):
-    """Statistics of gradients, reset at each replay."""
+    """Statistics of gradients that are reset at each replay."""
 
     def forget(self) -> None:
         """Drop the results for the last gradients; keep what depends on the variables only."""
@@ -48,7 +48,7 @@ class NotMeasured(RuntimeError):
 def has_scalars_in_call(transforms: GradientTransforms) -> bool:
     """Return True if the native call computes all scalars that depend on gradients.
 
-    It computes the factor of the global norm alone, not those of each gradient's norm or of trust
+    It computes the factor of the global norm, but no factors of each gradient's norm and no trust
     ratios.
     """
     if transforms.clipnorm is not None or transforms.trust is not None:
@@ -62,9 +62,10 @@ class ReplayedTransforms:
     Args:
         plans: The plans of the step's rules.
         launches: The kernels of the step.
-        transforms: The transforms of its gradients.
+        transforms: The transforms of the step's gradients.
 
-    Attributes: part: The part of a step to replay after `measure`, a constant of `replay_kernel`.
+    Attributes:
+        part: The part of a step to replay after `measure`, a constant of `replay_kernel`.
 
     Raises:
         NotMeasured: The transforms cannot be replayed.
@@ -128,18 +129,17 @@ class ReplayedTransforms:
         self._transforms, self._stats = transforms, stats
 
     def last_norm(self, taken: int) -> tuple[float, float] | None:
-        """Return global norm and clip factor of the step with the number `taken`; None unless the
-        native call has computed them, and in that step last.
+        """Return (global norm, clip factor) of the step with the number `taken`.
+
+        Return None unless that step was the last whose norm the native call computed.
         """
         return None if self._norm is None else self._norm.last_norm(taken)
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
-        """Make each sweep, a kernel that sums squares, read a copy of its chunks, whose lengths may
-        change.
+        """Give the kernels that sum squares copies of their chunks, whose lengths may be changed.
 
-        Return three numbers for each variable, by its index: the addresses of the first length in
-        the copy and in the original, and the number of chunks. A chunk is a range of elements of
-        one variable.
+        A chunk is a range of elements of one variable. Return {index of a variable: (address of the
+        first length in the copy, address of the original length, number of chunks)}.
         """
         spans: dict[int, tuple[int, int, int]] = {}
         for members, _, sweep in self._sweeps:
@@ -149,8 +149,7 @@ class ReplayedTransforms:
         return spans
 
     def leave_out_absent(self, switches: tuple[int, int]) -> None:
-        """Make the native call leave missing gradients out of the global norm, if it computes the
-        norm.
+        """Make the native call leave missing gradients out of the global norm that it computes.
 
         Args:
             switches: The address of the first gradient's flag, and the bytes between flags.
@@ -159,8 +158,11 @@ class ReplayedTransforms:
             self._norm.set_switches(*switches)
 
     def for_look(self) -> tuple[list[tuple[int, int, int, int]], int]:
-        """Return the launches that sum squares of gradients, and the address of the block that
-        computes the global norm, or 0, for `GuardedStep`.
+        """Return the launches and the block for norms, as `GuardedStep` needs them.
+
+        Returns:
+            The launches that sum squares of gradients; and the address of the block that computes
+            the global norm, or 0.
         """
         measures = [(sweep.kernel.address, sweep.address, 0, 1) for *_, sweep in self._sweeps]
         return measures, 0 if self._norm is None else self._norm.address
@@ -173,22 +175,20 @@ class ReplayedTransforms:
         pairs: list[Any] | None = None,
         is_beyond: bool = False,
     ) -> int:
-        """Compute the norms that the transforms need, if all guards hold, or leave them to the
-        native call.
+        """Compute the norms that the transforms need, if all guards hold, and set `part`.
 
-        Set `part` to `UPDATE` if the norms were computed here, and to `CLIPPED` if the native call
-        is to compute the global norm and its factor. Without norms do neither.
+        `part` becomes `UPDATE` if the norms were computed here, and `CLIPPED` if the native call
+        will compute the global norm and its factor. Without norms it does not change.
 
         Args:
             transforms: The transforms of this step.
             guards: The guard table of the step.
             taken: The number of steps that were replayed before.
             pairs: Pairs of gradient and variable; None for the gradients of parameters.
-            is_beyond: Whether the native call has returned `replay_kernel.OUT_OF_RANGE` for this
-                step.
+            is_beyond: True if the native call returned `replay_kernel.OUT_OF_RANGE` for this step.
 
         Returns:
-            0, or a constant of `replay_kernel` for the first difference.
+            0, or the constant of the guard that failed.
         """
         if transforms is not self._transforms:
             if transforms.stages != self._transforms.stages:
@@ -210,15 +210,14 @@ class ReplayedTransforms:
     def scalars(
         self, report: Callable[[GradientStats], None] | None = None
     ) -> tuple[Scalars, Mapping[str, Any]]:
-        """Return the scalars of the stages, computed from the norms of the last `measure`.
+        """Return the scalars of the transforms, computed from the norms of the last `measure`.
 
         Args:
-            report: Optional function that receives the statistics of the gradients; not called if
-                `measure` has left the norms to the native call, or had none to compute.
+            report: Optional. `report(stats)` is called if `measure` has computed norms.
 
         Returns:
-            For each compute dtype, the scalars that all variables share, by name; and, by name, the
-            vectors with a number for each variable, {} if `measure` has computed no norms.
+            For each compute dtype {name: scalar} of shared scalars; and {name: vector over the
+            variables}, which is empty if `measure` has computed no norms.
 
         Raises:
             NotMeasured: A norm is too large or too small for the replay.
@@ -238,11 +237,10 @@ class ReplayedTransforms:
         }, by_variable
 
     def judge(self) -> Sequence[Call] | None:
-        """Return C functions that the judge of steps, if there is one, has called with the writes
-        of a step.
+        """Return the functions in C that the step judge adds to the writes of a step.
 
-        Return () without a judge, and None if the norm exceeds the judge's limit, so that a planned
-        step decides. Call it after `scalars`.
+        Return () without a judge. Return None if the norm exceeds the judge's limit: a planned step
+        must then decide. Call this after `scalars`.
         """
         judge = self._transforms.judge
         if judge is None:
@@ -253,11 +251,12 @@ class ReplayedTransforms:
         return judge.taking_calls([norm]) if norm <= judge.norm_limit() else None
 
     def set_by_variable(self, by_variable: Mapping[str, Any]) -> None:
-        """Write scalars that differ between variables to the rows of all kernels, after the shared
-        ones.
+        """Write scalars that differ between variables to the rows of all kernels.
+
+        Call this after the shared scalars were written.
 
         Args:
-            by_variable: A vector with an element for each variable, by the name of the scalar.
+            by_variable: {name: vector over the variables}.
         """
         for rows in self._rows:
             rows.set(by_variable)
@@ -270,7 +269,7 @@ class ReplayedTransforms:
         """Return the sums that the last `measure` has computed.
 
         Raises:
-            NotMeasured: `reduction` is another one.
+            NotMeasured: `reduction` differs from the replayed reduction.
         """
         if reduction != self._reduction:
             raise NotMeasured
@@ -302,8 +301,7 @@ class _VariableRows:
 def _set_rows(
     kernel: Compiled, rows: Float64, transforms: GradientTransforms, dtype: Dtype
 ) -> None:
-    """Write the scalars of the transforms to the first row of a kernel that sums squares of
-    gradients.
+    """Write the transforms' scalars to the first row of a kernel that sums squares.
 
     Args:
         rows: The rows of the kernel's scalars; changed.

@@ -12,10 +12,10 @@ ReplayFactory = Callable[[Any, PlanCache, Any], Any]
 
 
 class ReplayTrigger:
-    """Prepares a replay of the next step and runs it.
+    """Object in place of a replay that builds the replay at the next step and runs it.
 
     Args:
-        make: Returns the replay for an optimizer, its cache and a step's arguments, or None.
+        make: `make(optimizer, cache, step arguments)` returns a replay or None.
 
     Attributes:
         read: Results of user functions called for a step that was not taken after all, or None.
@@ -35,9 +35,10 @@ class ReplayTrigger:
         return True
 
     def take(self, optimizer: Any, cache: PlanCache, step_args: object) -> bool:
-        """Build the replay, store it in `cache` (None if there is none), and take the step with it.
+        """Build the replay, store it in `cache`, and take the step with it.
 
-        Return True if the step was taken. `read` is then that of the replay.
+        Return True if the step was taken. `cache.replay` is None if no replay is possible.
+        `self.read` becomes the replay's `read`.
 
         Args:
             optimizer: The optimizer.
@@ -55,9 +56,10 @@ class ReplayTrigger:
 
 
 def say_what_became(error: Exception, cache: PlanCache, count_before: int) -> None:
-    """Note on an error whether the step was taken before the error, or nothing has changed.
+    """Add a note to an error: the step was taken before the error, or nothing has changed.
 
     Args:
+        error: The exception; changed.
         cache: The cache whose replay may have taken the step.
         count_before: The result of `count_replayed` before the step.
     """
@@ -82,7 +84,7 @@ def note_repeated(cache: PlanCache, make: ReplayFactory) -> None:
 
 
 class ReplayResult(list[Any]):
-    """Result of a step: empty until it is taken, then a note and whether it was taken.
+    """Result of a step: an empty list until the step is taken, then a note and True.
 
     A replayed step counts as taken as soon as the replay has counted it, even if interrupted later.
     """

@@ -44,21 +44,21 @@ def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
 
 
 class RuleScalars:
-    """Scalars of one entry of a launch, recomputed at each step.
+    """Scalars of a rule for variables with equal scalars, recomputed at each replayed step.
 
-    The program is traced at first use. It reads its inputs from registers, one for the step count
-    and one for each hyperparameter.
+    The program is traced at first use. It reads its inputs from registers: the step count, and each
+    hyperparameter.
 
     Args:
         rule: The rule.
-        launch: The launch.
-        at: The index of its entry.
-        loads: Tensors of the compute dtype from which the program loads hyperparameters, by name.
+        launch: The kernel that reads the scalars.
+        at: The index of the set of variables in `launch`.
+        loads: {hyperparameter: tensor of the compute dtype from which the program loads it}.
 
     Attributes:
-        values: The dictionary of hyperparameters whose numbers are in the registers; None without a
+        values: The dict of hyperparameters whose numbers are in the registers; None without a
             program.
-        set: Sets the register with an index to a number; 0 is the step count.
+        set: `set(index, number)` sets a register; index 0 is the step count.
         places: The register indices of hyperparameters by name.
     """
 
@@ -79,13 +79,13 @@ class RuleScalars:
         self._may_have_program = launch.measures is None  # which are not made by programs
 
     def made(self, values: Mapping[str, object], step: int | None) -> Mapping[str, Any] | None:
-        """Return the scalars of a step by name; None if the native call computes them.
+        """Return {name: scalar} of a step; None if the native call computes the scalars.
 
         Args:
-            values: Hyperparameters as scalars of the compute dtype, by name. Between calls the
-                dictionary may be changed only if `change` is called.
-            step: The number of the step, from 1; None if `values` are all scalars and are returned
-                unchanged, without a program from then on.
+            values: Hyperparameters as scalars of the compute dtype, by name. Call `change` after a
+                change of this dict.
+            step: The number of the step, from 1. None returns `values` unchanged, and drops the
+                program.
         """
         if step is None:
             self._forget()
@@ -100,15 +100,13 @@ class RuleScalars:
         return None
 
     def change(self, values: Mapping[str, Any], name: str) -> None:
-        """Copy the new number of one hyperparameter to the register from which the program reads
-        it.
+        """Copy the new number of one hyperparameter to the program's register.
 
-        If the number is not of the launch's compute dtype, the next `made` takes all
-        hyperparameters again and computes the scalars in Python.
+        If the number has not the launch's compute dtype, the next `made` reads all hyperparameters
+        and computes the scalars in Python.
 
         Args:
-            values: The dictionary of the last `made`, with the new number. Any other dictionary has
-                no effect.
+            values: The dict of the last `made`, with the new number. Another dict has no effect.
             name: The name of the hyperparameter.
         """
         if values is self.values:
@@ -118,11 +116,10 @@ class RuleScalars:
                 self.values = None
 
     def pack(self, values: Mapping[str, object], step: int) -> bytes | None:
-        """Return the step number and the hyperparameters as bytes, in the order of the program's
-        registers.
+        """Return the step number and the hyperparameters as bytes of the program's registers.
 
-        Return None if there is no program, if a value has another dtype, or if names differ from
-        the program's. The registers are not set; the next `made` sets all of them.
+        Return None if there is no program, if a value has another dtype, or if the names differ
+        from the program's. The registers are not set; the next `made` sets all of them.
         """
         dtype = self._launch.dtype
         if self._may_have_program:
@@ -151,8 +148,7 @@ class RuleScalars:
         return self.span[0] + 8 * int(self._program.registers_of([name])[0])
 
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
-        """Copy all hyperparameters to the registers of the program; at the first call, trace the
-        program.
+        """Copy all hyperparameters to the program's registers; the first call traces the program.
 
         If a value is not of `dtype`, or the names have changed, drop the program for good.
         """

@@ -64,8 +64,8 @@ class _Tape:
     Args:
         dtype: The compute dtype.
         inputs: The dtypes of the inputs by name; the inputs have the first registers.
-        samples: Optional. A sample value of each input. A formula may then branch on symbols: the
-            trace follows the samples, and a run that would branch differently fails.
+        samples: Optional sample values of the inputs, which allow a formula to branch on symbols.
+            The trace follows the samples; a run that would branch differently fails.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class _Tape:
             self.inputs[name].sample = self.inputs[name].dtype(value)
 
     def register_of(self, value: Any, dtype: Any) -> int:
-        """Return the register of a number: that of a symbol of `dtype`, or a new one with a
-        constant.
+        """Return the register of a symbol, or a new register with a constant.
 
         Raises:
-            TypeError: The number is neither; or `dtype` is bool and it is not a symbol.
+            TypeError: A symbol has another dtype than `dtype`. A constant is not an int, float or
+                scalar of `dtype`, or `dtype` is bool.
         """
         if type(value) is self.kinds[dtype]:
             return value.register
@@ -103,8 +103,8 @@ class _Tape:
     def record(self, operation: int, *operands: object) -> object:
         """Append an operation on up to three operands; return the symbol of its result.
 
-        The result is float64 if an operand is, else of the compute dtype; a comparison gives a
-        bool.
+        A comparison gives a bool. Otherwise the result is float64 with a float64 operand, else
+        float32; without symbols it has the compute dtype.
 
         Raises:
             TypeError: Native code cannot compute the operation on these operands.
@@ -135,14 +135,12 @@ class _Tape:
         return narrow_symbol
 
     def decide(self, symbol: Any) -> bool:
-        """Return the truth value of a symbol's sample, to choose a branch of the traced function.
+        """Return the truth value of a symbol's sample, and record a guard on it.
 
-        Append operations that divide by 0 in a run in which the truth value differs; the run then
-        fails.
+        A run with another truth value fails: the guard divides by 0.
 
         Raises:
-            TypeError: The tape has no samples, or its operations are speculative: a run may discard
-                their results.
+            TypeError: The tape has no samples, or is recording a value that a run may discard.
         """
         # A guard in a discarded branch would be discarded, too.
         if not self._decides or self.is_speculative:
@@ -174,7 +172,7 @@ class _Tape:
         Args:
             operation: A constant of `scalar_program`.
             operands: The indices of up to three registers.
-            dtype: float32 to round the result, else another dtype.
+            dtype: numpy.float32 rounds the result; another dtype does not.
             output_dtype: The dtype of the symbol.
         """
         output = self._append(0.0)
@@ -192,7 +190,7 @@ class _Tape:
 
 
 class Symbol(NDArrayOperatorsMixin):
-    """Traced scalar or condition, with the register and a sample of its value."""
+    """Traced scalar or condition: a register of the program, and a sample value."""
 
     tape: _Tape
     dtype: Any
@@ -203,13 +201,10 @@ class Symbol(NDArrayOperatorsMixin):
         self.sample: Any = dtype(0 if value is None else getattr(value, "sample", value))
 
     def narrow(self, value: Any) -> Any:
-        """Return a number as a symbol of this symbol's class.
-
-        A float64 symbol is rounded if the class is of float32; a float32 one is widened if it is of
-        float64.
+        """Return `value` as a symbol of this symbol's dtype: rounded, widened, or itself.
 
         Raises:
-            TypeError: The number is not a symbol, or one of the two is a condition.
+            TypeError: `value` is a constant, or only one of the two symbols is a condition.
         """
         if type(value) is type(self):
             return value
@@ -220,24 +215,22 @@ class Symbol(NDArrayOperatorsMixin):
         return self._alias(type(self), value)
 
     def __mod__(self, divisor: int) -> Any:
-        """Return this symbol, with a guard that its number is at least 0 and below the divisor.
+        """Return this symbol, and record a guard that its number is in [0, divisor).
 
-        A run with another number fails.
+        A run with a number outside this range fails.
 
         Raises:
-            TypeError: The sample is not in this range.
+            TypeError: The sample is outside this range.
         """
         if not (self >= 0.0 and self < float(divisor)):
             raise TypeError("A remainder of a number that is not below the divisor.")
         return self
 
     def trace_choice(self, value: Callable[[], Any], alternative: Any) -> Any:
-        """Return the symbol of "value() if condition else alternative"; this symbol is the
-        condition.
+        """Return the symbol of "value() if self else alternative".
 
-        `value()` is traced, and each run chooses; what is not chosen may be infinite or NaN. If
-        native code cannot compute `value()`, the sample of the condition chooses now, and a run
-        that would choose the other one fails.
+        Each run computes both and selects. If native code cannot compute `value()`, the sample of
+        this condition decides during tracing. A run with the opposite condition then fails.
 
         Args:
             value: Called without arguments; returns a symbol or number.
@@ -292,17 +285,17 @@ class Symbol(NDArrayOperatorsMixin):
 
 
 class Program:
-    """Traced arithmetic that computes scalars from inputs, as a program of native code.
+    """Program of native code that computes scalars from inputs, traced from a function.
 
     Args:
         dtype: The compute dtype.
-        single_inputs: The dtypes of the inputs that `set` changes one by one, by name.
+        single_inputs: {name: dtype} of the inputs that `set` changes one by one.
         names: The names of the other inputs, which are of the compute dtype.
-        make: Returns the computed scalars by name. Its arguments are the input symbols by name and
-            the class of symbols of the compute dtype.
-        storage_dtype: Optional. The dtype in which scalars are stored, `dtype` by default.
-        samples: Optional. Sample values of all inputs, if `make` may branch on them and they are
-            Python numbers; a run that would branch differently fails.
+        make: `make({name: input symbol}, symbol class of the compute dtype)` returns {name:
+            scalar}.
+        storage_dtype: Optional. The dtype of stored scalars, `dtype` by default.
+        samples: Optional. Sample values of all inputs, as Python numbers. `make` may then branch on
+            inputs; a run that would branch differently fails.
         state_names: Inputs whose next values `make` returns, after the first of `single_inputs`.
 
     Attributes:
@@ -362,15 +355,15 @@ class Program:
         rows: int,
         inputs: Sequence[tuple[int, int, int]] = (),
     ) -> None:
-        """Write the record of the program, from which native code runs it.
+        """Fill `record`, the array of integers from which native code runs this program.
 
         Args:
-            record: The record to fill, an array of integers.
-            names: The names of the scalars of a row, in the order in which they are stored.
+            record: The array to fill.
+            names: The names of the scalars in a row, in their order in memory.
             row: The address of the first row of scalars.
             rows: The number of rows.
-            inputs: For each register that is loaded from memory at every run: its index, the
-                address of the number, and the kind of that number.
+            inputs: (register, address of a number, type code of the number) for each register that
+                every run loads from memory.
         """
         self._names = self.registers_of(names)
         self._inputs = make_inputs(inputs)

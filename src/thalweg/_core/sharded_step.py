@@ -18,7 +18,7 @@ from thalweg.formula import Rule
 
 
 class Sharing(Protocol):
-    """Sharding of one step, as seen by one process."""
+    """Interface of a process to the sharding of one step."""
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         """Return the parts of gradients and variables in this process's memory, for validation."""
@@ -30,7 +30,7 @@ class Sharing(Protocol):
         """Raise an error if this sharding cannot gather the matrices of a rule with passes.
 
         Raises:
-            NotImplementedError: Names the first variable that is not supported.
+            NotImplementedError: A variable is not supported; the message names the first.
         """
         ...
 
@@ -42,9 +42,9 @@ class Sharing(Protocol):
         """Return reductions over full variables.
 
         Args:
-            parts: Reductions over the parts.
+            parts: Reductions over this process's parts.
             pairs: The full variables, with gradients as the caller passed them.
-            flush: Whether stages treat denormals as zero.
+            flush: True if gradient transforms treat denormals as zero.
         """
         ...
 

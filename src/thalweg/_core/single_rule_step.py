@@ -19,15 +19,15 @@ from thalweg.variable import titles_of
 
 
 class OneRule(StepAdapter):
-    """Adapter of such a step.
+    """Adapter of a step of one rule, with scalars and slots passed by the caller.
 
     Args:
         rule: The rule.
         scalars: Hyperparameters by name.
         slots: The slots of every variable.
-        counts: Functions in C that run in the same commit.
+        counts: Functions in C that run in the step's commit.
         selection: The engine; None for the selected one.
-        is_checked: Whether the pairs were validated by the step around this one.
+        is_checked: True if an enclosing step has validated the pairs.
     """
 
     constrains = False

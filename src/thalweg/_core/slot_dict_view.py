@@ -27,7 +27,7 @@ def variable_key_in_graph(var: object) -> Any:
 
 
 class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
-    """Slot store that is also a dict of dicts of slots."""
+    """Slot store that is also a read-only dict of dicts of slots."""
 
     BY_NAME: ClassVar[bool]
 
@@ -66,9 +66,9 @@ class _SlotDict(SlotStore, Mapping[Any, Mapping[Any, Any]]):
 
 
 class SlotsOfName(MutableMapping[Any, Any]):
-    """The slots of one name, by the key of their variable, as `_slot_dict` returns them.
+    """Mutable dict {variable key: slot} of the slots with one name, for `_slot_dict`.
 
-    Setting a key stores the slot of that variable.
+    Setting a key stores the variable's slot.
     """
 
     def __init__(self, store: SlotsByName, name: str) -> None:
@@ -104,9 +104,10 @@ class SlotsOfName(MutableMapping[Any, Any]):
 
 
 class SlotsByName(_SlotDict):
-    """Slots as a dict of TensorFlow 1: by the slot's name, then by its variable.
+    """Slots as a dict of TensorFlow 1: {slot name: {variable key: slot}}.
 
-    A slot that is set for a key without a variable is stored when a variable with that key is used.
+    A slot may be set for the key of a variable that the store does not have yet. It is stored when
+    that variable is first used.
     """
 
     BY_NAME = True
@@ -168,7 +169,7 @@ class SlotsByName(_SlotDict):
             self.forget(self._owner_of(key), name)
 
     def _owner_of(self, key: Any) -> Any:
-        """Return the variable with a key, if it has slots or is of a graph; otherwise None."""
+        """Return the variable with a key, if it has slots or belongs to a graph; else None."""
         for var in self.owners():
             if self.key(var) == key:
                 return var
@@ -179,7 +180,7 @@ class SlotsByName(_SlotDict):
 
 
 class SlotsByVariable(_SlotDict):
-    """Slots as a dict of Keras: by the variable, then by the slot's name."""
+    """Slots as a dict of Keras: {variable key: {slot name: slot}}."""
 
     BY_NAME = False
 

@@ -14,7 +14,7 @@ from thalweg._engines.engine_selection import EngineName
 
 
 class SlotOptimizer(TrackableSlots):
-    """Optimizer with slots and a selection of its engine."""
+    """Base class of the optimizers of Keras and TensorFlow 1: slots and a selectable engine."""
 
     _NOT_COPIED: ClassVar[tuple[str, ...]] = (*TrackableSlots._NOT_COPIED, "_recorder", "_spikes")
     _engine: EngineName | None = None

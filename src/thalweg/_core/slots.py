@@ -24,12 +24,12 @@ from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
 
 class SlotShards(Protocol):
-    """Shards of variables for which this process keeps slots; other processes keep the others.
+    """Shards of variables for which this process keeps slots; other processes keep the rest.
 
     Attributes:
         checkpoint: The last file to which all slots were saved, or from which they were restored;
             None if there is none.
-        ranks: The processes with the other shards, of which the first writes files; None if the
+        ranks: The processes with the other shards; the first of them writes files. None if the
             variables themselves know their processes.
     """
 
@@ -57,12 +57,12 @@ class SlotStore:
     """All slots of one optimizer.
 
     In graph mode the slots of a variable are variables of its graph. While a session runs, lookups
-    return that session's tensors, both for the variable and for the session's tensor of it.
+    return that session's tensors.
 
     Slots that are created together share one block of memory per dtype. Small variables then need
     no page each, and a step checks one block instead of every slot. The slots of a block share a
-    version counter: after a write to one of them, autograd rejects a `backward` through any slot
-    of the block that it had saved.
+    version counter: after a write to a slot, autograd rejects a `backward` through any slot of the
+    block that it had saved.
 
     Attributes:
         parts: The shards of slots that `make` creates, except slots of shape (); None if this
@@ -83,11 +83,10 @@ class SlotStore:
         ) = None
 
     def _settled(self) -> dict[int, dict[str, Variable]]:
-        """Return the slots by the `id` of the variable, and then by name.
+        """Return {`id` of a variable: {slot name: slot}}.
 
-        After a `deepcopy`, first store the copied slots: for the copy of a variable if it was
-        copied, too, or else for the original variable. This is known only once the deepcopy has
-        finished.
+        The first call after a `deepcopy` also stores the copied slots. A slot then belongs to the
+        copy of its variable, or to the variable itself if it was not copied, too.
         """
         if self._pending_copies is not None:
             (slots, memo), self._pending_copies = self._pending_copies, None
@@ -113,9 +112,7 @@ class SlotStore:
         return {name: resolve(slot) for name, slot in slots.items()}
 
     def handed_out(self, slots: Iterable[object]) -> None:
-        """Note that a caller holds these slots and may write to them; replays compare them from
-        then on.
-        """
+        """Note that a caller holds these slots and may write to them; replays then compare them."""
         for slot in slots:
             if isinstance(slot, StateVariable):
                 slot.moves.handed.add(id(slot))
@@ -151,8 +148,9 @@ class SlotStore:
         return id(handle_of(var))
 
     def forget(self, var: object, name: str) -> None:
-        """Remove a slot; do nothing if there is none. A variable without further slots is dropped,
-        too.
+        """Remove the slot `name` of a variable, if it exists.
+
+        The variable is removed with its last slot.
         """
         key = id(handle_of(var))
         slots = self._settled().get(key, {})
@@ -173,11 +171,11 @@ class SlotStore:
     ) -> list[Variable]:
         """Create a slot for each variable, store the slots, and return them in order.
 
-        A slot has shape, dtype, device and strides of its variable, or of the variable's shard.
+        A slot has the shape, dtype, device and strides of its variable, or of the variable's shard.
 
         Args:
             variables: Distinct variables without this slot.
-            name: The name of the slot.
+            name: The slot's name.
             initial: The number that fills the slots.
             labels: The full names of the new slots, as `Variable.name`.
             rule_slot: Optional. The rule's slot, which may define another dtype or shape.
@@ -209,8 +207,7 @@ class SlotStore:
     def _make_shaped(
         self, variables: Sequence[Tensor], rule_slot: Slot, labels: Sequence[str]
     ) -> list[Variable]:
-        """Create a slot of the rule's shape for each variable, store the slots, and return them in
-        order.
+        """Create and store a slot of the rule's shape for each variable; return the slots in order.
 
         Raises:
             InvalidArgumentError: A variable belongs to a graph, and has no shape yet.
@@ -233,15 +230,14 @@ class SlotStore:
         return self.parts if name in self._in_parts else None
 
     def whole(self, var: Tensor, name: str) -> Tensor:
-        """Return the value of a slot for the complete variable.
+        """Return the full value of the slot `name` of a variable.
 
-        For a sharded slot this is a new tensor, gathered from all processes that have a shard; each
-        of them must make this call. Otherwise it is the slot itself.
+        A sharded slot is gathered to a new tensor: every process with a shard must make this call.
+        An unsharded slot is returned itself.
 
         Raises:
-            KeyError: The variable has no such slot.
-            LayoutError: The slot is not sharded, and its storage was resized to less than its
-                elements.
+            KeyError: The variable has no slot of this name.
+            LayoutError: The unsharded slot's storage is too small for its elements.
         """
         slot, parts = self.of(var, [name])[0], self.parts_of(name)
         if parts is not None:
@@ -258,14 +254,13 @@ class SlotStore:
     def remake(
         self, variables: Sequence[Tensor], rule_slots: Sequence[Slot], parts: SlotShards, cut: Call
     ) -> dict[int, Variable]:
-        """Replace sharded or full slots by slots of other shards, with the same values.
+        """Replace slots by slots of new shards, with equal values.
 
-        Return the new slots by the `id` of the slots that they replace.
+        Return {`id` of an old slot: new slot}.
 
         Args:
-            variables: The variables whose slots are replaced; those without all of the slots are
-                skipped.
-            rule_slots: The rule's slots; none has the shape ().
+            variables: The variables. A variable that lacks one of the slots is skipped.
+            rule_slots: The rule's slots, none of shape ().
             parts: The new shards, which become `self.parts`.
             cut: Called after all values were gathered and before `parts` is used.
         """
@@ -317,10 +312,10 @@ class SlotStore:
         return new_store
 
     def check_whole(self, operation: str = "copied or pickled") -> None:
-        """Raise FailedPreconditionError if this process keeps shards of slots.
+        """Raise FailedPreconditionError if this process keeps only shards of slots.
 
         Args:
-            operation: The operation that needs full slots, for the message.
+            operation: What needs full slots, for the message.
         """
         if self.parts is not None:
             raise FailedPreconditionError(
@@ -337,8 +332,8 @@ def _is_here(slot: object) -> bool:
 def dtype_of(rule_slot: Slot | None, var: Tensor) -> torch.dtype:
     """Return the dtype of a variable's slot.
 
-    It is the dtype of `rule_slot` if that has one; else that of the variable, or float32 or float64
-    for a slot of shape ().
+    It is the dtype of `rule_slot`, or else of the variable. A slot of shape () without a dtype is
+    float64 for float64 and complex128 variables, else float32.
     """
     if rule_slot is not None and rule_slot.dtype is not None:
         is_float64 = rule_slot.dtype == torch.float64

@@ -29,8 +29,8 @@ def all_summed(
     """Return the pairs with each sparse gradient replaced by one with unique rows; see `summed`.
 
     Args:
-        pairs: Gradients with the tensors to update. The list itself is returned if none is sparse.
-        get_labels: Called with a list of one of these tensors; returns a list of its name.
+        pairs: (gradient, tensor to update). The list itself is returned if no gradient is sparse.
+        get_labels: `get_labels([tensor])` returns a list with the tensor's name.
 
     Raises:
         LayoutError: A sparse gradient has no memory that holds its elements.
@@ -47,22 +47,21 @@ def rows_of(grad: Tensor, label: str) -> IndexedSlices:
     """Return a sparse gradient as `IndexedSlices`, without a copy.
 
     Raises:
-        LayoutError: The storage of its indices was freed or truncated.
+        LayoutError: The storage of the gradient's indices was freed or truncated.
     """
     check_memory(grad._indices(), f"The indices of the gradient of '{label}'")
     return IndexedSlices.from_sparse(grad)
 
 
 def check_inside(tensor: Tensor, description: str) -> None:
-    """Check the indices of a sparse tensor against its shape, which torch does not do.
+    """Raise an error if an index of a sparse tensor is outside of its shape; torch does not check.
 
     Args:
         tensor: The sparse tensor.
         description: The beginning of the message, such as "The gradient of 'w'".
 
     Raises:
-        InvalidArgumentError: An index is outside of the shape; the message has the first such
-            index.
+        InvalidArgumentError: An index is outside of the shape; the message names the first.
     """
     sparse_shape = tensor.shape[: tensor.sparse_dim()]
     sizes = torch.tensor(sparse_shape, dtype=torch.int64, device=tensor.device)[:, None]
@@ -77,21 +76,25 @@ def check_inside(tensor: Tensor, description: str) -> None:
 
 
 def is_misplaced(tensor: Tensor) -> bool:
-    """Return True if torch would add a sparse tensor to a view at the wrong elements.
+    """Return True if torch would add a sparse tensor to a view at wrong elements.
 
-    It uses twice the view's storage offset if the tensor is coalesced or has at most one entry, and
-    has no dense dimensions.
+    Torch applies the view's storage offset twice if the tensor has no dense dimensions, and is
+    coalesced or has at most one entry.
     """
     return not tensor.dense_dim() and (tensor.is_coalesced() or tensor._nnz() < 2)
 
 
 def summed(grad: Tensor, dtype: torch.dtype, label: str) -> Tensor:
-    """Return a sparse gradient with unique ascending rows; `grad` itself if it has them.
+    """Return a sparse gradient with unique ascending rows, whose repeated rows are summed.
+
+    Rows are added in their order, 16-bit rows in float32. `grad` itself is returned if its rows are
+    unique and ascending, if a row is out of range, or if no rule supports `grad`.
 
     Args:
-        grad: The gradient; returned unchanged if no rule supports it or a row is out of range.
-        dtype: The dtype of the variable. Sums of 16-bit rows stay float32 if it is float32, else
-            they are rounded once.
+        grad: The gradient.
+        dtype: The dtype of the variable. For float32, sums of 16-bit rows stay float32; otherwise
+            each sum is rounded once.
+        label: The variable's name, for the message.
 
     Raises:
         LayoutError: The storage of the gradient was freed or truncated.

@@ -24,12 +24,15 @@ def laid_out(
     scalar: bool = False,
     devices: Sequence[torch.device] | None = None,
 ) -> list[Tensor]:
-    """Create a tensor for each variable, with its shape, device and strides, filled with `initial`.
+    """Create a tensor for each variable, with its shape, device and strides, filled with a number.
+
+    Tensors of one dtype and device share a block of memory.
 
     Args:
+        variables: The variables, in the order of the result.
         dtypes: The dtype of each new tensor.
         initial: The number that fills the tensors.
-        scalar: Whether the new tensors have the shape () instead.
+        scalar: True for new tensors of shape ().
         devices: The device of each new tensor; None for the devices of the variables.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}

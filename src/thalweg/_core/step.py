@@ -53,7 +53,7 @@ def run_step(
     is_final: bool = True,
     may_rebind: bool = True,
 ) -> StepResult:
-    """Run a step, or the part of a step for one variable if variables are updated one by one.
+    """Run a step with the cached plan if it still fits, or with a new plan.
 
     Return whether the step was taken, and the exceptions raised after its writes.
 
@@ -63,11 +63,11 @@ def run_step(
         grads_and_vars: Pairs of gradient and variable, as accepted by `adapter.convert_pairs`.
         transforms: Unscaling, clipping and overflow checks of gradients before the rule.
         copies: For each variable a 16-bit tensor that receives a copy of it, or None.
-        is_final: Run `finishing_calls` and the counters after this call.
-        may_rebind: Try `try_rebind` first.
+        is_final: Run user callbacks and counters. False if more variables of the step follow.
+        may_rebind: Try the cached plan first.
 
     Raises:
-        Exception: Any error of a check or of a user callback, with a note that nothing has changed.
+        Exception: Any error of a check or user function, with a note that nothing has changed.
     """
     if may_rebind:
         rebound = try_rebind(adapter, cache, grads_and_vars, transforms, copies, is_final=is_final)
@@ -87,9 +87,9 @@ def try_rebind(
     *,
     is_final: bool = True,
 ) -> StepResult | None:
-    """Run a step with the last plan in `cache`, if only gradients and scalars have changed since.
+    """Run a step with the last plan in `cache`, if only gradients and scalars have changed.
 
-    Return the result of the step; or None if `rebind_plan` returns None, and then change nothing.
+    Return the result of the step. Return None and change nothing if `rebind_plan` returns None.
 
     Args:
         adapter, cache, transforms, copies, is_final: As for `run_step`.
@@ -122,11 +122,11 @@ def rebind_plan(
     transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan | None:
-    """Bind the last plan in `cache` to new gradients, and read the hyperparameters; do not run the
-    step.
+    """Bind the last plan in `cache` to new gradients and read the hyperparameters.
 
-    Return the bound plan for `execute_plan`. Return None, with no gradient bound, if there is no
-    plan, if its variables, rule, options or memory differ, or if user functions must see the step.
+    Return the bound plan for `execute_plan`; nothing is run. Return None, with no gradient bound,
+    if there is no plan, if variables, rule, options or memory differ, or if user functions must see
+    the step.
     """
     rule = adapter.step_rule()
     if cache.last is None or rule is None or not adapter.repeats:
@@ -160,10 +160,12 @@ def _check_pairs(adapter: StepAdapter, pairs: Sequence[Pair], narrow: bool) -> N
 
 
 def _check_matrices(adapter: StepAdapter, rule: Rule, pairs: Sequence[Pair]) -> None:
-    """Check that a rule with passes, which update before the variables, supports these variables.
+    """Raise an error unless a rule with passes supports these variables and gradients.
+
+    Passes compute on rows, columns or matrices before the variables are updated.
 
     Raises:
-        NotImplementedError: The matrices are sharded so that no process holds a full one.
+        NotImplementedError: Variables are sharded, and no process holds a full matrix.
         InvalidArgumentError, InvalidTypeError: A variable or a gradient has an unsupported shape or
             type.
     """
@@ -195,9 +197,9 @@ def _plan_step(
     copies: Copies,
     is_final: bool,
 ) -> StepResult:
-    """Run a step without the last plan: validate, create state, build a plan, execute and cache it.
+    """Run a step with a new plan: validate, create state, build the plan, execute and cache it.
 
-    If user functions update the variables, no plan is built, and `run_user_updates` runs instead.
+    If user functions update the variables, run `run_user_updates` without a plan.
     """
     pairs = _create_state(adapter, _validate_pairs(adapter, cache, grads_and_vars, transforms))
     rule, is_checked = adapter.step_rule(), raises_if_not_finite(adapter, transforms)
@@ -234,7 +236,7 @@ def _validate_pairs(
     grads_and_vars: Sequence[tuple[object, object]],
     transforms: GradientTransforms,
 ) -> list[Pair]:
-    """Drop the last plan of `cache`; return the converted and validated pairs of a step."""
+    """Return the converted and validated pairs of a step; first set `cache.last` to None."""
     cache.last = None
     pairs = adapter.convert_pairs(grads_and_vars)
     _check_pairs(adapter, pairs, transforms.narrow)
@@ -258,11 +260,11 @@ def plan_step(
     transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan | None:
-    """Validate a step, create missing state and plan the step, but write no variable.
+    """Return a new plan of a step, bound to the gradients, for `execute_plan`.
 
-    Return the plan, bound to the gradients, for `execute_plan`; it is not stored in `cache`, whose
-    last plan is dropped. Return None, and create no state, if only `run_step` can take the step:
-    user functions update the variables, or the rule makes sparse gradients dense.
+    Missing state is created, but no variable is written. `cache.last` becomes None; the new plan is
+    not cached. Return None, and create no state, if only `run_step` can take the step: user
+    functions update the variables, or the rule makes sparse gradients dense.
 
     Args:
         copies: For each variable its 16-bit copy or None; None without copies.
@@ -324,22 +326,19 @@ def execute_plan(
     is_final: bool = True,
     is_checked: bool | None = None,
 ) -> StepResult:
-    """Run a plan that is bound to gradients: update variables and state, unless the step is
-    skipped.
+    """Run a plan that is bound to gradients: update variables and state, or skip the step.
 
-    In order: reduce the gradients, decide on the step, run passes, write, apply constraints, call
-    user callbacks and count. Then drop the gradients of the plan, or keep the plan in
-    `adapter.gathered` until its writes are done. Return whether the step was taken, and the
-    exceptions raised after its writes.
+    Return whether the step was taken, and the exceptions raised after its writes. Afterwards the
+    plan's gradients are dropped. With `adapter.gathered`, the writes and the plan are only added to
+    that batch.
 
     Args:
         adapter: The front end's adapter of the step.
-        cached_plan: The plan, bound to gradients by `plan_step` or `rebind_plan`; not stored in a
-            cache.
+        cached_plan: The plan that `plan_step` or `rebind_plan` returned; not stored in a cache.
         transforms: The transforms of the gradients.
-        is_new: Whether the plan has not run before: the scalars are validated then.
-        is_final: Run user callbacks and count the step; False for one variable's part of it.
-        is_checked: Whether gradients that are not finite raise; None for the choice of the engine.
+        is_new: True at the first run of the plan, which validates the scalars.
+        is_final: Run user callbacks and counters. False if more variables of the step follow.
+        is_checked: Raise an error if a gradient is not finite. None follows the engine's setting.
     """
     if is_checked is None:
         is_checked = raises_if_not_finite(adapter, transforms)
@@ -375,10 +374,11 @@ def execute_plan(
 
 
 def _split_slots(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence[Sequence[Tensor]]]:
-    """Split each variable's slots into those of elements, of shape (), and of another shape.
+    """Split each variable's slots by shape.
 
     Returns:
-        Three sequences, each with a list per variable; () for a kind that the rule does not have.
+        Three sequences with a list per variable: slots with the variable's shape, slots of shape
+            (), slots of another shape. A kind that the rule lacks may be ().
     """
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]

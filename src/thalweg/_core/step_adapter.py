@@ -29,24 +29,24 @@ Shared = Mapping[Dtype, Mapping[str, Any]]
 class StepAdapter:
     """A front end's part of one step: names, state, scalars and user callbacks, no arithmetic.
 
-    `run_step` calls the methods, which subclasses override.
+    `run_step` calls the methods; subclasses override them.
 
     Attributes:
         selection: The engine.
-        calls: Whether `read_hypers` calls user functions, which may reallocate variables.
-        repeats: Whether a rebind is allowed: no user function has to see the step.
-        constrains: Whether constraints follow the updates; not in a sub-step to be rolled back.
-        is_prepared: Whether `read_hypers` has been called.
-        may_leave: Whether a device may decide if the step is taken: no user function ends the step.
-        there: The device of scalars of this step that the host does not have, or None.
+        calls: True if `read_hypers` calls user functions, which may reallocate variables.
+        repeats: True if the last plan may be reused: no user function has to see the step.
+        constrains: True if constraints follow the updates; False in a sub-step.
+        is_prepared: True after `read_hypers` has been called.
+        may_leave: True if a device may decide whether the step is taken.
+        there: The device of this step's scalars that the host does not have, or None.
         apply_flag: A bool tensor of shape () on that device, True if the step is applied; None if
             the host decides.
         sharing: How processes share this step, or None.
         gathered: Collects the writes for a later commit; None commits them at once.
-        ending: Functions in C that are called in the same commit.
-        from_copies: Whether changes of users to copies of variables count; see `StepRequest`.
+        ending: Functions in C that are called in the step's commit.
+        from_copies: True if user writes to the variables' 16-bit copies count; see `StepRequest`.
         begun: Receives a sentence at the commit: that the step was taken.
-        sees_all: Whether the step has all variables that the optimizer updates now.
+        sees_all: True if the step has all variables that the optimizer updates now.
         watch: Optional. Records the step before its writes, for diagnostics.
     """
 
@@ -81,9 +81,7 @@ class StepAdapter:
         return list(given)
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise unless all variables can be updated by their gradients, which may be 16-bit with
-        `narrow`.
-        """
+        """Raise unless all variables can be updated; with `narrow`, gradients may be 16-bit."""
         raise NotImplementedError
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
@@ -122,9 +120,7 @@ class StepAdapter:
 
     @lazy
     def in_common(self) -> dict[str, float]:
-        """Values of the rule's optimizer-wide slots before the step, by name; {} without such
-        slots.
-        """
+        """{name: value} of the rule's optimizer-wide slots before the step; {} without any."""
         rule = self.step_rule()
         if rule is None or not rule.common_slots:
             return {}
@@ -151,7 +147,7 @@ class StepAdapter:
     def check_flat_buffers(
         self, rule: Rule | None, transforms: GradientTransforms, variables: Sequence[Tensor]
     ) -> None:
-        """Raise if the step reduces over flat buffers of several parameters.
+        """Raise an error if the step reduces over flat buffers of several parameters.
 
         Raises:
             InvalidArgumentError: As `check_reductions` of `_core/flat_buffers.py`.

@@ -44,8 +44,7 @@ def reduce_gradients(
     is_final: bool,
     is_checked: bool,
 ) -> tuple[Columns, Decision, GradientStats | None]:
-    """Compute the scalars of a step and reductions of its gradients; decide if the step is to be
-    taken.
+    """Compute the scalars and gradient reductions of a step, and decide whether to take it.
 
     If a device decides, the decision is also stored as `adapter.apply_flag`.
 
@@ -54,12 +53,12 @@ def reduce_gradients(
         request: The step over full variables.
         plan: The bound plan over this process's shards.
         transforms: The transforms of the gradients.
-        is_final: Whether no other part of the optimizer's step follows.
-        is_checked: Whether gradients that are not finite raise an error.
+        is_final: False if more variables of the step follow.
+        is_checked: True if gradients that are not finite raise an error.
 
     Returns:
-        The scalars with those of the transforms; the decision; and the statistics of the gradients,
-        or None if neither transforms nor the rule need any.
+        The scalars of the rule and of the transforms; the decision; and the statistics of the
+        gradients, or None if neither transforms nor the rule need any.
 
     Raises:
         InvalidArgumentError: A gradient is not finite, with `is_checked`.
@@ -100,8 +99,7 @@ def reduce_gradients(
 def run_passes(
     adapter: StepAdapter, cached_plan: CachedPlan, columns: Columns, stats: GradientStats | None
 ) -> tuple[Columns, list[Call]]:
-    """Run the passes of a rule, and its functions of sums over variables; write neither variables
-    nor slots.
+    """Run a rule's passes and its functions of sums; write neither variables nor slots.
 
     Args:
         adapter: The front end's part of the step.
@@ -146,8 +144,8 @@ def run_passes(
 def _can_decide_on_device(adapter: StepAdapter, request: StepRequest, plan: StepPlan) -> bool:
     """Return True if a GPU can decide, without waiting for it, whether the step is taken.
 
-    The step must be unsharded, written in one commit of its own, with dense gradients and a
-    variable on a device, and without constraints or user functions that end it.
+    The step must be unsharded and have its own commit, dense gradients, and a variable on a GPU. It
+    must have no constraints and no user functions after the writes.
     """
     is_unsharded = adapter.sharing is None and adapter.gathered is None and plan.is_single
     if not (adapter.may_leave and is_unsharded) or all(map(is_host, request.variables)):

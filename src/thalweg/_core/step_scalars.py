@@ -27,13 +27,12 @@ _RESERVED = SCALARS | {"t"}  # scalars that a step adds to the rule's
 
 
 def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> dict[str, Any]:
-    """Return the scalars that a rule's formulas may use: hyperparameters, powers, "t", and those of
-    `prepare`.
+    """Return the scalars for a rule's formulas: hyperparameters, powers, "t", results of `prepare`.
 
     Args:
         rule: The rule.
-        values: The hyperparameters as scalars of `dtype`, by name; powers and "t" are added in
-            place. A power that is there already is not computed.
+        values: {name: scalar of `dtype`} of the hyperparameters. Powers and "t" are added in place,
+            unless present.
         dtype: The compute dtype.
         step: The number of this step, from 1.
 
@@ -56,11 +55,11 @@ def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> d
 
 
 def defaults_of(rule: object) -> dict[str, Any]:
-    """Return the defaults of the hyperparameters of a rule, by name.
+    """Return {name: default} of the hyperparameters of a rule.
 
     Raises:
         TypeError: `rule` is not a rule.
-        RuleError: Two scalars of the rule have the same name; the message contains the names.
+        RuleError: Two scalars of the rule have one name; the message contains the names.
     """
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be a thalweg.Rule, not {show_value(rule)}.{hint(rule)}")
@@ -87,7 +86,7 @@ def _make_reserved_error(rule: Rule, action: str, names: Any) -> RuleError:
 
 
 def _convert_scalar(rule: Rule, name: str, value: object, dtype: Dtype) -> object:
-    """Return a scalar that `prepare` of a rule returned, converted to the compute dtype.
+    """Return a scalar from a rule's `prepare`, converted to the compute dtype.
 
     An integer that is too large becomes NaN.
 
@@ -111,14 +110,14 @@ def columns_of(
 ) -> Columns:
     """Return the scalars of a rule in a step, as `Columns`.
 
-    The scalars of the first group of a dtype are in `shared`. Those that differ between groups are
-    also in `by_variable`, with a number for each variable.
+    `shared` has the scalars of the first group of each dtype. `by_variable` has a vector over the
+    variables for each scalar that differs between groups.
 
     Args:
         groups: The group of each variable; None for a single group.
-        scalars_of: Called as `scalars_of(dtype, group)`, once for each pair that occurs; returns
-            scalars by name.
+        scalars_of: `scalars_of(dtype, group)` returns scalars by name; called once per pair.
         dtypes: The compute dtypes of the step; used for a single group only.
+        variables: The variables, whose dtypes determine the compute dtypes.
     """
     if groups is None:
         return Columns({dtype: scalars_of(dtype, None) for dtype in dtypes}, {})
@@ -140,7 +139,7 @@ def columns_of(
 
 
 def processed(columns: Columns, stats: GradientStats, dtypes: Sequence[Dtype]) -> Columns:
-    """Return `columns` with the scalars of the transforms of gradients, which `stats` computes.
+    """Return `columns` with the scalars of the gradient transforms, which `stats` computes.
 
     Args:
         columns: The scalars of the rule; not changed.

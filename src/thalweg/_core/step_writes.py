@@ -35,13 +35,14 @@ def commit_single_round(
     callbacks: list[PostUpdateCall],
     counters: list[Call],
 ) -> list[BaseException]:
-    """Write a step in one commit, then run constraints and callbacks; no variable may occur twice.
+    """Write a step in one commit, then run constraints and callbacks.
 
-    With `adapter.gathered`, only append all of that to the batch, and return [].
+    No variable may occur twice. With `adapter.gathered`, only add all calls to that batch and
+    return [].
 
     Args:
         adapter, request: The step.
-        rounds: Iterator of its only round of writes.
+        rounds: Iterator that yields one round of writes.
         callbacks: User callbacks after the constraints.
         counters: Functions in C that update counts and state after the callbacks.
 
@@ -74,15 +75,15 @@ def commit_rounds(
     callbacks: list[PostUpdateCall],
     counters: list[Call],
 ) -> list[BaseException]:
-    """Write a step in which variables repeat: first occurrences, then second ones, and so on.
+    """Write a step with repeated variables: first occurrences, then second occurrences, etc.
 
-    Constraints follow the writes of each such round; callbacks and counters follow the last one. If
-    anything raises before the callbacks begin, variables, slots and copies are restored. Return the
-    exceptions of constraints and callbacks.
+    Each round of writes is followed by its variables' constraints, the last round by callbacks and
+    counters. If anything raises before the callbacks, variables, slots and copies are restored.
+    Return the exceptions of constraints and callbacks.
 
     Args:
         adapter, request, callbacks, counters: As for `commit_single_round`.
-        rounds: Iterator of the rounds of writes; a round is taken when the one before is written.
+        rounds: Iterator of the rounds; the next round is built after the writes of the last.
     """
     tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
     tensors += [copy for copy in request.copies or () if copy is not None]
@@ -119,10 +120,10 @@ def _list_constraint_owners(request: StepRequest) -> Sequence[Tensor]:
 
 
 def constrained_indices(request: StepRequest) -> list[int]:
-    """Return the indices of variables with a constraint; raise if one has a sparse gradient.
+    """Return the indices of variables with a constraint on the variable or its copy; [] if none.
 
     Raises:
-        RuntimeError: As `sparse_and_constrained`.
+        RuntimeError: A variable with a constraint has a sparse gradient.
     """
     constraints = [getattr(var, "constraint", None) for var in _list_constraint_owners(request)]
     if constraints.count(None) == len(constraints):
@@ -149,18 +150,18 @@ def run_user_updates(
     copies: Copies,
     is_final: bool,
 ) -> StepResult:
-    """Run a step in which a user function updates each variable, followed by the variable's
-    constraint.
+    """Run a step in which a user function updates each variable, then apply its constraint.
 
-    Restore all variables, slots and copies if anything raises before the final commit. A step that
-    the transforms decide to skip changes no variable.
+    All variables, slots and copies are restored if anything raises before the final commit. A step
+    that the transforms decide to skip changes no variable. Return whether the step was taken, and
+    the exceptions of constraints and callbacks.
 
     Args:
-        adapter: The front end's part of the step, whose `apply_one` calls the user function.
+        adapter: The step, whose `apply_one` calls the user function.
         pairs: Validated pairs.
         transforms: The transforms of the gradients.
         copies: For each variable its 16-bit copy or None; None without copies.
-        is_final: Whether the step ends here, so that counters and callbacks run, too.
+        is_final: Run user callbacks and counters. False if more variables of the step follow.
     """
     flush = adapter.selection.denormals == "flush"
     pairs, decision = process_gradients(pairs, transforms, flush)
@@ -196,9 +197,9 @@ def run_user_updates(
 def process_gradients(
     pairs: list[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
-    """Return pairs with transformed gradients, and the decision whether to take the step.
+    """Return (pairs with transformed gradients, the decision whether to take the step).
 
-    Without transforms, the pairs themselves are returned.
+    Without transforms, return the pairs themselves and a decision to take the step.
     """
     if not transforms:
         return pairs, Decision(True, [])

@@ -29,11 +29,11 @@ from thalweg.variable import to_tensor
 
 
 class Position(Protocol):
-    """Position in a checkpoint that waits for its object.
+    """Position in a checkpoint that waits for the creation of its object.
 
     Attributes:
-        restore_uid: The number of the restore; a later one has a higher number.
-        graph: The graph that was being built when it was restored; None in eager mode.
+        restore_uid: The number of the restore; a later restore has a higher number.
+        graph: The graph that was being built at the restore; None in eager mode.
     """
 
     @property
@@ -68,7 +68,7 @@ class Trackable:
     """Object with named children, which checkpoints save.
 
     Attributes:
-        PER_GRAPH: Whether each graph, and eager mode, has separate children under the same names.
+        PER_GRAPH: True if eager mode and each graph have separate children under equal names.
     """
 
     PER_GRAPH: ClassVar[bool] = False
@@ -87,14 +87,12 @@ class Trackable:
         return self
 
     def _track_trackable(self, trackable: object, name: str, overwrite: bool = False) -> Any:
-        """Add an object as a child, and give it the value that waits for this name.
-
-        Return the object.
+        """Add an object as a child and return it; first restore a value that waits for its name.
 
         Args:
             trackable: A variable, module, optimizer, or another object that has children.
             name: The child's name.
-            overwrite: Whether another child of this name is replaced.
+            overwrite: Replace another child of this name instead of raising an error.
 
         Raises:
             InvalidArgumentError: There is another child of this name.
@@ -114,7 +112,7 @@ class Trackable:
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        """Return the children by name, of the default graph with `PER_GRAPH`.
+        """Return {name: child}; with `PER_GRAPH`, only the children of the default graph.
 
         Args:
             save_type: Ignored; accepted for compatibility with TensorFlow.
@@ -142,9 +140,9 @@ class Trackable:
         return max(positions, key=_get_uid).value() if positions else None
 
     def _handle_deferred_dependencies(self, name: str, trackable: object) -> None:
-        """Restore a new child from the latest position that waits for its name, if there is one.
+        """Restore a new child from the latest position that waits for its name, if any.
 
-        All positions for this name then stop waiting.
+        All positions that wait for this name in the child's graph are then dropped.
 
         Raises:
             CheckpointMismatchError: The child has another shape or dtype. The value keeps waiting.
@@ -174,8 +172,8 @@ class Trackable:
         """Return the restored value that waits for a new eager child, else `initial_value`.
 
         Raises:
-            CheckpointMismatchError: The restored value has another shape or dtype than
-                `initial_value`.
+            CheckpointMismatchError: The restored value differs from `initial_value` in shape or
+                dtype.
         """
         restored: Any = self._preload_simple_restoration(name=name)
         if restored is None:
@@ -202,9 +200,9 @@ class Trackable:
 class TrackableSlots(Trackable):
     """Object with slots of variables: an optimizer.
 
-    A restore does not create slots, not even in eager mode: slots that are created together share a
-    block, and the rule defines their shapes and dtypes. So values wait until the first step that
-    needs the slots, or until slots are read.
+    A restore does not create slots, because the rule defines their shapes and dtypes, and slots
+    that are created together share a block of memory. Restored values wait until a step needs the
+    slots, or until slots are read.
     """
 
     _NOT_COPIED: ClassVar[tuple[str, ...]] = ("_lock", "_plans")
@@ -257,14 +255,13 @@ class TrackableSlots(Trackable):
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Position, slot_name: str, variable: Tensor
     ) -> object:
-        """Return the slot if it exists. Otherwise store the position until it does, and return
-        None.
+        """Return the slot if it exists. Otherwise let the position wait for it and return None.
 
         A restore calls this for each slot in the checkpoint.
 
         Args:
             slot_variable_position: The position in the checkpoint.
-            slot_name: The slot's name, as "m".
+            slot_name: The slot's name, such as "m".
             variable: The slot's variable.
         """
         slot = self._slots.get(variable, slot_name)
@@ -273,11 +270,12 @@ class TrackableSlots(Trackable):
         return slot
 
     def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: object) -> None:
-        """Restore a new slot from the position that waits for it, if any; called for each new slot.
+        """Restore a new slot from the position that waits for it, if any.
 
         Args:
-            slot_name: The slot's name, as "m".
+            slot_name: The slot's name, such as "m".
             variable: The slot's variable.
+            slot_variable: The new slot; changed.
 
         Raises:
             CheckpointMismatchError: The slot has another shape or dtype. The value keeps waiting.
@@ -294,9 +292,10 @@ class TrackableSlots(Trackable):
     def _take_slots(
         self, slot_name: str, variables: Sequence[object], slots: Sequence[object]
     ) -> None:
-        """Restore new slots from their waiting positions; all new slots pass through here.
+        """Restore new slots from their waiting positions, and call `_keep_slot` with each slot.
 
-        If a slot raises an error, it and the slots after it are removed.
+        After an error, the slot that caused it and all later slots are removed. Every new slot
+        passes through here.
         """
         restored_count = 0
         try:
@@ -324,8 +323,7 @@ class TrackableSlots(Trackable):
         """Handle a new slot with its value; a hook for subclasses."""
 
     def _settle(self, var: Any = None, slot_name: str | None = None) -> None:
-        """Create the slots that restored values wait for, before slots are read; do nothing in
-        graph mode.
+        """Create the slots that restored values wait for. In graph mode, do nothing.
 
         Args:
             var, slot_name: Optional. Do nothing unless a value waits for this slot.

@@ -34,11 +34,12 @@ def check_pairs(
     narrow: bool = False,
     devices: Sequence[torch.device] | None = None,
 ) -> None:
-    """Raise unless the variables can be updated by their gradients; change nothing.
+    """Raise an error unless the variables can be updated by their gradients.
 
     Args:
         pairs: Converted gradients with their variables.
-        scatter, narrow, devices: See `check_gradients` of the engines, which raises other errors.
+        labels: The variables' names, for messages.
+        scatter, narrow, devices: See `check_gradients` of the engines, which raises further errors.
 
     Raises:
         RuntimeError: The gradient of a constrained variable is sparse.
@@ -60,8 +61,8 @@ def check_readable(gradients: Sequence[Gradient | None], labels: Sequence[str]) 
     """Raise LayoutError for the first gradient whose memory does not hold its elements.
 
     Args:
-        gradients: The gradients; None for a missing one.
-        labels: The names of their variables, for the message.
+        gradients: The gradients; None for a missing gradient.
+        labels: The variables' names, for the message.
     """
     for grad, label in zip(gradients, labels, strict=True):
         if grad is not None:
@@ -85,7 +86,7 @@ def check_numerics(max_abs: Float64, labels: Sequence[str]) -> None:
     """Raise InvalidArgumentError for the first gradient with an infinity or NaN.
 
     Args:
-        max_abs: The largest magnitude of each gradient; NaN if it contains one.
+        max_abs: The largest magnitude of each gradient; NaN for a gradient with a NaN.
     """
     for peak, label in zip(max_abs.tolist(), labels, strict=True):
         if not isfinite(peak):

@@ -34,10 +34,10 @@ def per_variable(
     columns: Columns,
     stats: GradientStats,
 ) -> tuple[Columns, list[Call]]:
-    """Call `per_variable` of each level of a rule; return its results with the scalars of the step.
+    """Call `per_variable` of each level of a rule, and add the results to the scalars.
 
-    A level has reductions over each variable, and a function that may use scalars of the levels
-    before. A variable that is listed twice is reduced once, and its scalar slots are updated twice.
+    A level has reductions over each variable, and a function that may use scalars of earlier
+    levels. A variable that is listed twice is reduced once, and its scalar slots are updated twice.
 
     Args:
         request: The step.
@@ -80,12 +80,12 @@ def _add_level(
     slot_values: dict[int, Any],
     device: Device,
 ) -> Columns:
-    """Call `per_variable` of a level; return the scalars with its results.
+    """Call `per_variable` of a level; return `columns` with the results.
 
     Args:
-        measures: The results of the level's reductions by name, a vector over the variables each.
-        slot_values: The values of scalar slots, by the `id` of the slot; updated in place.
-        device: The device on which the scalars are computed; None for the host.
+        measures: {name: vector over the variables} of the level's reductions.
+        slot_values: {`id` of a scalar slot: value}; updated in place.
+        device: The device that computes the scalars; None for the host.
     """
     rule, variables = request.rule, request.variables
     names = [slot.name for slot in rule.measured_slots]
@@ -145,7 +145,10 @@ def _select_scalars(
     dtype: Dtype,
     device: Device,
 ) -> dict[str, object]:
-    """Return a level's arguments for variables of one dtype: scalars and reductions, by name."""
+    """Return {name: value} of a level's scalars and reductions, for variables of one dtype.
+
+    `members` are the indices of the variables.
+    """
     scalars = vectors.rounded(columns.shared[dtype], dtype)
     for name, values in columns.by_variable.items():
         scalars[name] = vectors.round_to(vectors.pick_members(values, members), dtype, device)
@@ -157,7 +160,7 @@ def _select_scalars(
 def _group_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Iterator[list[int]]:
     """Yield lists of indices of variables with one compute dtype.
 
-    First occurrences of variables come first, then second ones, so that no list repeats a variable.
+    No list has a variable twice: first occurrences come first, then second ones, etc.
     """
     for round_members in split_into_rounds(variables):
         for dtype in dict.fromkeys(dtypes[index] for index in round_members):
@@ -167,11 +170,11 @@ def _group_by_dtype(variables: Sequence[Tensor], dtypes: Sequence[Dtype]) -> Ite
 def _spread_value(
     rule: Rule, name: str, value: object, dtype: Dtype, count: int, device: Device
 ) -> object:
-    """Return a result of `per_variable`, a number or a vector, as a vector over `count` variables.
+    """Return a result of `per_variable` as a vector over `count` variables.
 
     Args:
         rule, name: The rule and the name of the result, for the message.
-        value: The result.
+        value: The result: a number or a vector.
         dtype: The dtype of the vector.
         count: The number of variables.
         device: The device of the vector; None for the host.

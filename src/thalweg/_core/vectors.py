@@ -46,9 +46,9 @@ def send_to(values: object, device: torch.device) -> Tensor:
 
 
 def place_like(values: object, vector: object) -> Any:
-    """Return values on the device of a vector, or on the host if the vector is an array or None.
+    """Return a vector on the device of another vector; on the host if that is an array or None.
 
-    Return a tensor if `vector` is one, else an array, of the dtype of `values`.
+    The result is a tensor if `vector` is a tensor, else an array.
 
     Args:
         values: An array; or a tensor, which may be moved to the host, but not to another device.
@@ -102,9 +102,9 @@ def split_numbers(vector: Any) -> Sequence[Any]:
 
 
 def number(value: object, device: Device) -> Any:
-    """Return a NumPy scalar as a tensor of shape () on a device.
+    """Return a NumPy floating scalar as a tensor of shape () on a device.
 
-    Return `value` itself without a device, or if it is not a NumPy floating scalar.
+    Return `value` itself if `device` is None, or if `value` is of another type.
     """
     if device is None or not isinstance(value, np.floating):
         return value
@@ -122,7 +122,7 @@ def spread_over(value: object, dtype: Dtype, count: int, device: Device) -> Any:
 def log(value: Any) -> Any:
     """Return the natural logarithm of a float32 scalar or tensor.
 
-    A tensor is computed in float64 and rounded to its dtype once.
+    A tensor's logarithm is computed in float64 and rounded once.
     """
     if not isinstance(value, Tensor):
         return scalars.log(value)
@@ -132,7 +132,7 @@ def log(value: Any) -> Any:
 def power(base: float, exponent: Any) -> Any:
     """Return a number to the power of a float32 scalar or tensor, with 0 in place of denormals.
 
-    A tensor is computed in float64 and rounded to its dtype once.
+    A tensor's power is computed in float64 and rounded once.
     """
     if not isinstance(exponent, Tensor):
         return scalars.power(type(exponent)(base), exponent)

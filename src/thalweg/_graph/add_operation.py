@@ -37,27 +37,26 @@ def add(
     make: Callable[..., SymbolicTensor] = SymbolicTensor,
     captured: Sequence[SymbolicTensor] = (),
 ) -> Operation:
-    """Add an operation to a graph and return it.
+    """Add an operation to a graph and return the operation.
 
     Args:
-        graph: The graph.
-        name: Is made unique, below the current name scope unless `absolute`.
-        function: Called with the arguments of the run; None if it only orders others.
-        arguments: Nests of symbolic tensors of this graph, references, and plain objects.
+        name: Made unique, below the current name scope unless `absolute`.
+        function: `function(*values)` computes the operation in a run; None computes nothing.
+        arguments: Nested lists, tuples and dicts of symbolic tensors, references, plain objects.
         outputs: Static description of each output.
-        picks: Which leaves of the nest that the function returns are the outputs; None if it
-            returns the only output itself.
+        picks: Index of each output among the flattened results of `function`. None: `function`
+            returns the only output.
         kind: "pure", "update", "blocking", "placeholder" or "variable".
-        type: TensorFlow's name of the kind of operation; `name` by default.
-        control_inputs: Run before it, in addition to those of `control_dependencies`.
-        absolute: True if `name` is the whole name.
-        make: The class of the outputs.
-        captured: Inputs that are computed before it but are not passed to `function`.
+        type: TensorFlow's operation type, such as "Const"; `name` by default.
+        control_inputs: Operations that run first, besides those of `control_dependencies`.
+        absolute: True to ignore the current name scope.
+        make: `make(op, index, dtype, shape)` returns an output tensor.
+        captured: Inputs that are computed first but not passed to `function`.
 
     Raises:
         FailedPreconditionError: The graph is finalized.
-        InvalidArgumentError: An input is of another graph, or of a branch or loop in which this
-            operation is not, or the name is not valid.
+        InvalidArgumentError: The name is not valid. Or an input is of another graph, or of a
+            branch or loop that does not enclose the operation.
     """
     if graph.finalized:
         raise FailedPreconditionError("Graph is finalized and cannot be modified.")
@@ -89,7 +88,7 @@ def add(
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Raise InvalidArgumentError for inputs that the new operation cannot use or that are stale."""
+    """Raise InvalidArgumentError for inputs of unrelated branches or loops, and for stale views."""
     for operation in (*(tensor.op for tensor in inputs), *controls):
         if operation.block is not None and (
             graph.block is None or not graph.block.can_use(operation.block)

@@ -1,4 +1,4 @@
-"""Arguments of a node: nests in which symbols stand for values of a run."""
+"""Arguments of an operation: nested lists, tuples and dicts of symbolic tensors and objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Filler = Callable[[Any], Any]
 
 
 class Reference:
-    """Argument that stands for the session's leaf tensor of a variable, to be written in place."""
+    """Argument that passes the session's writable tensor of a variable."""
 
     def __init__(self, variable: SymbolicTensor) -> None:
         self.symbol = variable
@@ -29,7 +29,7 @@ class Reference:
 
 
 class Target(Reference):
-    """Argument for a variable that is about to be initialized; None if it has no value yet."""
+    """`Reference` that passes None if the session has not initialized the variable."""
 
     def get(self, frame: Any) -> Any:
         """Return the leaf tensor in the session of the frame's run, or None."""
@@ -38,7 +38,7 @@ class Target(Reference):
 
 
 class DenseGradient:
-    """Argument for a gradient that is passed as a dense tensor even if a run computes rows."""
+    """Argument that passes a gradient as a dense tensor, even if a run computes `IndexedSlices`."""
 
     def __init__(self, tensor: SymbolicTensor) -> None:
         self.symbol = tensor
@@ -66,10 +66,9 @@ IN_EAGER_MODE = (
 
 
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
-    """Return the distinct symbolic tensors whose values the arguments need, without references.
+    """Return the distinct symbolic tensors among the arguments; a `Reference` is left out.
 
-    Raises:
-        InvalidArgumentError: A tensor, or a variable by reference, is not of `graph`.
+    Raise InvalidArgumentError if a symbolic tensor, also of a `Reference`, is not of `graph`.
     """
     inputs: dict[SymbolicTensor, None] = {}
     for leaf in leaves_of(arguments):
@@ -93,7 +92,7 @@ def written_by(arguments: object) -> tuple[SymbolicTensor, ...]:
 
 
 def argument_filler(arguments: Sequence[object]) -> Filler:
-    """Return a function of a `Frame` that returns the argument values of one run, in order."""
+    """Return a function: `fill(frame)` returns the argument values of the run of a `Frame`."""
     if not arguments:
         return no_arguments
     if _are_all(arguments, SymbolicTensor):
@@ -122,7 +121,7 @@ def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Fil
 
 
 def _filler(nest: object) -> Filler | None:
-    """Return a function of a frame that copies a nest, with values for symbols; None without."""
+    """Return a function: `fill(frame)` copies `nest` with values. Return None without symbols."""
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
     if isinstance(nest, Reference | DenseGradient):
@@ -154,9 +153,9 @@ def _are_all(items: Sequence[object], kind: type[object]) -> bool:
 def _nest_filler(
     nest: Any, items: Iterable[tuple[Any, Any]], copy_nest: Callable[[Any], Any]
 ) -> Filler | None:
-    """Return the filler of a list or dictionary, which copies nested lists and dictionaries.
+    """Return a function: `fill(frame)` copies a list or dict, also nested ones, with values.
 
-    `items` are pairs of index or key and item; None is returned if no item has symbols.
+    `items` are (index or key, item) pairs. Return None if no item contains symbols.
     """
     fillers = _find_fillers(items := list(items))
     if not fillers:

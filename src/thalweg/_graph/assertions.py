@@ -22,19 +22,17 @@ def must_hold(
     summarize: int | None = None,
     name: str = "Assert",
 ) -> Any:
-    """Check a condition now, or in graph mode in each run; raise InvalidArgumentError if false.
+    """Raise InvalidArgumentError if a condition is false, now or in each run of a graph.
 
     Args:
-        check: Is called with the values of `tensors`; returns a bool or a tensor of bools, of which
-            all are to be true.
+        check: `check(*tensors)` returns a bool or a tensor of bools; all must be True.
         tensors: Arguments of `check`.
         message: Text of the error.
-        data: Tensors and other objects whose values the error names; by default `tensors`.
-        summarize: How many elements of each are named; 3 by default, all if negative.
-        name: The name of the operation.
+        data: Tensors and other objects that the error prints; by default `tensors`.
+        summarize: Printed elements per tensor: 3 by default, all if negative.
 
     Returns:
-        In graph mode the operation that checks, otherwise None.
+        The checking operation if an argument is symbolic, otherwise None.
     """
     printed = list(data) or list(tensors)
 

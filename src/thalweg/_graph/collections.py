@@ -40,7 +40,7 @@ class GraphKeys:
 
 
 class Collections:
-    """Part of a graph that stores collections: lists with a name."""
+    """Mixin of a graph that stores collections: named lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,12 +60,12 @@ class Collections:
         return self._collections.setdefault(name, [])
 
     def get_collection(self, name: object, scope: str | None = None) -> list[Any]:
-        """Return a copy of the collection.
+        """Return a copy of a collection; an unknown collection is empty.
 
         Args:
-            name: Which collection.
-            scope: Optional. A regular expression; items whose name does not begin like it, or that
-                have no name, are left out.
+            name: Name of the collection.
+            scope: Optional regular expression. Items are left out unless their names match from the
+                first character.
         """
         values = self._collections.get(name, [])
         if not scope:

@@ -1,4 +1,4 @@
-"""`cond` and `case`: in a run one function of several."""
+"""`cond` and `case`: call one of several functions, chosen by scalar tensors."""
 
 from __future__ import annotations
 
@@ -35,27 +35,25 @@ def cond(
     fn1: Branch | None = None,
     fn2: Branch | None = None,
 ) -> Any:
-    """Return the result of `true_fn()` if `pred` holds, otherwise that of `false_fn()`.
+    """Return `true_fn()` if `pred` is true, otherwise `false_fn()`.
 
-    In graph mode both functions are called at once to build their parts of the graph, and each run
-    executes one of the parts, with its updates. Outside tensors that either part uses are computed
-    first.
+    In graph mode both functions are called once, now, and add two branches to the graph. Each run
+    executes one branch, with its updates. Outer tensors used by either branch are computed first.
 
     Args:
         pred: A number or tensor of one element.
-        true_fn: Returns a nest of tensors, or operations.
-        false_fn: Returns a nest of the same structure and dtypes.
-        strict: True if, in graph mode, a list of one tensor stays a list.
-        name: Optional. The name scope of their operations.
+        true_fn: Returns a tensor, an operation, or nested lists, tuples and dicts of these.
+        false_fn: Returns the structure and dtypes of `true_fn()`.
+        strict: False replaces a list of one tensor by the tensor in graph mode.
         fn1, fn2: The old names of `true_fn` and `false_fn`.
 
     Returns:
-        In graph mode a tensor, which is of type bool for an operation, or a nest of these. The
-        gradient by what the branch that ran does not use is zeros.
+        In graph mode a structure of symbolic tensors; a bool tensor replaces an operation. Tensors
+        used only by the skipped branch get zeros as gradients.
 
     Raises:
-        InvalidTypeError: A function is missing or returns None, the structures or dtypes differ, or
-            in graph mode `pred` is Python's own bool.
+        InvalidTypeError: A function is missing or returns None, structures or dtypes differ, or
+            `pred` is a Python bool in graph mode.
     """
     then, otherwise = fn1 if true_fn is None else true_fn, fn2 if false_fn is None else false_fn
     for function, argument in ((then, "true_fn"), (otherwise, "false_fn")):
@@ -92,18 +90,17 @@ def case(
     strict: bool = False,
     name: str | None = "case",
 ) -> Any:
-    """Return the result of the function of the first condition that holds, or of `default`.
+    """Return `function()` for the first condition that is true, or `default()` if none is true.
 
     Args:
-        pred_fn_pairs: Pairs of a condition and a function, or a dict of these.
-        default: Optional. A function.
-        exclusive: True if several conditions that hold are an error.
+        pred_fn_pairs: (condition, function) pairs, or {condition: function}.
+        default: Optional. A function without arguments.
+        exclusive: True to raise an error if several conditions are true.
         strict: As in `cond`.
-        name: The name scope.
 
     Raises:
-        InvalidArgumentError: There are no pairs; or, in graph mode when it runs, no condition holds
-            and there is no default, or several hold that are exclusive.
+        InvalidArgumentError: There are no pairs. In graph mode a run raises it if no condition is
+            true and there is no default, or if several exclusive conditions are true.
     """
     name = name or "case"
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)

@@ -1,4 +1,4 @@
-"""Operations that only order others, and those that initialize variables."""
+"""Operations that order other operations, or that initialize variables."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ def no_op(name: str | None = None) -> Any:
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
-    """Return an operation that completes after all of `inputs`, in nested lists; None is skipped.
+    """Return an operation that completes after all of `inputs`.
 
-    Return None inside of a node that runs, and for tensors of eager mode, which are complete.
-
-    Raises:
-        InvalidTypeError: An input is neither an operation nor symbolic.
+    `inputs` may contain nested lists; None is skipped. Return None for eager tensors, and while a
+    session runs an operation's function. Raise InvalidTypeError if an input is neither an operation
+    nor symbolic.
     """
     items = [item for item in leaves_of(inputs) if item is not None]
     is_eager = executing_eagerly() and all(isinstance(item, torch.Tensor) for item in items)
@@ -50,12 +49,11 @@ def group(*inputs: object, name: str | None = None) -> Any:
 def tuple_(
     tensors: Sequence[object], name: str | None = "tuple", control_inputs: Iterable[object] = ()
 ) -> list[Any]:
-    """Return copies of the tensors that are available only after all are; None stays None.
+    """Return a copy of each tensor, computed only after all of `tensors`; None stays None.
 
     Args:
         tensors: Symbolic tensors, slices, or None.
-        name: The name of the scope of the new tensors.
-        control_inputs: Operations that come before as well.
+        control_inputs: Further operations that run before the copies.
     """
     name = name or "tuple"
     graph = get_default_graph()
@@ -118,7 +116,7 @@ def local_variables_initializer() -> Operation:
 def is_variable_initialized(
     ref: GraphVariable, name: str | None = "IsVariableInitialized"
 ) -> SymbolicTensor:
-    """Return a bool tensor, True in sessions that have initialized the variable."""
+    """Return a scalar bool tensor: True in runs of sessions that have initialized `ref`."""
     name = name or "IsVariableInitialized"
     outputs = [Output(torch.bool, (), ())]
 
@@ -133,9 +131,9 @@ def report_uninitialized_variables(
     var_list: Sequence[GraphVariable] | None = None,
     name: str | None = "report_uninitialized_variables",
 ) -> SymbolicTensor:
-    """Return a tensor whose value is an array of the names, as bytes, of uninitialized variables.
+    """Return a tensor whose value is a NumPy array of the uninitialized variables' names, as bytes.
 
-    By default the present global and local variables are checked.
+    `var_list` is by default all global and local variables of the default graph.
     """
     name = name or "report_uninitialized_variables"
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
@@ -151,7 +149,7 @@ def report_uninitialized_variables(
 def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None) -> Any:
     """Return an operation that raises FailedPreconditionError if a variable is not initialized.
 
-    By default the present global and local variables are checked; None if there are none.
+    `var_list` is by default all global and local variables. Return None if it is empty.
     """
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
     if not variables:

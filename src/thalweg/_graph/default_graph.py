@@ -17,7 +17,7 @@ from thalweg.errors import FailedPreconditionError
 
 
 class _GraphState:
-    """Global graph, shared by all threads."""
+    """Holder of the global graph, shared by all threads."""
 
     def __init__(self) -> None:
         self.graph = Graph()
@@ -75,11 +75,11 @@ def begin_graphs() -> None:
 
 
 def graph_variable_of(parameter: object) -> Any:
-    """Return the variable of the default graph for `parameter`, created at the first call.
+    """Return the symbolic object of the default graph that stands for `parameter`.
 
-    The initial value is the value of the parameter when a session initializes the variable. An
-    object with `_as_graph_element` returns its symbol, see `Nodes.symbol_of`. Anything else, such
-    as a variable of a graph, is returned unchanged.
+    A torch parameter becomes a variable at the first call. A session initializes it with the
+    parameter's value at that time. For an object with `_as_graph_element` see `Nodes.symbol_of`.
+    Return any other object unchanged.
     """
     graph = get_default_graph()
     is_parameter = isinstance(parameter, torch.nn.Parameter)
@@ -106,10 +106,10 @@ def name_scope(
 def control_dependencies(
     control_inputs: Sequence[object] | None,
 ) -> contextlib.AbstractContextManager[None]:
-    """Return `Graph.control_dependencies` of the default graph.
+    """Return `Graph.control_dependencies(control_inputs)` of the default graph.
 
-    Return a context manager without effect inside of a node that runs, such as an optimizer's hook,
-    and for eager tensors, which are computed.
+    The context manager has no effect for eager tensors, and while a session runs an operation's
+    function, such as an optimizer's hook.
     """
     is_eager = control_inputs and all(isinstance(x, torch.Tensor | None) for x in control_inputs)
     if thread.frames or (is_eager and executing_eagerly()):

@@ -20,17 +20,15 @@ def made_of_gradients(
     dtypes: Sequence[Any],
     dense: bool = False,
 ) -> list[Any]:
-    """Return gradients that a function computes from gradients in each run.
+    """Add an operation that maps gradients to new gradients in each run; return the new gradients.
 
     Args:
-        function: Called with the values of the gradients that are not None, of their variables,
-            and of `others`; returns a gradient for each.
-        gradients: Any gradients. None stays None.
-        variables: One for each gradient.
-        *others: More arguments, maybe symbolic.
-        name: Name of the operation.
-        dtypes: The dtypes of the results.
-        dense: True if the results are whole tensors even if the gradients are slices.
+        function: `function(gradients, variables, *others)` returns one new gradient per gradient.
+            It receives values, without the gradients that are None and without their variables.
+        gradients: Symbolic or eager gradients. None stays None.
+        *others: Further arguments, symbolic or not.
+        dtypes: The dtype of each new gradient.
+        dense: True if the new gradients of slices are dense tensors.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     results: list[Any] = [None] * len(gradients)

@@ -16,7 +16,7 @@ _DEVICE = re.compile(
 
 @contextlib.contextmanager
 def device(device_name_or_function: object) -> Iterator[None]:
-    """Return a context manager that changes nothing: operations run where their tensors are.
+    """Return a context manager that changes nothing: operations run on their tensors' devices.
 
     Move a module or variable with torch's `.to("cuda")`.
 
@@ -25,7 +25,7 @@ def device(device_name_or_function: object) -> Iterator[None]:
             or None.
 
     Raises:
-        InvalidArgumentError: It is a string that is not the name of a device.
+        InvalidArgumentError: A string is not the name of a device.
     """
     name = device_name_or_function
     if isinstance(name, str) and not _DEVICE.fullmatch(f"/{name.lstrip('/')}" if name else ""):

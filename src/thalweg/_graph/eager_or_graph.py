@@ -1,4 +1,4 @@
-"""Classes with an eager and a graph implementation; instances are of one or the other."""
+"""Classes with an eager and a graph implementation; the constructor chooses one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thalweg._graph.symbolic_slices import SymbolicSlices
 
 
 class EagerOrGraphMeta(type):
-    """Metaclass of classes whose instances are of the classes listed in `CLASSES`."""
+    """Metaclass: instances of the classes in `cls.CLASSES` count as instances of `cls`."""
 
     CLASSES: tuple[type, ...] = ()
 
@@ -21,7 +21,7 @@ class EagerOrGraphMeta(type):
 class IndexedSlices(metaclass=EagerOrGraphMeta):
     """Some rows of a tensor: `values` at `indices`; see `thalweg.IndexedSlices`.
 
-    Where one of the arguments is a tensor of a graph, it is a `SymbolicSlices`.
+    The constructor returns `SymbolicSlices` if an argument is a symbolic tensor.
     """
 
     CLASSES = (eager.IndexedSlices, SymbolicSlices)

@@ -22,11 +22,11 @@ _COMPUTED = ("pure", "variable")
 def find_early_operations(
     operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return assignments that count steps, with the operations that compute their values.
+    """Return the assignments `step = step + 1` of a run, with the operations computing the values.
 
     Args:
         operations: The operations of a run.
-        predecessors: Returns the operations that must have run before one.
+        predecessors: `predecessors(op)` returns the operations that must run before `op`.
     """
     early: set[Operation] = set()
     for op in operations:
@@ -38,9 +38,9 @@ def find_early_operations(
 
 
 def _is_counter(variable: object) -> bool:
-    """Return True if a variable is a scalar int64 reference variable that is not trained.
+    """Return True if a variable is an untrained scalar reference variable of dtype int64.
 
-    TensorFlow's executor reads counters of int32 before it assigns to them.
+    int32 is excluded, since TensorFlow's executor reads such counters before the assignment.
     """
     return (
         isinstance(variable, GraphVariable)
@@ -53,10 +53,10 @@ def _is_counter(variable: object) -> bool:
 def _pure_inputs_of(
     op: Operation, predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return an operation and all operations that compute its inputs.
+    """Return `op` and all operations that its inputs depend on.
 
-    Return an empty set if one of them has control dependencies, updates a variable or is part of
-    the update of an optimizer.
+    Return an empty set if an operation has control dependencies, is in a unit, branch or loop, or
+    is not pure. Only `op` may be an update.
     """
     closure: set[Operation] = set()
     stack = [op]

@@ -26,12 +26,13 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
-    """Return the operation or tensor that a fetch is, names or stands for.
+    """Return the operation or tensor that `Session.run` computes for `fetch`.
+
+    `fetch` is an element of the graph, a name, or an object with a symbol, such as a parameter.
 
     Raises:
-        InvalidTypeError: The fetch does not belong to a graph.
-        InvalidArgumentError: It is of another graph, or of a branch or loop, or has a name that is
-            not in this one.
+        InvalidTypeError: `fetch` is nothing of this kind.
+        InvalidArgumentError: `fetch` is of another graph, of a branch or loop, or an unknown name.
     """
     try:
         element = graph.as_graph_element(fetch)
@@ -56,12 +57,12 @@ def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
 
 
 def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
-    """Return {tensor: value} for `feed_dict`, with values as torch tensors of the tensors' dtypes.
+    """Return {symbolic tensor: value} for a `feed_dict`, with torch tensors of the keys' dtypes.
 
     Raises:
-        InvalidTypeError: A key is no tensor, or a value is symbolic or loses digits in the dtype.
+        InvalidTypeError: A key is no tensor, a value is symbolic, or a conversion loses digits.
         InvalidArgumentError: A key is of another graph, or a value has another shape.
-        LayoutError: A value is a tensor whose storage was cut.
+        LayoutError: The storage of a fed tensor is too small.
     """
     values: dict[SymbolicTensor, Any] = {}
     for key, value in feeds.items():
@@ -76,7 +77,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
 
 
 def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
-    """Return `value` without conversion if it is a matching torch tensor, else None."""
+    """Return an array or tensor of equal shape and dtype as a detached torch tensor, else None."""
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
         return None
@@ -91,7 +92,7 @@ def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
 
 
 def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, object]:
-    """Return the symbolic tensor of a feed and its value; raise for invalid keys and values."""
+    """Return (symbolic tensor, torch tensor or slices) of one feed; raise as `convert_feeds`."""
     tensor = key
     if not isinstance(key, SymbolicTensor) or key.graph is not graph:
         tensor = _fed_tensor(graph, key)
@@ -121,7 +122,7 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
 
 
 def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a value as a tensor; whole numbers of any dtype may feed integers, as labels do."""
+    """Return a value as a tensor of `dtype`; floats without fractions are accepted for integers."""
     try:
         return to_tensor(value, dtype)
     except InvalidTypeError:
@@ -135,7 +136,7 @@ def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
-    """Return the tensor that the key of a feed is or names; raise if there is none."""
+    """Return the tensor that a key of `feed_dict` is or names; raise if there is none."""
     try:
         element = graph.as_graph_element(key)
     except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:

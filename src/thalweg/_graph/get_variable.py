@@ -47,39 +47,35 @@ def get_variable(
     partitioner: object = None,
     custom_getter: Getter | None = None,
 ) -> Any:
-    """Return the variable of that name in the current variable scope; create it if missing.
+    """Find or create the variable `name` of the current variable scope, by the scope's `reuse`.
 
-    In eager mode return a new `thalweg.Variable` at each call, which is in no collection.
+    In eager mode create a new `thalweg.Variable` at each call, in no collection.
 
     Args:
-        name: Below the variable scope; name scopes do not matter.
+        name: Below the variable scope; name scopes are ignored.
         shape: Required, unless the initializer is a value or a callable without arguments.
-        dtype: By default that of the scope, float32.
-        initializer: A value, a callable that takes a shape and a dtype, or one without arguments.
-            By default that of the scope, else Glorot's uniform distribution for floats and zeros
-            for the rest.
-        regularizer: Optional. Function of the variable; the result is added to
+        dtype: By default the scope's dtype, float32 at first.
+        initializer: A value, `initializer(shape, dtype)` or `initializer()`. By default the
+            scope's initializer, else Glorot's uniform distribution for floats, else zeros.
+        regularizer: Optional. `regularizer(variable)` returns a loss, which is added to
             REGULARIZATION_LOSSES.
-        trainable: As for `Variable`, like all that follow.
-        collections: Optional.
-        validate_shape: Optional.
-        constraint: Optional.
-        use_resource: As for `Variable`; by default that of the scope.
+        trainable, collections, validate_shape: As for `Variable`.
+        constraint: As for `Variable`; by default the scope's constraint.
+        use_resource: As for `Variable`; by default the scope's value.
         caching_device: Ignored.
         synchronization, aggregation: As for `Variable`.
-        partitioner: Optional; by default that of the scope. A function of a shape and a dtype that
-            returns the number of parts along each axis; graph mode alone has such variables.
-        custom_getter: Optional, in place of that of the scope; see `variable_scope`.
+        partitioner: Optional, in graph mode; by default the scope's partitioner.
+            `partitioner(shape=shape, dtype=dtype)` returns the number of parts along each axis.
+        custom_getter: Optional; by default the scope's getter. See `variable_scope`.
 
     Returns:
         The variable, or the result of a custom getter.
 
     Raises:
         NotImplementedError: There is a partitioner in eager mode.
-        InvalidArgumentError: A custom getter or partitioner is not callable.
-        InvalidArgumentError: The variable exists and the scope does not reuse, or the other way
-            round, or it exists with another shape.
-        InvalidTypeError: It exists with another dtype.
+        InvalidArgumentError: A custom getter or partitioner is not callable. Or the variable
+            exists but `reuse` is not set, is missing but `reuse` is True, or has another shape.
+        InvalidTypeError: The variable exists with another dtype.
     """
     scope = get_variable_scope()
     partitioner = scope.partitioner if partitioner is None else partitioner
@@ -108,7 +104,7 @@ def get_variable(
 def _call_getter(
     custom_getter: Getter, name: str, options: dict[str, Any], scope_dtype: object
 ) -> Any:
-    """Return the result of a custom getter for a full name; it may change `options`."""
+    """Return `custom_getter(getter=..., name=name, ...)`; may change `options` in place."""
     initializer = options["initializer"]
     # Custom getters compare the dtype with others.
     if options["dtype"] is None:
@@ -132,22 +128,21 @@ def create_partitioned_variables(
     name: str | None = None,
     reuse: object = None,
 ) -> list[GraphVariable]:
-    """Return the parts of a partitioned variable, existing or created.
+    """Find or create a partitioned variable; return the list of its parts.
 
     Args:
         shape: Shape of the whole variable, with one axis at least.
         slicing: Number of parts along each axis; more than 1 along one axis at most.
-        initializer: A value of that shape, or an initializer, called for each part.
+        initializer: A value of shape `shape`, or an initializer, called for each part.
         dtype: Dtype of the parts; ignored if the initializer is a value.
-        trainable: As for `get_variable`, like `collections`.
-        collections: Optional.
+        trainable, collections: As for `get_variable`.
         name: Name of the whole variable, by default "PartitionedVariable", made unique.
         reuse: As for `variable_scope`.
 
     Raises:
-        NotImplementedError: In eager mode.
-        InvalidArgumentError: The slicing does not divide the shape, the value has another shape,
-            or the variable exists and must not, or the other way round.
+        NotImplementedError: Called in eager mode.
+        InvalidArgumentError: The slicing or a value does not fit the shape. Or the variable
+            exists but `reuse` is not set, or is missing but `reuse` is True.
     """
     if not len(Shape(shape)):
         raise InvalidArgumentError(f"A partitioned variable has an axis, but its shape is {shape}.")
@@ -185,7 +180,7 @@ def _get_whole_name(
     synchronization: object = None,
     aggregation: object = None,
 ) -> Any:
-    """Return the variable of a full name; no defaults of a variable scope apply."""
+    """Find or create the variable of a full name, like `get_variable` without a scope."""
     if isinstance(shape, int):
         shape = (shape,)
     options: dict[str, Any] = {"regularizer": regularizer, "trainable": trainable}
@@ -218,7 +213,7 @@ def _create_eager(
     trainable: bool | None,
     constraint: Constraint | None,
 ) -> EagerVariable:
-    """Create an eager variable; initializers that take a shape and a dtype receive them."""
+    """Return a new eager variable; an `initializer(shape, dtype)` is called with both arguments."""
     start, dtype = _initial_value(name, shape, kind, initializer)
     if shape is not None and needs_arguments(start):
         start = partial(start, shape, dtype)
@@ -235,7 +230,7 @@ def _create_in_graph(
     trainable: bool | None,
     **options: Any,
 ) -> GraphVariable:
-    """Create a variable of the default graph, with its regularization loss."""
+    """Create, register and return a variable of the default graph; add its regularization loss."""
     graph = get_default_graph()
     start, dtype = _initial_value(name, shape, kind, initializer)
     options.update(dtype=dtype, shape=shape, trainable=trainable is not False, absolute=True)
@@ -248,7 +243,7 @@ def _create_in_graph(
 def _initial_value(
     name: str, shape: Any, kind: torch.dtype | None, initializer: Any
 ) -> tuple[Any, Any]:
-    """Return (initial value or initializer, requested dtype) of a new variable."""
+    """Return (initial value or initializer, dtype or None); raise if a shape is invalid."""
     is_value = initializer is not None and not callable(initializer)
     if is_value and shape is not None:
         raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
@@ -292,7 +287,10 @@ def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer:
 def _find_existing(
     name: str, reuse: object, shape: Sequence[int] | None, kind: torch.dtype | None
 ) -> GraphVariable | None:
-    """Return the variable of that name in the default graph, or None; raise unless `reuse` fits."""
+    """Return the variable `name` of the default graph, or None if there is none.
+
+    Raise an error if `reuse` forbids the result, or if the shape or dtype differs.
+    """
     existing = get_default_graph().variable_store.get(name)
     if existing is None and reuse is True:
         raise InvalidArgumentError(

@@ -41,23 +41,23 @@ def gradients(
     Args:
         ys: A symbolic tensor or a list of them.
         xs: Symbolic tensors, variables, or torch parameters, which stand for variables.
-        grad_ys: Optional. A weight for each of `ys`, of its shape; None among them means ones.
-        name: The name of the operation; one computes all of the gradients.
-        colocate_gradients_with_ops: Ignored, as is `gate_gradients`: all gradients are computed
-            before any is used.
-        aggregation_method: One of `AggregationMethod`, 0, 1 or 2; they give the same.
+        grad_ys: Optional. The output gradient of each of `ys`, in its shape; None means ones.
+        name: The name of the one operation that computes all gradients.
+        colocate_gradients_with_ops: Ignored.
+        gate_gradients: Ignored; all gradients are computed before any is used.
+        aggregation_method: One of `AggregationMethod`, 0, 1 or 2; without effect.
         stop_gradients: Optional. Tensors that are treated as constants.
-        unconnected_gradients: "none" or "zero": the gradient for an x on which `ys` do not depend.
+        unconnected_gradients: For an x that no y depends on: "none" returns None, "zero" zeros.
 
     Returns:
-        For each x a symbolic tensor, `SymbolicSlices` if x is only ever looked up by rows, or
-        None. Where a module uses a parameter in some runs only, the value in the others is None;
-        where a branch or loop does, it is zeros.
+        For each x a symbolic tensor; `SymbolicSlices` if x is used by row lookups only. The value
+        is None in runs in which a module does not use the parameter x, and zeros in runs in which
+        a branch or loop does not use x.
 
     Raises:
-        InvalidTypeError: Something is not symbolic.
-        InvalidArgumentError: The numbers of `ys` and `grad_ys` differ, or the graphs do, or
-            `aggregation_method` is another.
+        InvalidTypeError: An element of `ys`, `xs` or `stop_gradients` is not symbolic.
+        InvalidArgumentError: `ys` and `grad_ys` differ in number, tensors are of different graphs,
+            or `aggregation_method` is unknown.
         FailedPreconditionError: Called in eager mode.
     """
     _check_mode(ys, xs)
@@ -79,7 +79,7 @@ def _add_derivatives(
     zero: bool,
     name: str,
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
-    """Add one operation for all derivatives; return {source: gradient} for dependent sources."""
+    """Add one operation for all gradients; return {source: gradient} for connected sources."""
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
@@ -127,10 +127,10 @@ def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTe
 
 
 class GradientsOfRun:
-    """Function of a node that computes gradients in a run.
+    """Callable of a gradient operation: it computes gradients with torch's autograd in a run.
 
     Attributes:
-        watched: The tensors that must stand apart from all others in torch's graph.
+        watched: Sources and stops, of which each needs a separate tensor in autograd's graph.
         read: The variables that the targets were computed from.
     """
 
@@ -158,10 +158,10 @@ class GradientsOfRun:
         Args:
             ys: Values to differentiate.
             weights: The output gradient of each of `ys`; None stands for ones.
-            xs: Values with respect to which is differentiated.
+            xs: Values to differentiate with respect to.
             stops: Values through which no gradient flows.
-            by_rows: For each of `xs` whether its gradient is `IndexedSlices`.
-            zeros: For each of `xs` whether zeros, and not None, stand for no connection.
+            by_rows: For each of `xs`, True to return `IndexedSlices`.
+            zeros: For each of `xs`, True to return zeros, not None, if no y depends on it.
             retain_graph, create_graph: As in `torch.autograd.grad`.
         """
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
@@ -211,7 +211,7 @@ def _block_gradient(stop: torch.Tensor) -> Any:
 
 
 def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
-    """Return the weight of `y` as a tensor; raise InvalidArgumentError if its shape differs."""
+    """Return the output gradient of `y`, ones for None; raise if the shapes differ."""
     if weight is None:
         return torch.ones_like(y)
     if weight.shape != y.shape:
@@ -223,7 +223,7 @@ def _check_weight(y: torch.Tensor, weight: Any) -> torch.Tensor:
 
 
 def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: bool) -> Gradient:
-    """Return the gradient of `x` in its declared form: rows if `by_rows`, zeros if `zero`."""
+    """Return the gradient of `x`, as `IndexedSlices` if `by_rows`. None becomes zeros if `zero`."""
     if gradient is None and zero and by_rows:
         no_rows = torch.zeros(0, dtype=torch.int64, device=x.device)
         return IndexedSlices(x.new_zeros((0, *x.shape[1:])), no_rows, x.shape)
@@ -239,7 +239,7 @@ def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: b
 def _find_uses(
     targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
 ) -> dict[SymbolicTensor, list[Operation | None]]:
-    """Return, for each tensor that a gradient of the targets reaches, the operations that use it.
+    """Return {tensor: operations that use it} for the tensors that gradients of the targets reach.
 
     None among the operations marks a target.
     """
@@ -257,7 +257,10 @@ def _find_uses(
 
 
 def _find_conditional(uses: dict[SymbolicTensor, list[Operation | None]]) -> set[SymbolicTensor]:
-    """Return tensors below branches and loops, whose gradient is not computed in every run."""
+    """Return the tensors used by branches and loops, and the tensors that these are computed from.
+
+    A run may compute no gradient for the returned tensors.
+    """
     pending = [x for x, users in uses.items() if any(op and op.subgraphs for op in users)]
     reachable: set[SymbolicTensor] = set()
     while pending:
@@ -289,7 +292,10 @@ def _as_symbol(item: object) -> SymbolicTensor:
 
 
 def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[object]:
-    """Return one weight per target, None for ones; raise InvalidArgumentError on other counts."""
+    """Return the output gradient of each target, None for ones.
+
+    Raise InvalidArgumentError if the numbers differ.
+    """
     if grad_ys is None:
         return [None] * len(targets)
     weights = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]

@@ -36,9 +36,9 @@ class Graph(Nodes):
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Return a context manager that makes this graph the default one of the thread.
+        """Return a context manager in which calls build this graph, in the current thread.
 
-        Calls in the block build this graph, also within `eagerly`.
+        Graph mode is on in the block, also inside of `eagerly`.
         """
         lend_for_good()
         previous_graph, thread.eager_blocks = thread.eager_blocks, 0
@@ -64,7 +64,7 @@ class Graph(Nodes):
     ) -> Any:
         """Add an operation that calls `function`; return its outputs, see `recording.record`.
 
-        Inside of a node that runs, call `function` at once, with values in place of symbols.
+        While a session runs an operation, return `function` of the symbols' values.
         """
         if thread.frames:
             parameters = mapped(resolve, (tuple(args), dict(kwargs or {})))

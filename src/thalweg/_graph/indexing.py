@@ -9,7 +9,7 @@ from thalweg._base.static_shape import UNKNOWN
 
 
 class Span(NamedTuple):
-    """Slice as a nest, so that a run finds symbolic bounds."""
+    """Slice as a named tuple; bounds may be symbolic tensors."""
 
     start: Any
     stop: Any
@@ -45,9 +45,9 @@ def item(source: Any, index: Any) -> Any:
 
 
 def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
-    """Return the sizes of `whole[index]`, None for unknown ones.
+    """Return the shape of `tensor[index]` for a tensor of shape `shape`, None for unknown sizes.
 
-    Return None if the index has more than slices and integers, or if the shape is unknown.
+    Return None if `shape` is unknown, or if `index` contains arrays or tensors with dimensions.
     """
     components = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
     if shape is UNKNOWN or not all(_is_plain(component) for component in components):

@@ -1,4 +1,4 @@
-"""Initial values: zeros, constants and random numbers. The numbers are torch's."""
+"""Initializers and random operations; random numbers come from torch's generators."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
-    """Return a function that a run calls for the generator of a new random operation.
+    """Return a function that returns the `torch.Generator` for a new random operation.
 
-    The function returns None for torch's default generator. With a seed, of the operation or of the
-    default graph, each session has the same sequence; in eager mode the sequence of a seed
-    continues from call to call.
+    The function returns None, for torch's default generator, if neither the call nor the graph has
+    a seed. Otherwise each session draws the sequence of the seed from its beginning. In eager mode
+    all calls with equal seeds continue one sequence.
     """
     graph = graph_of()
     if seed is None and graph is not None and graph.seed is not None:
@@ -55,7 +55,10 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
 
 
 def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, name: str) -> object:
-    """Return a node that draws new numbers in each run; a seed fixes the sequence of a session."""
+    """Return a tensor of random numbers, drawn now in eager mode, otherwise in each run.
+
+    `draw(tensor, generator)` fills an empty tensor in place; for `seed` see `numbers_of`.
+    """
     generator = numbers_of(seed)
 
     def draw_values(size: Sequence[int], kind: torch.dtype) -> torch.Tensor:
@@ -76,7 +79,7 @@ def random_normal(
     seed: int | None = None,
     name: str | None = "random_normal",
 ) -> Any:
-    """Return random numbers of a normal distribution."""
+    """Return a tensor of normal random numbers; in a graph each run draws new ones."""
     name = name or "random_normal"
     return _random_node(lambda t, g: t.normal_(mean, stddev, generator=g), shape, dtype, seed, name)
 
@@ -89,7 +92,7 @@ def truncated_normal(
     seed: int | None = None,
     name: str | None = "truncated_normal",
 ) -> Any:
-    """Return normal random numbers, redrawn beyond two `stddev` from `mean`."""
+    """Return a tensor of normal random numbers, redrawn beyond two `stddev` from `mean`."""
     name = name or "truncated_normal"
 
     def draw_truncated(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
@@ -107,10 +110,9 @@ def random_uniform(
     seed: int | None = None,
     name: str | None = "random_uniform",
 ) -> Any:
-    """Return random numbers in [minval, maxval); `maxval` is 1 by default, required for integers.
+    """Return a tensor of random numbers in [minval, maxval); `maxval` is 1.0 by default.
 
-    Raises:
-        InvalidArgumentError: An integer dtype without `maxval`.
+    Raise InvalidArgumentError if `maxval` is missing for an integer dtype.
     """
     name = name or "random_uniform"
     if as_dtype(dtype).is_floating_point:
@@ -125,9 +127,9 @@ def random_uniform(
 
 
 class Initializer:
-    """Function that creates a tensor of a given shape; subclasses override `__call__` or `_make`.
+    """Base class of initializers: `initializer(shape, dtype)` returns the initial value.
 
-    The attribute `dtype` of a subclass applies if the call passes none.
+    Subclasses override `__call__` or `_make`. The attribute `dtype` is the default of `dtype`.
     """
 
     dtype: Any = torch.float32
@@ -144,7 +146,7 @@ class Initializer:
 
 
 class Constant(Initializer):
-    """Initializer with one number, or with values that are laid out in the shape."""
+    """Initializer that fills a tensor with one number, or reshapes several numbers."""
 
     def __init__(self, value: object = 0, dtype: object = torch.float32) -> None:
         self.value, self.dtype = value, dtype

@@ -1,7 +1,7 @@
-"""Nodes for in-place functions of torch in a hook of an optimizer, in order.
+"""Operations for the in-place tensor methods that an optimizer's hook calls, run in order.
 
-Each waits for the one before it, and later nodes wait for it: so a hook reads the values that it
-has written so far, as it does where torch calls it.
+Each operation waits for the previous in-place operation, and later operations wait for it. So a
+hook reads the values that it has written, as in eager mode.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from thalweg._graph.shapes import infer_outputs
 
 
 def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> None:
-    """Add the node that calls an in-place tensor method on a variable.
+    """Add the operation that calls an in-place tensor method on a variable.
 
     Args:
-        variable: The variable, in the unit that its graph is in.
-        name: One of `IN_PLACE`.
+        variable: The variable, whose graph is inside of `as_one`.
+        name: One of `nodes.IN_PLACE`.
         args, kwargs: Arguments of the method.
 
     Raises:

@@ -28,7 +28,7 @@ from thalweg._graph.nodes import SymbolicTensor
 
 
 class _Interception:
-    """Count of graphs under construction, and the replacement of `Module.__call__` meanwhile."""
+    """State of the replacement of `Module.__call__`, and count of graphs under construction."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -71,7 +71,10 @@ def intercept_modules() -> Iterator[None]:
 
 
 def _intercepting_call(original: Callable[..., object]) -> Callable[..., object]:
-    """Return a `Module.__call__` that records calls on symbols and passes on all others."""
+    """Return a `Module.__call__` that records calls with symbolic tensors as operations.
+
+    Other calls go to `original(module, *args, **kwargs)`.
+    """
 
     def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
         if not executing_eagerly():

@@ -14,17 +14,17 @@ SHARED, EXCLUSIVE = "shared", "exclusive"
 
 
 class Holder(Protocol):
-    """Record of the mode in which a thread holds a lock.
+    """Object that records the mode in which a thread holds a lock.
 
     Attributes:
-        lock: The mode; None while it does not.
+        lock: `SHARED`, `EXCLUSIVE`, or None if the thread does not hold the lock.
     """
 
     lock: str | None
 
 
 class ReadWriteLock:
-    """Lock of many readers or one writer; both kinds take turns, so that none waits forever."""
+    """Lock for many readers or one writer; readers and writers take turns."""
 
     def __init__(self) -> None:
         self._guard = threading.RLock()  # taken in C, as Condition's own methods are not
@@ -37,7 +37,7 @@ class ReadWriteLock:
         self._admitted = 0  # readers that go before the next writer
 
     def acquire(self, mode: str, holder: Holder) -> None:
-        """Wait for the lock in mode `SHARED` or `EXCLUSIVE`, and record the mode in `holder`.
+        """Wait for the lock in mode `SHARED` or `EXCLUSIVE`; set `holder.lock` to the mode.
 
         Call `release` even if this call is interrupted.
         """
@@ -48,7 +48,7 @@ class ReadWriteLock:
                 self._acquire_exclusive(holder)
 
     def _acquire_shared(self, holder: Holder) -> None:
-        """Wait until no writer holds the lock or has the turn; record the hold."""
+        """Wait while a writer holds the lock or goes first; then set `holder.lock`."""
         self._waiting_readers += 1
         try:
             while self._writing or (self._waiting_writers and not self._admitted):
@@ -64,7 +64,7 @@ class ReadWriteLock:
                 self._condition.notify_all()
 
     def _acquire_exclusive(self, holder: Holder) -> None:
-        """Wait until nobody holds the lock and no reader has the turn; record the hold."""
+        """Wait until no thread holds the lock and it is a writer's turn; then set `holder.lock`."""
         thread = threading.get_ident()
         self._waiting_writers += 1
         try:
@@ -77,9 +77,10 @@ class ReadWriteLock:
             self._condition.notify_all()  # had the wait failed, readers would wait on
 
     def release(self, holder: Holder) -> None:
-        """Release the hold of `holder`; an interruption meanwhile is raised at the end.
+        """Release the lock in the mode `holder.lock`, if any, and set `holder.lock` to None.
 
-        An interruption before the first statement leaves the lock held: call again.
+        Raise an interruption after the release. An interruption before the first statement
+        leaves the lock held: call again.
         """
         interruption: BaseException | None = None
         notified = False
@@ -102,10 +103,10 @@ class ReadWriteLock:
             raise interruption
 
     def renew(self, mode: str | None) -> int:
-        """Reset the lock in a forked child to the hold of the thread that forked.
+        """Reset the lock in a forked child, where only the forking thread is left.
 
         Args:
-            mode: The mode of the forking thread's hold; None without one.
+            mode: The mode in which the forking thread holds the lock, or None.
 
         Returns:
             The id of another thread that held the lock exclusively, else 0.

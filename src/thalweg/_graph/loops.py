@@ -40,23 +40,22 @@ def while_loop(
     maximum_iterations: object = None,
     return_same_structure: bool | None = None,
 ) -> Any:
-    """Run `loop_vars = body(*loop_vars)` while `cond(*loop_vars)` holds; return the last values.
+    """Repeat `loop_vars = body(*loop_vars)` while `cond(*loop_vars)`; return the last `loop_vars`.
 
-    In graph mode both functions are called once to build their parts of the graph, and each run
-    executes these repeatedly, with their updates.
+    In graph mode both functions are called once, now, and add operations to the graph. Each run
+    executes these operations repeatedly.
 
     Args:
-        cond: Returns True to continue.
-        body: Returns the new values, in the structure and of the dtypes of the old ones.
-        loop_vars: A list or tuple of nests of tensors.
+        cond: `cond(*loop_vars)` returns True to continue.
+        body: `body(*loop_vars)` returns new values of unchanged structure and dtypes.
+        loop_vars: A list or tuple of tensors, or of nested lists, tuples and dicts of tensors.
         shape_invariants: Optional. Shapes in the structure of `loop_vars`, with None for sizes that
-            differ from one time to the next.
-        back_prop: True if gradients flow through it, in graph mode.
+            differ between iterations.
+        back_prop: False stops gradients through the loop in graph mode.
         parallel_iterations, swap_memory: Ignored.
-        name: Optional. The name scope.
-        maximum_iterations: Optional. Ends the loop after so many times.
-        return_same_structure: True if the only variable is returned in a list; by default in eager
-            mode, as in TensorFlow 2, and not in graph mode, as in TensorFlow 1.
+        maximum_iterations: Optional. Maximum number of iterations.
+        return_same_structure: True returns a single loop variable in a list, False without a list.
+            By default True in eager mode, as in TensorFlow 2, and False in graph mode.
 
     Raises:
         InvalidTypeError: The structure, a dtype or a known size changes in `body`, or there are no
@@ -102,7 +101,7 @@ def _add_loop(
     back_prop: bool,
     limit: object,
 ) -> Any:
-    """Add the operation of a loop; return the final loop variables in their structure.
+    """Add the operation of a loop; return the final loop variables in the structure of `loop_vars`.
 
     Raise InvalidTypeError if `body` changes the structure, a dtype or a declared shape.
     """
@@ -160,17 +159,17 @@ def map_fn(
     name: str | None = None,
     fn_output_signature: object = None,
 ) -> Any:
-    """Return the results of `fn` for each row of `elems`, stacked.
+    """Return `fn(row)` for each row of `elems`, stacked along a new first dimension.
 
     Args:
-        fn: Takes a nest like `elems`, of single rows, and returns a nest of tensors.
-        elems: A tensor, or a nest of tensors with the same number of rows.
-        name: Optional. The name scope.
+        fn: `fn(row)` returns a tensor, or nested lists, tuples and dicts of tensors. `row` has the
+            structure of `elems`.
+        elems: A tensor, or nested tensors with equal numbers of rows.
         dtype: Ignored, as are `parallel_iterations`, `back_prop`, `swap_memory`, `infer_shape` and
-            `fn_output_signature`: the dtypes are those of the results of `fn`.
+            `fn_output_signature`: dtypes are inferred from `fn`.
 
     Raises:
-        InvalidArgumentError: There are no rows; in graph mode when it runs.
+        InvalidArgumentError: There are no rows; in graph mode raised by a run.
     """
     elems = mapped(convert_to_tensor, elems)
     if executing_eagerly():
@@ -198,7 +197,7 @@ def scan(
 ) -> Any:
     """Return all intermediate values of `foldl`, stacked along a new first dimension.
 
-    `reverse` starts with the last row, whose value is then the last of the result.
+    `reverse` processes the rows from last to first, but stacks the values in row order.
     """
     return _add_fold(fn, elems, initializer, True, reverse, name or "scan")
 
@@ -215,14 +214,14 @@ def foldl(
     """Return the final `value` after `value = fn(value, row)` for each row of `elems` in order.
 
     Args:
-        fn: Takes a value and a nest like `elems`, of single rows, and returns the next value.
-        elems: A tensor, or a nest of tensors with the same number of rows.
-        initializer: The first value, a nest of tensors; by default the first row.
-        name: Optional. The name scope.
+        fn: `fn(value, row)` returns the next value; `row` has the structure of `elems`.
+        elems: A tensor, or nested tensors with equal numbers of rows.
+        initializer: The first value, a tensor or nested tensors; by default the first row.
         parallel_iterations, back_prop, swap_memory: Ignored.
 
     Raises:
-        InvalidArgumentError: There are no rows and no initializer; in graph mode when it runs.
+        InvalidArgumentError: There are neither rows nor an initializer; in graph mode raised by a
+            run.
         InvalidTypeError: The structure or a dtype of the value changes.
     """
     return _add_fold(fn, elems, initializer, False, False, name or "foldl")
@@ -237,14 +236,14 @@ def foldr(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return the result of `foldl` from the last row to the first."""
+    """Return the result of `foldl` over the rows of `elems` from last to first."""
     return _add_fold(fn, elems, initializer, False, True, name or "foldr")
 
 
 def _add_fold(
     fn: Step, elems: object, initializer: object, stacks: bool, backwards: bool, name: str
 ) -> object:
-    """Return the result of a fold, or its stacked values, eager or as an operation."""
+    """Return the last value of a fold, or all values stacked if `stacks`."""
     elems = mapped(convert_to_tensor, elems)
     start = None if initializer is None else mapped(convert_to_tensor, initializer)
     if executing_eagerly():
@@ -290,7 +289,7 @@ def _map_rows(step: Step, elems: object) -> Any:
 
 
 def _fold_rows(step: Step, elems: object, start: object, stacks: bool, backwards: bool) -> Any:
-    """Return the last value of a fold over rows, or all values stacked, in row order."""
+    """Return the last value of `start = step(start, row)`; if `stacks`, all values, stacked."""
     rows = _split_rows(elems)
     if backwards:
         rows.reverse()

@@ -22,9 +22,9 @@ class Calls(Lock):
         on_fork(self, Calls._restore_modules)
 
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
-        """Push the parameters and buffers of a module and its submodules on the stack of calls.
+        """Save the parameters and buffers of a module, to restore them in a forked child.
 
-        An outermost call first drops what interrupted calls left. The lock must be held.
+        An outermost call first drops the tensors saved by failed calls. The lock must be held.
         """
         if is_outermost:
             self._pending_calls.clear()  # of calls that failed

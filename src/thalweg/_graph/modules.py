@@ -21,15 +21,15 @@ from thalweg._graph.variables import GraphVariable, variable_of
 def call_module(
     graph: Nodes, module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Any:
-    """Add one operation that calls `module`; return its outputs in the module's structure.
+    """Add one operation that calls `module`; return symbolic outputs in the module's structure.
 
-    Parameters are variables of `graph_variable_of`, named after the module's class if they have no
-    name. Buffers are variables that are not trained, and that a run updates as the module does.
-    Each run reads the training mode of the module.
+    Parameters and buffers become graph variables at the first call, named after the module's class
+    if the tensor has no name. Each run updates the buffers as the module does, and reads
+    `module.training`.
 
     Raises:
         InvalidArgumentError: All shapes are known and do not fit the module.
-        NotImplementedError: A module averages gradients over replicas.
+        NotImplementedError: The module contains DistributedDataParallel.
     """
     for layer in module.modules():
         if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
@@ -64,7 +64,7 @@ def _call_functionally(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> object:
-    """Call a module with given parameters and buffers; update the buffers in place."""
+    """Return the module's result with other parameters and buffers; update `buffers` in place."""
     tensors = {**weights, **buffers}
     is_outermost = not calls.is_mine()
     with calls:
@@ -107,7 +107,7 @@ def _scope_path(name: str) -> str:
 def _find_sparse_weights(
     module: torch.nn.Module, weights: Mapping[str, GraphVariable]
 ) -> set[GraphVariable]:
-    """Return the weights that only embeddings with `sparse=True` use."""
+    """Return the values of {parameter name: variable} that only sparse embeddings use."""
     sparse: set[GraphVariable] = set()
     dense: set[GraphVariable] = set()
     for path, layer in module.named_modules(remove_duplicate=False):

@@ -11,12 +11,10 @@ class NodeDef:
     """Description of an operation; changes to it have no effect on the operation.
 
     Attributes:
-        name: Name of the operation.
-        op: Kind of operation.
-        input: The names of its inputs, "name:1" for an output that is not the first one; then
-            those of its control inputs, "^name".
-        device: Where it is expected to run.
-        attr: Of a variable `shared_name`, by which no two of them are the same.
+        op: Type of the operation.
+        input: Names of the inputs, "name:1" for a second output, then "^name" of control inputs.
+        device: Device where the operation is expected to run.
+        attr: {"shared_name": name} for a variable, otherwise empty.
     """
 
     name: str

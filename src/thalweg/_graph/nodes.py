@@ -1,4 +1,4 @@
-"""Parts of a graph: operations, the tensors between them, and the table of both."""
+"""`Operation` and `SymbolicTensor`: the nodes and edges of a graph; `Nodes`: the table of both."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _RUN_IT = "Use Session.run(...) or .eval()"
 
 @exported_from("thalweg.v1")
 class Operation:
-    """Node of a graph.
+    """Operation of a graph, run by sessions.
 
     Attributes:
         name: Unique in its graph.
         type: The kind of operation, as "add" or "Placeholder".
-        inputs: The symbolic tensors it takes.
-        outputs: The symbolic tensors it returns.
-        control_inputs: Operations that run before it.
-        graph: The graph it belongs to.
+        inputs: The symbolic tensors that the operation reads.
+        outputs: The symbolic tensors that the operation computes.
+        control_inputs: Operations that run first.
+        graph: The graph of the operation.
     """
 
     def __init__(
@@ -87,8 +87,7 @@ class Operation:
     def run(self, feed_dict: object = None, session: object = None) -> None:
         """Run the operation and its inputs in `session` or the default one.
 
-        Raises:
-            InvalidArgumentError: There is no session.
+        Raise InvalidArgumentError if there is no session.
         """
         session_for(session, f"run operation '{self.name}'").run(self, feed_dict)
 
@@ -112,13 +111,13 @@ def session_for(session: object, purpose: str, argument: str = "session") -> Any
 
 @dataclass(frozen=True, eq=False)
 class Subgraph:
-    """Operations that a function has added to a graph, to be run by another operation.
+    """Operations of the body of a branch or loop, run by the operation of the branch or loop.
 
     Attributes:
         block: The block of the operations.
-        parameters: The tensors that a run gives values, as to the arguments of a function.
-        results: The returned tensors, which are computed in the block.
-        nest: The results, in the structure of the function's result.
+        parameters: The tensors to which a run assigns the arguments of the body.
+        results: The tensors that the body returns, as a flat tuple.
+        nest: The results in the structure that the traced function returned.
     """
 
     block: Block
@@ -129,18 +128,18 @@ class Subgraph:
 
 @exported_from("thalweg.v1")
 class SymbolicTensor(Operators):
-    """The value that an operation will have in a run.
+    """Output of an operation; it has a value only in runs of a session.
 
     Arithmetic, comparisons, indexing, torch's functions and the methods of `torch.Tensor` add
     nodes to the graph. `==` and `!=` compare identities, as in TensorFlow 1, so that tensors can
     be keys; `torch.eq` compares elements.
 
     Attributes:
-        op: The operation that gives it.
-        name: The name of the operation and the place among its outputs: "add:0".
-        dtype: A torch dtype, or None where only a run knows it.
-        shape: A tuple with None for unknown sizes, or `UNKNOWN` where even their number is unknown.
-        device: Where it is expected to be.
+        op: The operation that computes the value.
+        name: The name of the operation and the index of the output: "add:0".
+        dtype: A torch dtype, or None if only a run determines it.
+        shape: A tuple with None for unknown sizes, or `UNKNOWN` for an unknown number of sizes.
+        device: The expected device of the value.
     """
 
     may_be_sparse = False  # its value may be IndexedSlices, which only a run knows
@@ -185,10 +184,9 @@ class SymbolicTensor(Operators):
         return UNKNOWN if self.shape is UNKNOWN else DimensionShape(self.shape)
 
     def set_shape(self, shape: Sequence[int | None] | UnknownShape | None) -> None:
-        """Add known sizes to the static shape, in place; None or an unknown shape changes nothing.
+        """Add known sizes to the static shape, in place. None or an unknown shape changes nothing.
 
-        Raises:
-            InvalidArgumentError: It contradicts what is known already.
+        Raise InvalidArgumentError if `shape` contradicts the static shape.
         """
         if shape is None or isinstance(shape, UnknownShape):
             return
@@ -215,8 +213,7 @@ class SymbolicTensor(Operators):
     def eval(self, feed_dict: object = None, session: object = None) -> Any:
         """Return the value in `session` or the default one, as `Session.run` returns it.
 
-        Raises:
-            InvalidArgumentError: There is no session.
+        Raise InvalidArgumentError if there is no session.
         """
         return session_for(session, f"evaluate tensor '{self.name}'").run(self, feed_dict)
 
@@ -272,16 +269,15 @@ class SymbolicTensor(Operators):
 
 
 class Nodes(Scopes, Collections, ABC):
-    """The operations and variables of a graph, by name; `Graph` adds how calls become operations.
+    """Table of the operations and variables of a graph; base class of `Graph`.
 
     Attributes:
-        operations: By name, in order of creation.
-        stand_ins: The variables that stand for parameters and buffers, by the ids of these, which
-            are kept alive so that their ids stay theirs.
-        symbols: Those of objects that know theirs, see `symbol_of`, kept in the same way.
-        variable_store: Variables by the names that `get_variable` was given.
-        partitioned_store: Partitioned variables by these names.
-        seed: That of the graph, on which random operations depend.
+        operations: {name: operation} in order of creation.
+        stand_ins: {id of a parameter or buffer: (parameter or buffer, its graph variable)}.
+        symbols: {id of an object: (object, its symbol)}, see `symbol_of`.
+        variable_store: {name: variable} of `get_variable`.
+        partitioned_store: {name: partitioned variable} of `get_variable`.
+        seed: Seed of the graph for random operations, or None.
     """
 
     def __init__(self) -> None:
@@ -362,9 +358,9 @@ class Nodes(Scopes, Collections, ABC):
         return element if isinstance(element, Operation) else element.op
 
     def symbol_of(self, item: object) -> Any:
-        """Return the symbol of an object with TensorFlow's method `_as_graph_element`.
+        """Return `item._as_graph_element()`, called once per graph and object.
 
-        The method is called once per graph. Other objects are returned unchanged.
+        Return an object without this method of TensorFlow unchanged.
         """
         find = getattr(type(item), "_as_graph_element", None)
         if find is None:
@@ -376,12 +372,15 @@ class Nodes(Scopes, Collections, ABC):
             return self.symbols[id(item)][1]
 
     def as_graph_element(self, item: object) -> Operation | SymbolicTensor:
-        """Return the operation or tensor that `item` is, names, or stands for.
+        """Return the operation or tensor of this graph for an object or a name.
+
+        An object is an element itself, slices, a parameter or buffer with a graph variable, or an
+        argument of `symbol_of`.
 
         Raises:
-            InvalidTypeError: It is none.
-            InvalidArgumentError: It is of another graph.
-            NotFoundError: Nothing has that name.
+            InvalidTypeError: `item` is nothing of this kind.
+            InvalidArgumentError: `item` is of another graph.
+            NotFoundError: No element has the name `item`.
         """
         if isinstance(item, str):
             return (

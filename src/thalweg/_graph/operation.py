@@ -25,24 +25,24 @@ def operation(
     outputs: Any = None,
     control_inputs: Sequence[object] = (),
 ) -> Any:
-    """Add an operation that calls `function` with the values of `inputs` when it runs.
+    """Add an operation that calls `function` with the values of `inputs` in each run.
 
     Args:
         function: Any Python function.
-        inputs: Nested lists, tuples and dicts. A variable wrapped in `by_reference` arrives as the
-            session's writable leaf tensor, any other symbolic input as its value: a tensor,
-            `IndexedSlices`, or None for a gradient that the run does not find. Plain objects arrive
-            as they are.
+        inputs: Arguments of `function`, or nested lists, tuples and dicts. A variable wrapped in
+            `by_reference` becomes the session's writable tensor. Other symbolic inputs become
+            values: a tensor, `IndexedSlices`, or None for a gradient that the run does not find.
+            Plain objects are passed unchanged.
         name: Made unique, below the current name scope.
-        kind: "pure" if it has no effect but its value, "update" if it writes to variables,
-            "blocking" if it waits for other threads. In one run all that is pure comes first,
-            unless it needs the others or control dependencies say otherwise.
-        outputs: None to ignore the result; otherwise its static description: an `Output` or any
-            object with `dtype` and `shape`, or a list of these for a function that returns as many.
-        control_inputs: Operations, or their outputs, that run before it.
+        kind: "pure" for a function without side effects, "update" for writes to variables,
+            "blocking" for waiting on other threads. A run executes pure operations first, unless
+            inputs or control dependencies require another order.
+        outputs: None to ignore the result. An `Output`, or an object with `dtype` and `shape`,
+            describes a single result. A list of descriptions means a list of results.
+        control_inputs: Operations that run first, or their outputs.
 
     Returns:
-        The `Operation`, or its output or list of outputs if there are `outputs`.
+        The `Operation` if `outputs` is None, otherwise its output or list of outputs.
 
     Raises:
         InvalidArgumentError: An input is of another graph, or the kind or name is not valid.

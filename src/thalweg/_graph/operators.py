@@ -29,7 +29,7 @@ _ASSIGN_HINT = "Use assign, assign_add or assign_sub on a variable."
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
-    """Return the methods (`x + y`, reflected `y + x`) of a binary function."""
+    """Return the methods for `x + y` and for the reflected `y + x` of a binary function."""
 
     def forward(self: Operators, operand: object) -> Any:
         return self.graph.call(function, (self, self.operand(operand)))
@@ -114,10 +114,9 @@ class Operators(Symbolic):
         return rows
 
     def __getattr__(self, name: str) -> Any:
-        """Return a recording method, or a node for an attribute such as `T`.
+        """Return a function that records a method of `torch.Tensor`, or the node of an attribute.
 
-        Raises:
-            AttributeError: `torch.Tensor` has no such attribute, or no node can stand for it.
+        Raise AttributeError if `torch.Tensor` has no such attribute, or it cannot be recorded.
         """
         if name.startswith("_") or name == "op":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -164,7 +163,7 @@ class Operators(Symbolic):
     def __torch_function__(
         cls, function: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Record a torch function as a node; raise InvalidTypeError for unsupported writes."""
+        """Record a torch function as a node; return the node's outputs."""
         kwargs = kwargs or {}
         function_name = getattr(function, "__name__", type(function).__name__)
         is_inplace = function_name.startswith("__i") and function_name not in (
@@ -190,7 +189,10 @@ class Operators(Symbolic):
 def _record_write(
     function_name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> object:
-    """Record an in-place torch function as nodes; raise InvalidTypeError if impossible."""
+    """Record an in-place torch function as nodes; return the written tensor, or None for a list.
+
+    Raise InvalidTypeError outside of an optimizer's hook and for other methods than `IN_PLACE`.
+    """
     target = args[0] if args else None
     name = function_name.removeprefix("_foreach")
     if isinstance(target, Operators) and target._writes(function_name):

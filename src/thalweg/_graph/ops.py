@@ -30,9 +30,8 @@ def placeholder(
     """Return a tensor whose value is passed in `feed_dict` to each run.
 
     Args:
-        dtype: Values that are fed are converted to it.
-        shape: Optional. None in it for a size that differs from run to run.
-        name: Optional.
+        dtype: Fed values are converted to this dtype.
+        shape: Optional. None marks a size that differs between runs.
 
     Raises:
         FailedPreconditionError: Called in eager mode.
@@ -79,15 +78,14 @@ def constant(
     name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Any:
-    """Return a tensor that always has the same value; in eager mode a torch tensor.
+    """Return a constant symbolic tensor; in eager mode a torch tensor.
 
     Args:
         value: Any argument of `thalweg.variable.to_tensor`.
         dtype: Optional; converts the value, see `thalweg.variable.as_asked`.
-        shape: Optional; a single number fills it, other values are laid out in it. In a graph the
-            last of too few is repeated.
-        name: Optional.
-        verify_shape: True if the value must have the shape itself.
+        shape: Optional. One number fills the shape; several are reshaped. In a graph the last
+            number is repeated if there are too few.
+        verify_shape: True to require a value of shape `shape`.
 
     Raises:
         InvalidTypeError: The value is not numeric, or in eager mode does not fit the shape.
@@ -117,9 +115,9 @@ def constant(
 
 
 def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return the elements in one dimension, padded to `capacity` with the last one, or with zeros.
+    """Return a vector of `capacity` elements; the last element, or 0 if there is none, is repeated.
 
-    Raise in eager mode, and for more than `capacity` elements.
+    Raise InvalidTypeError in eager mode, InvalidArgumentError for more than `capacity` elements.
     """
     count = tensor.numel()
     message = f"{count} values do not fit shape {tuple(shape)}, which holds {capacity}."
@@ -135,10 +133,9 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
     """Return `value` as a symbolic tensor, or in eager mode as a torch tensor.
 
     Args:
-        value: A symbolic tensor, slices, a torch parameter or other object with a symbol, what
-            `to_tensor` takes, or a list in which some elements are symbolic tensors of one shape.
+        value: A symbolic tensor, slices, a torch parameter, an object with a symbol, an argument
+            of `to_tensor`, or a list of symbolic tensors and values of one shape.
         dtype: Optional; an eager tensor of another dtype is converted.
-        name: Optional.
 
     Raises:
         InvalidTypeError: The value is not numeric, or a symbolic tensor of another dtype.
@@ -184,16 +181,15 @@ def stop_gradient(input: object, name: str | None = None) -> Any:
 
 
 def embedding_lookup(params: object, ids: object, name: str | None = None) -> Any:
-    """Return the rows of `params` at `ids`; the gradient of a variable is then slices.
+    """Return the rows of `params` at `ids`; the gradient of a variable is `IndexedSlices`.
 
     Args:
-        params: A tensor of shape (rows, *row shape), or a list of one.
+        params: A tensor of shape (rows, *row shape), or a list of one tensor.
         ids: int32 or int64, of any shape.
-        name: Optional.
 
     Raises:
-        InvalidTypeError: The ids are not int32 or int64, or there are several tables.
-        InvalidArgumentError: In a run on the CPU, if an id is not in [0, rows).
+        InvalidTypeError: The ids are not int32 or int64, or `params` lists several tensors.
+        InvalidArgumentError: In a run on the CPU, an id is not in [0, rows).
     """
     if executing_eagerly():
         return eager_lookup(params, ids)
@@ -250,9 +246,9 @@ def assign_sub(
 def creation_node(
     function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str
 ) -> Any:
-    """Return a node that creates a tensor of `shape` and `dtype`; in eager mode the tensor.
+    """Return `function(sizes, dtype)` in eager mode, else a node that computes it in each run.
 
-    `shape` is an argument of `sizes_of`; `function` is called with a tuple of ints and the dtype.
+    `shape` is an argument of `sizes_of`; `sizes` is a tuple of ints.
     """
     kind, sizes = as_dtype(dtype), sizes_of(shape)
     if executing_eagerly():

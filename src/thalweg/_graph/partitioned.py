@@ -26,7 +26,7 @@ from thalweg.variable import as_dtype, dtype_name
 
 
 class PartitionedVariable:
-    """Variable that is the concatenation of other variables, its parts.
+    """List of variables, the parts, that is used like the concatenation of the parts.
 
     Iteration yields the parts. `trainable_variables` and optimizers have the parts.
 
@@ -122,23 +122,23 @@ def get_partitioned(
     reuse: Any,
     **options: Any,
 ) -> PartitionedVariable:
-    """Return the partitioned variable `name` of the default graph, existing or created.
+    """Find or create the partitioned variable `name` of the default graph; return the variable.
 
     Args:
-        get_shard: `get_variable` of a whole name, which finds or creates one part.
+        get_shard: `get_shard(name, shape, dtype, initializer, ...)` finds or creates one part.
         name: Whole name.
         partitioner: Function of `shape` and `dtype`; None finds a variable that exists.
         shape: Shape of the whole variable, or None if `initializer` is a value.
-        dtype: Dtype, or None for that of the scope.
+        dtype: Dtype, or None for the dtype of the variable scope.
         initializer: Initializer or value of the whole variable.
         reuse: False or None to create it, True to find it, AUTO_REUSE for either.
         **options: Further arguments of `get_shard`.
 
     Raises:
-        NotImplementedError: In eager mode.
-        InvalidArgumentError: The partitioner does not divide the variable along one axis, or the
-            variable exists and must not, or the other way round, or it has another shape, dtype or
-            number of parts, or no parts.
+        NotImplementedError: Called in eager mode.
+        InvalidArgumentError: The partitioner does not divide one axis. Or the variable exists but
+            `reuse` is not set, is missing but `reuse` is True, is not partitioned, or has another
+            shape, dtype or number of parts.
     """
     _check_partitionable(name)
     if initializer is not None and not callable(initializer):
@@ -164,7 +164,7 @@ def get_partitioned(
 
 
 def _check_partitionable(name: str) -> None:
-    """Raise unless a partitioned variable may have that name in the default graph."""
+    """Raise NotImplementedError in eager mode, InvalidArgumentError for an unpartitioned `name`."""
     if executing_eagerly():
         raise NotImplementedError(
             f"'{name}' cannot be partitioned in eager mode. Leave partitioner out."
@@ -179,7 +179,10 @@ def _check_partitionable(name: str) -> None:
 def _make_shard(
     get_shard: Callable[..., Any], info: SaveSliceInfo, initializer: Any, kind: torch.dtype
 ) -> Any:
-    """Return one part, existing or created, with its slice of the initial value."""
+    """Find or create the part at the position `info`; return the part.
+
+    An initializer is called for the part; a value of the whole variable is sliced.
+    """
     if initializer is None or callable(initializer):
         start = (info.var_shape, kind, _initializer_of_part(initializer, info, kind))
     else:
@@ -190,10 +193,9 @@ def _make_shard(
 
 
 def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
-    """Return the initial value of a full variable as a tensor.
+    """Return the initial value of the whole variable `name` as a tensor.
 
-    Raises:
-        InvalidArgumentError: The value does not have the shape.
+    Raise InvalidArgumentError if the value does not have the shape `shape`.
     """
     tensor = convert_to_tensor(value, None if dtype is None else as_dtype(dtype))
     if not Shape(shape).accepts(tensor.shape):
@@ -207,7 +209,7 @@ def _convert_value(value: Any, name: str, shape: Any, dtype: Any) -> Any:
 def _check_reuse(
     var: PartitionedVariable, reuse: Any, shape: Any, kind: torch.dtype | None, partitions: Any
 ) -> None:
-    """Raise InvalidArgumentError unless a variable may be reused and has the requested form."""
+    """Raise InvalidArgumentError unless `reuse` is set and `var` matches the other arguments."""
     if not reuse:
         raise InvalidArgumentError(
             f"Partitioned variable with name {var.name} already exists. Did you mean to set"
@@ -228,10 +230,9 @@ def _check_reuse(
 
 
 def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> list[int]:
-    """Return the number of parts along each axis.
+    """Return `partitioner(shape=shape, dtype=dtype)`, the number of parts along each axis.
 
-    Raises:
-        InvalidArgumentError: The shape is unknown, or the result does not divide it along one axis.
+    Raise InvalidArgumentError if the shape is unknown, or the numbers do not fit the shape.
     """
     sizes = Shape(shape)
     if not sizes.is_fully_defined():
@@ -263,7 +264,10 @@ def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> li
 
 
 def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSliceInfo]:
-    """Yield the position of each part; the first parts are longer by one if lengths differ."""
+    """Yield the position of each part along the divided axis.
+
+    The first parts are longer by one element if the length is not a multiple of their number.
+    """
     axis = next((index for index, count in enumerate(counts) if count > 1), 0)
     length, remainder = divmod(shape[axis], counts[axis])
     start = 0
@@ -276,7 +280,10 @@ def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSlic
 
 
 def _initializer_of_part(initializer: Any, info: SaveSliceInfo, kind: torch.dtype) -> Any:
-    """Return an initializer that passes on the position of the part, if accepted."""
+    """Return `initializer` with `partition_info=info` bound, if it accepts this argument.
+
+    None means Glorot's uniform distribution for floats, and zeros for other dtypes.
+    """
     if isinstance(initializer, type):
         initializer = initializer()
     if initializer is None:

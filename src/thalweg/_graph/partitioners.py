@@ -14,8 +14,7 @@ Partitioner = Callable[..., list[int]]
 def _single_parts(shape: Sequence[int], axis: int) -> list[int]:
     """Return 1 for each axis.
 
-    Raises:
-        InvalidArgumentError: `axis` is not an axis of `shape`.
+    Raise InvalidArgumentError if `axis` is not an axis of `shape`.
     """
     if not -len(shape) <= axis < len(shape):
         raise InvalidArgumentError(
@@ -25,10 +24,10 @@ def _single_parts(shape: Sequence[int], axis: int) -> list[int]:
 
 
 def fixed_size_partitioner(num_shards: int, axis: int = 0) -> Partitioner:
-    """Return a partitioner into `num_shards` parts along an axis, at most one per index.
+    """Return a function: `partition(shape)` divides an axis into `num_shards` parts.
 
     Args:
-        num_shards: Number of parts.
+        num_shards: Number of parts; a shorter axis has one part per element.
         axis: Axis that is divided.
     """
 
@@ -47,13 +46,14 @@ def variable_axis_size_partitioner(
     bytes_per_string_element: int = 16,
     max_shards: int | None = None,
 ) -> Partitioner:
-    """Return a partitioner whose parts have at most `max_shard_bytes`.
+    """Return a function: `partition(shape, dtype)` divides an axis into parts of limited size.
 
     Args:
-        max_shard_bytes: Bytes of a part, at least 1. A part has one index along the axis at least.
+        max_shard_bytes: Maximum size of a part in bytes, at least 1. A part has one index along
+            the axis at least.
         axis: Axis that is divided.
         bytes_per_string_element: Ignored: there are no variables of strings.
-        max_shards: Optional. Number of parts that is not exceeded.
+        max_shards: Optional. Maximum number of parts.
 
     Raises:
         InvalidArgumentError: `max_shard_bytes` or `max_shards` is below 1.
@@ -81,12 +81,12 @@ def min_max_variable_partitioner(
     min_slice_size: int = 256 << 10,
     bytes_per_string_element: int = 16,
 ) -> Partitioner:
-    """Return a partitioner into as many parts as have at least `min_slice_size` bytes.
+    """Return a function: `partition(shape, dtype)` divides an axis into parts of a minimum size.
 
     Args:
-        max_partitions: Number of parts that is not exceeded, at least 1.
-        axis: Axis that is divided; those before and behind it stay whole.
-        min_slice_size: Bytes of a part.
+        max_partitions: Maximum number of parts, at least 1.
+        axis: Axis that is divided; all other axes stay whole.
+        min_slice_size: Minimum size of a part in bytes, unless there is only one.
         bytes_per_string_element: Ignored: there are no variables of strings.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`RunPlan`: the operations of a run, their order, and the uses of their values."""
+"""`RunPlan`: the operations of a run in order, with the later uses of each output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Fed = frozenset[SymbolicTensor]
 
 @dataclass
 class Result:
-    """Uses of one output of a step."""
+    """Output of a step, with its later uses."""
 
     tensor: SymbolicTensor
     pick: int = 0  # its index among the leaves that the function returns
@@ -74,14 +74,13 @@ class Step:
 
 @dataclass
 class RunPlan:
-    """Plan of a run of one set of fetches with one set of fed tensors.
+    """Execution plan for one set of fetches and one set of fed tensors.
 
     Attributes:
-        segments: Steps that run under one lock each, in order.
-        fed_fetches: Positions and tensors of the fetches that are fed.
-        watched_feeds: Fed tensors by which a step differentiates.
-        count: The number of fetches.
-        overwrites: True if a variable is written to before a gradient needs the value it had.
+        segments: (lock mode, steps) pairs in order; the steps of a pair run under one lock.
+        fed_fetches: (index, tensor) pairs of the fetches that are fed.
+        watched_feeds: Fed tensors for which a step computes gradients.
+        overwrites: True if a run writes to a variable before a gradient needs the former value.
     """
 
     segments: list[tuple[str | None, list[Step]]]
@@ -101,14 +100,13 @@ class RunPlan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Pass an error to threads that wait for the first operation that did not run.
+        """Report an error to threads that wait for an operation of this run.
 
-        The first operation with a callback `abandoned`, from the failed one on, gets the error by
-        that callback; if it is the failed operation itself, nothing is called.
+        Find the first step, from the failed step on, with a callback `operation.abandoned`. Call
+        `abandoned(error)`, unless the step found is the failed step.
 
         Args:
             failed: The step that failed; None if the run has not begun.
-            error: The error of the step.
         """
         is_unreached = failed is None
         for step in (member for _, segment in self.segments for member in segment):
@@ -120,9 +118,9 @@ class RunPlan:
 
 
 class SubgraphRun:
-    """Subgraph of a running step, as a function of the values of its parameters.
+    """Callable body of a branch or loop: `run(*arguments)` returns a list of results.
 
-    Its steps share the frame of the run under way, and find earlier results there.
+    The body runs in the innermost frame of the thread, and reads values computed earlier.
     """
 
     def __init__(self, subgraph: Subgraph, plan: RunPlan) -> None:
@@ -138,14 +136,12 @@ class SubgraphRun:
 
 
 def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPlan:
-    """Return the plan of a run of `fetches` in which `fed` tensors have given values.
+    """Return the execution plan for `fetches` in a run that receives the values of `fed`.
 
-    Operations that only read come before all updates, unless data or control dependencies order
-    them. Fetches of reference variables come last, and assignments that count steps in one come
-    first (see `early_counters`). Otherwise operations keep the order of their creation.
-
-    Raises:
-        InvalidArgumentError: A placeholder that is needed is not fed.
+    Reads come before updates, unless data or control dependencies require another order. Step
+    counters are assigned first (see `early_counters`). Fetches of reference variables come last.
+    Otherwise operations run in order of creation. Raise InvalidArgumentError if a placeholder that
+    is needed is not fed.
     """
     backward = [
         op for op in _all_operations(fetches, fed) if isinstance(op.function, GradientsOfRun)
@@ -167,11 +163,11 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
 
 @dataclass
 class _Derivatives:
-    """Gradient operations of a whole run, and their sources.
+    """Gradient operations of a whole run, and the tensors that have gradients.
 
     Attributes:
         operations: The gradient operations, in order.
-        watched: The tensors with respect to which they differentiate.
+        watched: The tensors for which the operations compute gradients.
     """
 
     operations: list[Operation]
@@ -186,7 +182,10 @@ def _plan_block(
     first: Sequence[Step] = (),
     final: Sequence[Step] = (),
 ) -> RunPlan:
-    """Return the plan of a run, or of a subgraph that receives `parameters`."""
+    """Return the plan of a run, or of the body of a branch or loop with `parameters`.
+
+    `first` and `final` are additional steps for the beginning and the end.
+    """
     operations = _sort_operations(_find_needed(fetches, fed), fed)
     steps = [
         *first,
@@ -217,9 +216,9 @@ def _plan_block(
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
-    """Return the steps, with added steps around each unit that undo its updates on failure.
+    """Return `steps` with added steps that begin and end each unit, to undo its writes on failure.
 
-    From the first member that reads, a unit runs under one lock.
+    From the first step of a unit to the last, set the lock to `EXCLUSIVE`, in place.
     """
     members: dict[Unit, list[int]] = {}
     for index, step in enumerate(steps):
@@ -276,7 +275,7 @@ def _end_unit(frame: Any, unit: Unit) -> None:
 
 
 def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
-    """Return True if an update overwrites the input of a later gradient."""
+    """Return True if a step writes to a variable that a later gradient is computed from."""
     variables: set[SymbolicTensor] = set()
     for step in steps:
         inner_ops = _nested_operations(step.operation, fed)
@@ -301,7 +300,7 @@ def _nested_operations(op: Operation, fed: Fed) -> list[Operation]:
 def _find_needed(
     fetches: Iterable[Operation | SymbolicTensor], fed: Fed, nested: bool = False
 ) -> set[Operation]:
-    """Return the operations that `fetches` need in their block; `nested` adds subgraphs.
+    """Return the operations that `fetches` need in their own block, and inner blocks if `nested`.
 
     Raise InvalidArgumentError for a needed placeholder that is not fed.
     """
@@ -334,7 +333,7 @@ def _predecessors_of(op: Operation, fed: Fed) -> list[Operation]:
 
 
 def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
-    """Return operations in run order: counters, reads, updates; otherwise by creation."""
+    """Return operations in run order: counters, reads, updates, each in order of creation."""
     predecessors_of = {op: operations.intersection(_predecessors_of(op, fed)) for op in operations}
     early = find_early_operations(operations, partial(_predecessors_of, fed=fed))
 
@@ -361,7 +360,7 @@ def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
 
 
 def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
-    """Return the step of an operation, with plans for its subgraphs."""
+    """Return the step that runs an operation; also plan the bodies of a branch or loop."""
     lock = {"update": EXCLUSIVE, "blocking": None}.get(op.kind, SHARED)
     function, backward = op.function, derivatives.operations
     differentiates = isinstance(function, GradientsOfRun)
@@ -407,15 +406,15 @@ def _record_uses(
     fed: Fed,
     sources: set[SymbolicTensor],
 ) -> None:
-    """Record the uses of each result in the steps, in place, and drop unused results.
+    """Record the later uses of each result in the steps, in place, and drop unused results.
 
     Set `results`, `dead_tensors` and `plain` of each step, and the fields of its results.
 
     Args:
         steps: All steps, in the order of the run.
-        fetches: The operations and tensors to fetch; the index of a tensor is added to `fetched`.
+        fetches: The operations and tensors to fetch; append the index of a tensor to `fetched`.
         fed: Tensors with values from the caller, which are not results of a step.
-        sources: Tensors with respect to which a step computes gradients.
+        sources: Tensors for which a step computes gradients.
     """
     barriers = list(accumulate(int(step.lock != SHARED) for step in steps))
     last_use = {x: i for i, step in enumerate(steps) for x in step.operation.inputs}
@@ -441,10 +440,11 @@ def _record_uses(
 
 
 def _split_by_lock(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
-    """Return (lock mode or None, steps) of successive steps that run under one lock.
+    """Return (lock mode or None, steps) pairs of consecutive steps with one lock mode.
 
-    Where a gradient cannot follow its forward pass under one shared lock, everything up to the
-    gradient runs under one exclusive lock: no other thread may write to tensors saved by autograd.
+    If a write comes before the last gradient, all steps up to this gradient have the mode
+    `EXCLUSIVE`: no other thread may write to tensors saved by autograd. A module that updates
+    buffers counts like a gradient.
     """
     locks = [step.lock for step in steps]
     gradients = [i for i, step in enumerate(steps) if step.differentiates]

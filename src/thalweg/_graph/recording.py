@@ -36,10 +36,11 @@ def record(
     sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     stateful: bool = False,
 ) -> Any:
-    """Add a node that calls `function`; return its outputs in the structure of its result.
+    """Add an operation that calls `function`; return symbolic outputs in the result's structure.
 
-    Results other than tensors, such as a number of dimensions, are returned at once if static
-    shapes determine them; no node is added if there are no tensors.
+    A result that is not a tensor, such as a number of dimensions, is a plain value. Without tensors
+    in the result no operation is added. Inputs in `sparse_flows` receive sparse gradients;
+    `stateful` marks a module that updates buffers.
 
     Raises:
         InvalidArgumentError: Shapes do not fit together, or a tensor is of another graph.

@@ -26,7 +26,10 @@ from thalweg.variable import VariableAggregation, to_tensor
 def all_reduce(
     strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
-    """Return symbolic sums or means of leaves over all replicas."""
+    """Return the sum or mean of each tensor over all replicas, as symbolic tensors or slices.
+
+    None stays None. If `axis` is not None, also reduce each tensor along `axis`.
+    """
     present = [index for index, leaf in enumerate(leaves) if leaf is not None]
     present_leaves = [_as_value(leaves[index]) for index in present]
     nodes = operation(
@@ -64,7 +67,7 @@ def _output_of(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
 
 
 class AggregatedGraphVariable(GraphVariable):
-    """Variable of a graph whose assignments in a replica are aggregated when a session runs them.
+    """Graph variable that aggregates assigned values over replicas when a session runs.
 
     See `thalweg.distribute.variable.AggregatedVariable`.
     """
@@ -72,7 +75,7 @@ class AggregatedGraphVariable(GraphVariable):
     _aggregation: VariableAggregation
 
     def _operand(self, value: object) -> object:
-        """Return the value to assign, aggregated over replicas inside of `Strategy.run`."""
+        """Return the value to assign; inside of `Strategy.run` the aggregate over replicas."""
         operand, strategy = super()._operand(value), in_replicas()
         if strategy is None:
             return operand

@@ -1,4 +1,4 @@
-"""`Frame`: one run and its values."""
+"""`Frame`: the values of one run of a session."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
 class RunFrame(Protocol):
-    """Interface of a session for its runs.
+    """Interface that a frame needs of its session.
 
     Attributes:
-        values: The values of its variables.
+        values: The values of the session's variables.
     """
 
     values: Leaves
@@ -49,7 +49,7 @@ class RunFrame(Protocol):
 
 
 class Frame(dict[SymbolicTensor, Any]):
-    """Feeds and computed values of one run; variables are read from the session."""
+    """Dict {symbolic tensor: value} of one run; variables are read from the session."""
 
     __slots__ = ("failed", "feeds", "lock", "read", "session", "undo")
 
@@ -62,7 +62,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.undo: dict[Unit, Iterator[object]] = {}  # what puts back the units under way, in C
 
     def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
-        """Return the session's tensor of a variable, or compute a tensor; cache both."""
+        """Return the session's tensor of a variable, or compute another tensor; cache both."""
         if isinstance(tensor, GraphVariable):
             leaf = self.session.values.leaf_by_variable.get(tensor)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
@@ -85,10 +85,10 @@ class Frame(dict[SymbolicTensor, Any]):
     def run(
         self, steps: Sequence[Step], results: list[object], export: Callable[[Any], object]
     ) -> None:
-        """Run steps in order; store the exported values of fetches at their places in `results`.
+        """Run steps in order; write `export(value)` of each fetched value into `results`.
 
-        An error gets a note that names the operation, ends the run, and undoes the writes of
-        incomplete units.
+        On an error undo the writes of incomplete units, add a note that names the operation, and
+        raise the error again.
         """
         records = None
         step = steps[0]
@@ -142,7 +142,7 @@ class Frame(dict[SymbolicTensor, Any]):
     def _store_results(
         self, step: Step, value: Any, results: list[object], export: Callable[[Any], object]
     ) -> None:
-        """Store outputs of a step for later steps; export the outputs that are fetched."""
+        """Store a step's outputs for later steps; write fetched outputs into `results`."""
         values: Sequence[Any] = [value]
         if not step.returns_output:
             is_flat = type(value) is list and _LEAVES.issuperset(map(type, value))

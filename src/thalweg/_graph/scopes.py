@@ -1,4 +1,4 @@
-"""Name scopes and control dependencies: where in a graph one is building."""
+"""Name scopes, control dependencies, blocks and units of new operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg._graph.unique_names import UniqueNames, check_name
 
 
 class _NameScope(threading.local):
-    """Position of one thread in the scopes of a graph."""
+    """Scopes of a graph that are open in one thread."""
 
     def __init__(self) -> None:
         self.scope = ""  # ends with "/", unless it is empty
@@ -25,7 +25,7 @@ class Block:
     """Operations inside of a branch or loop body, which another operation runs.
 
     Attributes:
-        outer: The block that this one is made in; None outside of all.
+        outer: The enclosing block, or None.
     """
 
     def __init__(self, outer: Block | None) -> None:
@@ -43,9 +43,9 @@ class Unit:
     """Operations that form one update: if one fails, a run undoes the writes of all.
 
     Attributes:
-        block: The block in which it begins; None outside of all.
+        block: The block in which the unit begins, or None.
         last_writes: The last operation that writes in place; later operations wait for it.
-        stale: Views of variables that were written in place since; the function that did.
+        stale: {view of a variable: name of an in-place write after the view's creation}.
     """
 
     def __init__(self, block: Block | None) -> None:
@@ -67,7 +67,7 @@ class Unit:
 
 
 class Scopes:
-    """Part of a graph that assigns names and control dependencies to new operations."""
+    """Mixin of a graph that assigns names and control dependencies to new operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Scopes:
             mark_as_used: True to reserve the name.
 
         Raises:
-            InvalidArgumentError: It may not name an operation.
+            InvalidArgumentError: `name` is not valid for an operation.
         """
         scope = "" if absolute else self.scope
         with self.lock:
@@ -123,10 +123,10 @@ class Scopes:
 
     @contextlib.contextmanager
     def name_scope(self, name: str | None) -> Iterator[str]:
-        """Return a context manager that puts new names below `name`, made unique; yields the scope.
+        """Return a context manager that opens a name scope and yields the scope's full name.
 
-        A name that ends with "/" is entered unchanged. None or "" leaves all scopes. The yielded
-        scope ends with "/" unless it is empty.
+        `name` is below the current scope and made unique. A name that ends with "/" is a full name,
+        entered unchanged. None or "" leaves all scopes. The yielded name ends with "/" or is empty.
         """
         outer_scope = self._position.scope
         scope = name or ""
@@ -142,12 +142,12 @@ class Scopes:
     def control_dependencies(self, control_inputs: Sequence[object] | None) -> Iterator[None]:
         """Return a context manager: new operations run after all of `control_inputs`.
 
-        They are added to those of outer blocks; None removes all, and leaves the functions of
-        conditions and loops.
+        Dependencies of outer `with` blocks are kept. None removes all dependencies, and puts new
+        operations outside of the enclosing branch or loop.
 
         Raises:
             InvalidTypeError: An input is neither an operation nor symbolic.
-            InvalidArgumentError: It is of another graph.
+            InvalidArgumentError: An input is of another graph.
         """
         operations = [self.as_operation(item) for item in control_inputs or ()]
         if control_inputs is None:
@@ -159,12 +159,12 @@ class Scopes:
 
     @contextlib.contextmanager
     def as_one(self, is_one: bool = True) -> Iterator[None]:
-        """Return a context manager: new operations form one update, or join the enclosing one.
+        """Return a context manager: new operations form one unit, or join the enclosing unit.
 
-        In a branch or loop they form a separate update.
+        Operations in a branch or loop form a separate unit.
 
         Args:
-            is_one: False leaves all units.
+            is_one: False puts new operations outside of all units.
         """
         outer_unit = self._position.unit
         joins = outer_unit is not None and outer_unit.block is self.block
@@ -180,7 +180,7 @@ class Scopes:
 
     @contextlib.contextmanager
     def _build_at(self, block: Block | None, control: tuple[object, ...]) -> Iterator[None]:
-        """Set the block and control dependencies of new operations in the `with` block."""
+        """Return a context manager that sets the block and dependencies of new operations."""
         outer_position = (
             self._position.block,
             self._position.control,

@@ -1,4 +1,4 @@
-"""`Session`: it runs a graph, and keeps the values of the graph's variables."""
+"""`Session`: runs a graph and stores the values of the graph's variables."""
 
 from __future__ import annotations
 
@@ -33,22 +33,21 @@ _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 @exported_from("thalweg.v1")
 class Session:
-    """A place where a graph runs.
+    """Executor of a graph, with the values of the graph's variables.
 
     Args:
         target: Ignored; everything runs in this process.
         graph: By default the default graph.
         config: Ignored.
 
-    In one run everything that reads variables comes before everything that updates them, unless
-    control dependencies or data order them: a variable fetched beside a training operation has
-    the value from before the step, or, if it is no resource variable, from after it. Several
-    threads may call `run` at once: pure operations run at the same time, and updates run alone.
+    A run reads variables before it updates them, unless control dependencies or data require
+    another order. So a resource variable fetched beside a training operation has the value from
+    before the step; any other variable has the value after the step. Several threads may call
+    `run` at once: pure operations run at the same time, and updates run alone.
 
     Attributes:
-        graph: The graph.
-        values: The values of its variables.
-        plans_made: How many plans were made; a fetch that was run before needs no new one.
+        values: The values of the graph's variables.
+        plans_made: Number of execution plans made; equal fetches share a plan.
     """
 
     def __init__(self, target: str = "", graph: Nodes | None = None, config: object = None) -> None:
@@ -65,7 +64,7 @@ class Session:
         on_fork(self, Session._forget_after_fork)
 
     def _forget_after_fork(self) -> None:
-        """Drop all values in a forked child if another thread was writing some at the fork."""
+        """Reset the lock in a forked child; drop all values if another thread was writing some."""
         lost_writer = self._lock.renew(self._held_lock())
         if lost_writer:
             excuse(lost_writer)  # optimizers in its run: all that they wrote is forgotten
@@ -90,21 +89,21 @@ class Session:
         options: object = None,
         run_metadata: object = None,
     ) -> Any:
-        """Compute `fetches` and all operations they need, each once.
+        """Compute `fetches` and all operations that `fetches` need, each once.
 
         Args:
-            fetches: An operation, tensor, variable, `SymbolicSlices`, their name, or nested
-                lists, tuples, named tuples and mappings of these.
-            feed_dict: Optional. Values that replace those of tensors in this run.
-            options: Ignored, as is `run_metadata`.
+            fetches: An operation, tensor, variable, slices, a name, or nested lists, tuples,
+                named tuples and mappings of these.
+            feed_dict: Optional. {tensor: value that replaces the tensor's value in this run}.
+            options, run_metadata: Ignored.
 
         Returns:
-            The same nest, with a NumPy array or scalar for a tensor, `IndexedSlicesValue` for
-            slices, None for an operation. All are copies.
+            The structure of `fetches` with copies: a NumPy array or scalar for a tensor,
+            `IndexedSlicesValue` for slices, None for an operation.
 
         Raises:
             FailedPreconditionError: The session is closed, or a variable is not initialized.
-            InvalidTypeError: A fetch or the key of a feed is nothing of a graph.
+            InvalidTypeError: A fetch or the key of a feed is not an element of a graph.
             InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
         """
         self._check_open()
@@ -135,7 +134,7 @@ class Session:
             make_plan(fetches, keys).abandon_waiting(None, error)
 
     def _plan_for(self, requests: tuple[object, ...], feeds: frozenset[SymbolicTensor]) -> RunPlan:
-        """Return the cached or new plan for fetches and fed tensors."""
+        """Return the plan for fetches and fed tensors; make and cache it at the first call."""
         key = (requests, feeds)
         try:
             return self._plans[key]
@@ -153,7 +152,7 @@ class Session:
         feeds: Mapping[SymbolicTensor, object],
         export: Callable[[Any], object] = exported,
     ) -> list[Any]:
-        """Run a plan in a new frame; return the exported values of its fetches, in order."""
+        """Run a plan in a new frame; return the list of `export(value)` of each fetch."""
         frame, frames = Frame(self, feeds), thread.frames
         records = partial(_C._set_grad_enabled, torch.is_grad_enabled())
         with ContextSetting(lambda: ([partial(frames.append, frame)], [records, frames.pop])):
@@ -165,9 +164,9 @@ class Session:
                 raise
 
     def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
-        """Run a plan in `frame`; return the exported values of its fetches, in order.
+        """Run a plan in `frame`; return the list of `export(value)` of each fetch.
 
-        The gradient mode of torch may differ afterwards.
+        This may change torch's gradient mode.
         """
         if not plan.overwrites:
             return self._carry_out(plan, frame, export)
@@ -213,10 +212,9 @@ class Session:
         return self.values.kept_in()
 
     def leaf(self, variable: GraphVariable) -> SessionVariable:
-        """Return the tensor that holds the variable's value here; only write to it in place.
+        """Return the session's tensor of a variable; write to it only in place.
 
-        Raises:
-            FailedPreconditionError: The variable is not initialized.
+        Raise FailedPreconditionError if the variable is not initialized.
         """
         try:
             return self.values.get(variable)
@@ -252,7 +250,7 @@ class Session:
 
     @untraced
     def snapshot(self, variables: Sequence[GraphVariable]) -> list[torch.Tensor]:
-        """Return copies of the values of variables in CPU memory, all from the same moment.
+        """Return copies of the values of variables in CPU memory, all from one run.
 
         Raises:
             FailedPreconditionError: The session is closed, or a variable is not initialized.
@@ -264,11 +262,10 @@ class Session:
 
     @untraced
     def load_all(self, values: Mapping[GraphVariable, torch.Tensor]) -> None:
-        """Set the values of variables outside of a run: all, or none if that fails.
+        """Set the values of variables outside of a run; on an error set none.
 
         Raises:
-            FailedPreconditionError: The session is closed, or an operation that is declared as
-                pure calls this.
+            FailedPreconditionError: The session is closed, or a pure operation calls this.
             InvalidArgumentError: A variable is of another graph, or a value does not fit it.
         """
         for variable in values:
@@ -285,9 +282,9 @@ class Session:
         self._run_exclusively(load_values)
 
     def resource(self, key: object, make: Callable[[], object]) -> Any:
-        """Return the resource for `key`; the first call creates it with `make()`.
+        """Return the resource for `key`, created by `make()` at the first call.
 
-        The session calls its method `close` at the end, which must end all waits.
+        `Session.close` calls the resource's method `close`, which must end all waits.
         """
         with self._opening:
             self._check_open()
@@ -306,7 +303,7 @@ class Session:
             raise FailedPreconditionError("Attempted to use a closed Session.")
 
     def _run_exclusively(self, write: Callable[[], None]) -> None:
-        """Call a function while no other thread reads or writes values."""
+        """Call `write()` while no other thread reads or writes values."""
         held_mode = self._held_lock()
         if held_mode == SHARED:
             raise FailedPreconditionError(
@@ -318,7 +315,7 @@ class Session:
         self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
     def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
-        """Call a function under the lock; raise an interruption of the release afterwards."""
+        """Call `work()` under the session's lock; raise an interruption after the release."""
         interruption: BaseException | None = None
         try:
             self._lock.acquire(lock, frame)

@@ -1,4 +1,4 @@
-"""Shapes that are arguments: numbers, or tensors that a run computes."""
+"""Shapes as arguments: numbers, or symbolic tensors whose values a run computes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def sizes_of(shape: object) -> Any:
-    """Return a shape as a tuple of ints, or as a nest that a run fills where sizes are symbolic.
+    """Return a shape as a tuple of ints. If a size is symbolic, return a copy of `shape`.
 
     Args:
         shape: A number, a list, an array or a tensor of sizes, or a static shape.
 
     Raises:
-        InvalidArgumentError: A size, or their number, is not known.
+        InvalidArgumentError: A size is None, or the shape is unknown.
     """
     leaves = list(leaves_of(shape))
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
@@ -47,9 +47,9 @@ def ints(shape: Any) -> tuple[int, ...]:
 
 
 def known_sizes(shape: object) -> list[int | None] | None:
-    """Return the numbers in a nest, None for each that is unknown before a run.
+    """Return the numbers in nested lists and tensors, None for a number known only in a run.
 
-    Arithmetic on known tensor sizes is known. Return None if the count of numbers is unknown.
+    Numbers computed from known sizes are known. Return None if the count of numbers is unknown.
     """
     with eagerly(), no_grad():
         try:
@@ -75,14 +75,14 @@ def _trial_sizes(nest: object, trial: _Trial) -> list[int]:
 
 
 class _Trial(dict[SymbolicTensor, Any]):
-    """Values of integer tensors in a trial, in which each unknown number is `size`."""
+    """Dict {integer tensor: trial value}, in which each unknown number is `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
-        """Return the trial value of a tensor; raise InvalidArgumentError if unknown."""
+        """Compute and store a tensor's trial value; raise InvalidArgumentError if impossible."""
         op = tensor.op
         if op.type == "Shape":
             tensor_value = torch.tensor(

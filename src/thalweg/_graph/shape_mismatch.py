@@ -36,11 +36,11 @@ class TorchCall(NamedTuple):
 
 
 class Failure(TorchFunctionMode):
-    """Mode that records the torch function that raised an error in the block.
+    """Context manager that records the call of a torch function that raised an error.
 
     Attributes:
         error: The last error.
-        call: The call that raised it.
+        call: The call that raised `error`.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Failure(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function; record the call if it raises."""
+        """Return the result of a torch function; if it raises, record the call and raise again."""
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
@@ -64,7 +64,10 @@ class Failure(TorchFunctionMode):
 
 
 def describe_misfit(calls: Sequence[TorchCall]) -> str:
-    """Return why a call that failed in several trials fails in every run; "" if unknown."""
+    """Return why a call that failed in several trials fails in every run; "" if unknown.
+
+    `calls` holds the failed call of each trial; trials differ in the values of unknown sizes.
+    """
     first = calls[0]
     ranks = [[len(shape) for shape in call.shapes] for call in calls]
     if any(call.name != first.name for call in calls) or any(rank != ranks[0] for rank in ranks):
@@ -85,7 +88,7 @@ def describe_misfit(calls: Sequence[TorchCall]) -> str:
 
 
 def _explain_broadcast_error(shapes: Sequence[Sizes]) -> str:
-    """Return why shapes do not broadcast; "" if they may."""
+    """Return why shapes do not broadcast; "" if the shapes may. None is an unknown size."""
     columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     for dim, sizes in enumerate(columns, 1):
         distinct = sorted({size for size in sizes if size not in (None, 1)})

@@ -53,16 +53,15 @@ class Output:
 
 
 def infer_outputs(function: Callable[..., object], arguments: Sequence[object], name: str) -> Any:
-    """Return the nest that `function(*arguments)` will return, with `Output` in place of tensors.
+    """Return the result that `function(*arguments)` will have, with an `Output` for each tensor.
 
-    Numbers and other objects are returned unchanged. A single `Output`, with at most a dtype, is
-    returned if the function cannot be run without data.
+    The function runs on meta tensors. Return a single `Output`, with at most a dtype, if the
+    function needs data. Results other than tensors are returned unchanged.
 
     Raises:
-        InvalidArgumentError: All shapes are known and do not fit together, or the known sizes of
-            partly known ones do not.
-        InvalidTypeError: The function returns something that only a run knows.
-        TypeError: The function does not take such arguments.
+        InvalidArgumentError: The known sizes do not fit together.
+        InvalidTypeError: A result other than a tensor depends on unknown sizes.
+        TypeError: The function does not accept the arguments.
     """
     inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
     unknown = Output(next((x.dtype for x in inputs if x.is_differentiable()), None))
@@ -105,7 +104,10 @@ def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
 
 
 def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: str) -> object:
-    """Return the outputs, assuming that unknown sizes are 1 or a known one; None if unknown."""
+    """Return the outputs that trials with 1 or a known size for all unknown sizes share.
+
+    Return None if no trial succeeds, or if a trial returns anything but tensors.
+    """
     results, valid_results = [], []
     for size in _known_sizes(inputs):
         try:
@@ -169,9 +171,9 @@ def _run_trial(
     rank: int = 0,
     watch: contextlib.AbstractContextManager[object] | None = None,
 ) -> object:
-    """Return the result of a function on meta tensors, with an `Output` for each tensor.
+    """Return `function(*arguments)` on meta tensors, with an `Output` for each result tensor.
 
-    Unknown sizes are `size`, unknown ranks `rank`; the call runs inside of `watch`.
+    Unknown sizes are `size`, unknown ranks `rank`; the call runs in the context manager `watch`.
     """
     trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
 
@@ -191,7 +193,7 @@ def _run_trial(
 
 
 def _describe_misfit(run_trial: Trial) -> str:
-    """Return why the known shapes do not fit together; "" if they may."""
+    """Return why the known shapes contradict each other; "" if the reason is unknown."""
     calls = []
     for size in (*_SIZES, _SMALL):
         watch = Failure()
@@ -239,7 +241,10 @@ def _merge_trials(results: Sequence[object], name: str) -> object:
 
 
 def _merge_outputs(first: object, trial: object, name: str) -> object:
-    """Return the description that two trials with different sizes share."""
+    """Return the `Output` that two trials share, None for different sizes.
+
+    Raise InvalidTypeError if other results than tensors differ.
+    """
     if not isinstance(first, Output):
         if first is not trial and first != trial:
             raise InvalidTypeError(f"{name} gives {first!r} or {trial!r}: only a run knows which.")
@@ -260,9 +265,9 @@ def _common_sizes(
 
 
 def _infer_dtypes(run_trial: Trial, inputs: Sequence[SymbolicTensor]) -> object:
-    """Return the outputs with dtypes only, for inputs of unknown rank; None if no rank works.
+    """Return the outputs with dtypes only, from trials with several ranks; None if all fail.
 
-    An output that is scalar in all trials is described as a scalar.
+    An output that is scalar in all trials has the shape ().
     """
     results = []
     for size in (_SIZES[0], *_known_sizes(inputs)):

@@ -1,4 +1,4 @@
-"""Positions of the parts of partitioned variables, which their slots share."""
+"""Positions of the parts of partitioned variables and of the slots of parts."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from thalweg._graph.symbolic_slices import SymbolicSlices
 
 
 def deduplicated(values: Any, indices: Any) -> tuple[Any, Any]:
-    """Return (sums of the rows of each index, distinct indices).
+    """Return (sum of the rows of each distinct index, distinct indices).
 
     Args:
-        values: The rows.
+        values: Rows, of shape (rows, *row shape).
         indices: int32 or int64, of shape (rows,).
     """
     slices = IndexedSlices(values, indices)

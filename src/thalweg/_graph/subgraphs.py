@@ -31,13 +31,11 @@ from thalweg.errors import InvalidTypeError
 def trace_block(
     graph: Nodes, function: Callable[..., object], parameters: Iterable[Output] = ()
 ) -> Subgraph:
-    """Call `function` with a new tensor per element of `parameters`; return the traced block.
+    """Call `function` with a new tensor per element of `parameters`; return the added operations.
 
-    The function may return a nest of numbers, tensors, slices and operations; an operation becomes
-    a tensor that is True when the operation is done.
-
-    Raises:
-        InvalidTypeError: The function returns None, or an object that is not convertible.
+    The function may return nested numbers, tensors, slices and operations. An operation becomes a
+    tensor that is True when the operation is done. Raise InvalidTypeError if the function returns
+    None, or an object that is not convertible.
     """
     block = Block(graph.block)
     with graph.build_inside(block):
@@ -54,15 +52,15 @@ def trace_block(
 
 
 def _block_result(graph: Nodes, leaf: object) -> object:
-    """Add an operation for one leaf of a function's result to its block; return it.
+    """Add an operation for one result of a traced function to the function's block; return it.
 
     Args:
-        graph: The graph that is being built inside the block.
+        graph: The graph, inside of `build_inside(block)`.
         leaf: A number, a tensor, slices or an operation.
 
     Returns:
-        An `Identity` of a tensor or number; slices of an `Identity` of their source; for an
-        operation, a constant True that is computed after it.
+        An `Identity` of a tensor or number, or slices of an `Identity`. For an operation a
+        constant True that is computed after the operation.
     """
     if isinstance(leaf, Operation):
         with graph.control_dependencies([leaf]):
@@ -79,15 +77,14 @@ def run_by(
     outputs: Sequence[Output],
     name: str,
 ) -> list[SymbolicTensor]:
-    """Add the operation that executes subgraphs; return its outputs.
+    """Add the operation of a branch or loop; return its outputs.
 
     Args:
-        function: Called with the subgraphs as functions, and then with the values of the arguments;
-            returns the value of each output.
-        subgraphs: Traced functions of this block.
-        arguments: Nests of symbolic tensors and plain objects.
+        function: `function(*bodies, *values)` returns each output's value. A body is a function
+            for each of `subgraphs`.
+        subgraphs: Results of `trace_block`.
+        arguments: Nested lists, tuples and dicts of symbolic tensors and plain objects.
         outputs: Static description of each output.
-        name: The name of the operation.
     """
     graph = subgraphs[0].results[0].graph
     operations = [op for subgraph in subgraphs for op in operations_of(subgraph)]
@@ -114,7 +111,7 @@ def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
 
 
 def operations_of(subgraph: Subgraph) -> list[Operation]:
-    """Return the operations in the subgraph's block that its results need."""
+    """Return the operations of a body of a branch or loop that the body's results need."""
     needed_ops: dict[Operation, None] = {}
     pending = [x.op for x in subgraph.results]
     while pending:
@@ -126,7 +123,7 @@ def operations_of(subgraph: Subgraph) -> list[Operation]:
 
 
 def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[SymbolicTensor]:
-    """Return the tensors outside of the subgraph's block that a gradient of `results` reaches."""
+    """Return the outer tensors that gradients of `results`, tensors of a body, reach."""
     reachable: dict[SymbolicTensor, None] = {}
     pending = list(results)
     while pending:
@@ -139,10 +136,9 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
-    """Return the static description of a tensor that equals one of several tensors.
+    """Return the `Output` with the dtype and the common sizes of several tensors.
 
-    Raises:
-        InvalidTypeError: Their dtypes differ.
+    Raise InvalidTypeError if the dtypes differ.
     """
     kinds = dict.fromkeys(x.dtype for x in tensors if x.dtype is not None)
     if len(kinds) > 1:

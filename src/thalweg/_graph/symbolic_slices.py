@@ -22,8 +22,8 @@ class SymbolicSlices(SymbolicRows):
     """`IndexedSlices` of symbolic tensors.
 
     Args:
-        values: The rows, of shape (n, *row shape); at least one of the arguments is symbolic.
-        indices: Which rows they are: int32 or int64, of shape (n,).
+        values: The rows, of shape (n, *row shape). One argument at least is symbolic.
+        indices: The indices of the rows: int32 or int64, of shape (n,).
         dense_shape: Optional. The shape of the dense tensor.
 
     Attributes:
@@ -46,7 +46,7 @@ class SymbolicSlices(SymbolicRows):
 
     @classmethod
     def of(cls, source: SymbolicTensor) -> SymbolicSlices:
-        """Return the slices of a tensor whose value in a run is an `IndexedSlices`."""
+        """Return slices of `source`, a tensor with `IndexedSlices` as its value in a run."""
         slices = cls.__new__(cls)
         slices.source = source
         rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])

@@ -1,4 +1,4 @@
-"""`GradientTape` that knows tensors of a graph, too."""
+"""`GradientTape` for eager tensors and for tensors of a graph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from thalweg.autodiff import UnconnectedGradients
 class GradientTape(autodiff.GradientTape):
     """Recorder of computations for `gradient`; see `thalweg.GradientTape`.
 
-    In graph mode the gradients of symbolic tensors are those of `gradients`: operations, which a
-    session runs. Such tensors need no `watch`.
+    In graph mode symbolic tensors have symbolic gradients, computed by `gradients`. Symbolic
+    tensors need no `watch`.
 
     Args:
         persistent, watch_accessed_variables: As in `thalweg.GradientTape`.
@@ -34,7 +34,7 @@ class GradientTape(autodiff.GradientTape):
         output_gradients: object = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
-        """Return gradients as in eager mode; for symbolic targets those of `gradients`."""
+        """Return the gradient of `target` for each source; see `gradients` for symbolic targets."""
         targets = list(leaves_of(target))
         is_of_graph = not executing_eagerly() and any(map(is_symbolic, targets))
         if not is_of_graph or self._used:

@@ -40,13 +40,12 @@ def gradient_symbol(grad: object) -> Any:
 
 
 def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> Any:
-    """Return the operation of a hook's update of a variable, followed by its constraint.
+    """Call a hook that updates a variable; return the operation of the update and constraint.
 
     Args:
-        owner: The optimizer whose hook it is.
-        var: The variable.
-        hook: Calls the hook. If it returns None, the result is an operation after all that it
-            updates.
+        owner: The optimizer of the hook.
+        hook: `hook()` returns an operation. If it returns None, all updates that it added are
+            grouped into one operation.
     """
     graph = var.graph
     count = len(graph.operations)
@@ -70,9 +69,9 @@ def apply_constraint(var: GraphVariable, update: object) -> Any:
 
 @contextlib.contextmanager
 def explain_errors(owner: object, hook: str) -> Iterator[None]:
-    """Return a context manager that adds the user's line and advice to errors of a hook.
+    """Return a context manager that adds the user's source line and advice to errors.
 
-    TypeError and AttributeError are raised again as InvalidTypeError.
+    TypeError and AttributeError become InvalidTypeError. `hook` names the hook in the message.
     """
     try:
         yield

@@ -17,7 +17,7 @@ class UniqueNames:
         self._uses: dict[str, int] = {}
 
     def make_unique(self, name: str, mark_as_used: bool = True) -> str:
-        """Return `name`, with the first free number added if it is used, in whatever case."""
+        """Return `name`, or the first free one of name_1, name_2, ...; case is ignored."""
         key = name.lower()
         count = self._uses.get(key, 0)
         unique_name = name
@@ -37,8 +37,7 @@ class UniqueNames:
 def check_name(name: str, scope: str = "") -> str:
     """Return `name` if it is valid for a node inside `scope`.
 
-    Raises:
-        InvalidArgumentError: It may not.
+    Raise InvalidArgumentError if `name` is not valid.
     """
     pattern = _LATER if scope else _FIRST
     if not isinstance(name, str) or not pattern.fullmatch(name):

@@ -37,29 +37,29 @@ def Variable(
     """Return a variable of the default graph; in eager mode a `thalweg.Variable`.
 
     Args:
-        initial_value: A number, nested list, array, tensor, symbolic tensor, a callable without
-            arguments that returns one, or an initializer, which needs `shape`.
-        trainable: True if `minimize` without a list of variables includes it. None counts as True,
-            but with `VariableSynchronization.ON_READ` as False.
-        collections: By default GLOBAL_VARIABLES; trainable variables are in TRAINABLE_VARIABLES
-            besides.
-        validate_shape: False leaves the shape open, so that a session may give it any.
+        initial_value: A number, nested list, array, tensor or symbolic tensor; a function without
+            arguments that returns one; or `initializer(shape, dtype)`, which needs `shape`.
+        trainable: True if `minimize` without a list of variables includes it. None counts as False
+            with `VariableSynchronization.ON_READ`, otherwise as True.
+        collections: By default GLOBAL_VARIABLES. Trainable variables are also in
+            TRAINABLE_VARIABLES.
+        validate_shape: False leaves the shape unknown; a session may change it.
         name: Optional; made unique, below the current name scope.
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
-        shape: For an initializer; otherwise the declared shape, None for sizes that `assign`, or a
-            session, may change. `tf.TensorShape(None)` leaves all open.
-        use_resource: True if it is a resource variable of a graph, which is read before the
-            updates of the run that fetches it, and any other after them. By default that is so
-            unless `tf.compat.v1` was told otherwise, as by `disable_v2_behavior`.
+        shape: Shape for an initializer, or declared shape. None marks sizes that assignments may
+            change; `tf.TensorShape(None)` leaves all open.
+        use_resource: True to fetch the value before the updates of a run, False to fetch the value
+            after the updates. By default True, unless changed by `tf.compat.v1`, such as by
+            `disable_v2_behavior`.
         caching_device: Ignored.
         synchronization, aggregation: As in `thalweg.keras.optimizers.Optimizer.add_weight`, for
             `thalweg.v1.Variable`; here they are ignored.
 
     Raises:
         InvalidTypeError: There is no initial value, or it is not numeric.
-        InvalidArgumentError: Its shape does not agree with `shape`, or the constraint is no
-            function.
+        InvalidArgumentError: The initial value does not have the shape, or the constraint is not
+            callable.
         FailedPreconditionError: The graph is finalized.
     """
     if initial_value is None:
@@ -101,11 +101,11 @@ def make_variable(
     """Return a variable for internal use of an optimizer, such as a slot.
 
     Args:
-        initial_value: As in `Variable`; a callable without arguments is called when a session
+        initial_value: As in `Variable`; a function without arguments is called when a session
             initializes the variable, and may then use `resolve`.
         name: The whole name, outside of all name scopes; made unique.
-        like: Optional. Gives the graph, and the shape and dtype that are not known otherwise.
-        trainable: True if it is in TRAINABLE_VARIABLES.
+        like: Optional. A tensor with the graph, and the shape and dtype of a function's result.
+        trainable: True to add the variable to TRAINABLE_VARIABLES.
         collections: By default GLOBAL_VARIABLES.
         dtype: Optional; converts the initial value.
     """

@@ -1,4 +1,4 @@
-"""`variable_scope`: where `get_variable` is asked, and its defaults there."""
+"""`variable_scope`: name prefixes and default arguments of `get_variable`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Getter = Callable[..., Any]
 
 
 class Reuse(enum.Enum):
-    """Mode of `get_variable` in addition to creating (None, False) and finding (True)."""
+    """Value of `reuse` for finding or creating. None and False only create, True only finds."""
 
     AUTO = 1
 
@@ -35,7 +35,7 @@ AUTO_REUSE = Reuse.AUTO
 
 @dataclass
 class VariableScope:
-    """Scope of `get_variable`, with its defaults.
+    """Name prefix and default arguments of `get_variable`.
 
     Attributes:
         name: The prefix of variables' names, without a last "/"; "" outside of all scopes.
@@ -43,12 +43,11 @@ class VariableScope:
         initializer: The default initializer.
         regularizer: The default regularizer.
         constraint: The default constraint.
-        custom_getter: A function that `get_variable` calls with the one that makes or finds the
-            variable; or None.
+        custom_getter: None, or `custom_getter(getter, name, ...)`, see `variable_scope`.
         partitioner: The default partitioner, or None.
         dtype: The default dtype.
         use_resource: The default `use_resource`, or None.
-        original_name_scope: The name scope that was opened with it first; ends with "/".
+        original_name_scope: The name scope of the first entry; ends with "/".
     """
 
     name: str = ""
@@ -113,9 +112,7 @@ class _ScopeState:
     """Variable scope of one thread in one graph.
 
     Attributes:
-        scope: The innermost scope.
-        opened: Number of scopes opened per full name since the enclosing scope was opened: default
-            names repeat each time the enclosing scope is opened.
+        opened: {full name: number of scopes opened} since the enclosing scope was opened.
     """
 
     scope: VariableScope = field(default_factory=VariableScope)
@@ -157,21 +154,21 @@ def variable_scope(
     constraint: Constraint | None = None,
     auxiliary_name_scope: bool = True,
 ) -> Iterator[VariableScope]:
-    """Return a context manager that puts new variables below a name; it yields the scope.
+    """Return a context manager that opens a variable scope and yields the `VariableScope`.
 
     Args:
         name_or_scope: A name below the current scope, a scope to enter again, or None.
-        default_name: Stands in for None, made unique among the scopes opened inside this one.
+        default_name: Replaces None, made unique in the enclosing scope.
         values: Ignored.
         initializer: Optional; the default of `get_variable`, as are `regularizer`, `dtype`,
             `use_resource` and `constraint`.
         caching_device: Ignored.
         partitioner: Optional; the default of `get_variable`.
-        custom_getter: Optional. `get_variable` calls it as `custom_getter(getter, name, ...)`,
-            where `getter(name, ...)` is the default behaviour; it wraps the getter of the outer
-            scope.
-        reuse: True, AUTO_REUSE, or None to inherit it.
-        auxiliary_name_scope: True if a name scope is opened with it.
+        custom_getter: Optional. `get_variable` returns `custom_getter(getter, name, ...)`.
+            `getter(name, ...)` finds or creates a variable, by the outer scope's custom getter if
+            there is one.
+        reuse: True, AUTO_REUSE, or None to inherit the outer scope's value.
+        auxiliary_name_scope: True to open a name scope, too.
 
     Raises:
         InvalidTypeError: There is neither a name nor a default, or the name is of another type.
@@ -221,7 +218,7 @@ def check_callable(function: object, argument: str) -> None:
 def _check_scope_arguments(
     name_or_scope: object, default_name: object, partitioner: object, custom_getter: object
 ) -> None:
-    """Raise if an argument of `variable_scope` is missing or has the wrong type."""
+    """Raise an error for an argument of `variable_scope` of a wrong type."""
     if not isinstance(name_or_scope, str | VariableScope | None):
         raise InvalidTypeError(
             f"name_or_scope must be a string or a VariableScope, not {show_value(name_or_scope)}."

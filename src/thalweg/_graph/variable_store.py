@@ -1,4 +1,4 @@
-"""Tensors that hold the variables of a session."""
+"""Leaves: the tensors that hold the values of a session's variables."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Leaves:
     """Values of the variables of one session.
 
     Attributes:
-        leaf_by_variable: The leaf tensors.
-        memory: The addresses of their storages.
+        leaf_by_variable: {variable: tensor}.
+        memory: The storage addresses of all these tensors.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class Leaves:
         return [vars(self), self.leaf_by_variable]
 
     def get(self, variable: GraphVariable) -> SessionVariable:
-        """Return the leaf tensor of a variable.
+        """Return the tensor of a variable.
 
         Raises:
             FailedPreconditionError: The variable is not initialized.
-            LayoutError: The leaf's storage was cut.
+            LayoutError: The tensor's storage is too small.
         """
         leaf = self.leaf_by_variable.get(variable)
         if leaf is None:
@@ -68,10 +68,10 @@ class Leaves:
         return leaves
 
     def put(self, variable: GraphVariable, value: object) -> None:
-        """Set the value of a variable; a leaf of the same shape and dtype is written in place.
+        """Set the value of a variable, in place if the tensor has the shape and dtype of the value.
 
         Raises:
-            InvalidArgumentError: The variable's static shape is another.
+            InvalidArgumentError: The value does not have the variable's static shape.
             InvalidTypeError: The value is not numeric, or a tensor that cannot be read.
         """
         tensor = _check_fits(variable, value)
@@ -87,13 +87,14 @@ class Leaves:
             self._call_to_set({**self.leaf_by_variable, variable: new_leaf})()
 
     def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
-        """Return calls of C functions that set all variables; checks and conversions are done now.
+        """Return functions without arguments that set all variables when called in order.
 
-        As in `put`, a leaf of the same shape and dtype is written in place.
+        Values are checked and converted now. The functions are written in C: no signal handler
+        interrupts one. Tensors of equal shape and dtype are written in place.
 
         Raises:
-            InvalidArgumentError: A variable's static shape is another.
-            LayoutError: A leaf's storage was cut.
+            InvalidArgumentError: A value does not have its variable's static shape.
+            LayoutError: The storage of a variable's tensor is too small.
         """
         leaves = dict(self.leaf_by_variable)
         calls: list[Call] = []
@@ -115,9 +116,9 @@ class Leaves:
         return partial(vars(self).update, attributes)
 
     def putting_back(self, variables: Sequence[GraphVariable]) -> list[Call]:
-        """Return calls of C functions that restore the present values of variables.
+        """Return C functions without arguments that restore the present values of variables.
 
-        If one has no value, or no static shape, they also restore which variables have values.
+        The functions also remove later values of variables that have none now.
         """
         leaves = [leaf for leaf in map(self.leaf_by_variable.get, variables) if leaf is not None]
         with no_grad():

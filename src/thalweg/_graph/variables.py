@@ -54,8 +54,8 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         constraint: A function that an optimizer applies after each update, or None.
         initial_value: A symbolic tensor.
         initializer: The operation that gives the variable its initial value.
-        is_resource: True if it is what TensorFlow calls a resource variable: fetched beside an
-            update it has the value from before that; any other has the one after it.
+        is_resource: True to fetch the value before the updates of a run, as TensorFlow's resource
+            variables do; False to fetch the value after the updates.
     """
 
     trainable: bool
@@ -74,7 +74,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     value = read_value
 
     def initialized_value(self) -> SymbolicTensor:
-        """Return the value, or the initial value in a session without one."""
+        """Return a tensor: the variable's value, or the initial value if the session has none."""
 
         def current_or_initial(initial: torch.Tensor) -> torch.Tensor:
             session = current_session()
@@ -95,14 +95,13 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """Return an operation that replaces all elements; its value is the new value.
+        """Return a tensor that replaces all elements in a run, and is the new value.
 
-        It also initializes the variable in a session.
+        The assignment also initializes the variable in a session.
 
         Args:
-            value: A symbolic tensor of the same shape and dtype, or an argument of `to_tensor`.
+            value: A symbolic tensor of equal shape and dtype, or an argument of `to_tensor`.
             use_locking: Ignored; all updates lock.
-            name: Optional.
             read_value: Ignored; the value is read on demand.
 
         Raises:
@@ -185,7 +184,10 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         kind: str,
         target: Reference | None = None,
     ) -> SymbolicTensor:
-        """Add an update of this variable by `method`; run at once inside of a node."""
+        """Add the operation `method(tensor, value)` of type `kind`; return its output.
+
+        While a session runs an operation, update the session's tensor at once.
+        """
         if current_session() is not None:  # a node that runs updates at once
             return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
@@ -196,7 +198,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return op.outputs[0]
 
     def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
-        """Return a value to assign as a tensor; raise if its known dtype or shape does not fit."""
+        """Return a value to assign as a tensor; raise if its dtype or shape does not fit."""
         if isinstance(value, SymbolicSlices):
             value = value.source
         if not isinstance(value, SymbolicTensor):
@@ -245,7 +247,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
-        """Return a new slot of this variable; `initial` is called when a session initializes it."""
+        """Return a new slot variable; `initial()` is called when a session initializes the slot."""
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
         slot = create_variable(
             self.graph,
@@ -266,10 +268,9 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
-        """Return an operation that adds 1; its value is the previous value.
+        """Return a tensor that adds 1 in a run, and is the previous value.
 
-        Raises:
-            OutOfRangeError: In a run, if the variable has reached `limit`.
+        Raise OutOfRangeError in a run if the variable has reached `limit`.
         """
         output = Output(self.dtype, self.shape, ())
         count = functools.partial(_count_up_to, self.name, limit)
@@ -311,7 +312,7 @@ def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
 def scatter_node(
     var: GraphVariable, indices: object, updates: object, update: str, name: str
 ) -> Any:
-    """Return an operation that changes rows of `var`; its value is the new value of `var`.
+    """Return a tensor that changes rows of `var` in a run, and is the new value of `var`.
 
     `update` is an operation of `_base.scatter.scatter`, such as "add".
     """
@@ -330,10 +331,10 @@ def scatter_node(
 
 
 def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raise for (gradient, variable) pairs that no operation can apply.
+    """Raise an error for (gradient, variable) pairs that no operation can apply.
 
     Raises:
-        NotImplementedError: A variable is a tensor that each run computes.
+        NotImplementedError: A variable is a computed or fed tensor.
         RuntimeError: A gradient is sparse, and its variable has a constraint.
         InvalidTypeError: The dtypes of a pair are known and differ.
         InvalidArgumentError: The shapes of a pair are known and differ.
@@ -351,7 +352,7 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _check_known(grad: object, var: GraphVariable) -> None:
-    """Raise for a known dtype or shape of a gradient that does not fit its variable."""
+    """Raise an error if the known dtype or shape of a gradient does not fit its variable."""
     dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", UNKNOWN)
     if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
         raise InvalidTypeError(
@@ -398,10 +399,10 @@ def create_variable(
     absolute: bool = False,
     use_resource: bool | None = None,
 ) -> GraphVariable:
-    """Return a new variable of a graph; used by `Variable` and `make_variable`.
+    """Create a variable of a graph; called by `Variable` and `make_variable`.
 
-    `deferred` describes the result of a callable initial value, which is called in the run that
-    initializes.
+    With `deferred`, the static description of the result of `initial_value()`, the initializing
+    run calls `initial_value`. Otherwise a function is called now.
     """
     variable_dtype = None if dtype is None else as_dtype(dtype)
     check_constraint(constraint)
@@ -435,9 +436,10 @@ def _symbolic_start(
     shape: Sequence[int] | None,
     dtype: torch.dtype | None,
 ) -> tuple[SymbolicTensor, Sequence[int] | None]:
-    """Return (symbolic initial value, declared shape); the shape is None if an initializer used it.
+    """Return (initial value as a torch or symbolic tensor, declared shape).
 
-    Functions are called, with the shape and the dtype if they need arguments.
+    A function is called, with the shape and the dtype if it needs arguments. In the latter case
+    the declared shape is None.
     """
     if callable(initial_value):
         is_initializer = shape is not None and needs_arguments(initial_value)
@@ -462,10 +464,9 @@ def _collect_variable(
 
 
 def declared_shape(shape: object, value_shape: Any) -> Shape | UnknownShape:
-    """Return the static shape for a variable with a declared shape and a value.
+    """Return `shape` as a static shape.
 
-    Raises:
-        InvalidArgumentError: The known shape of the value differs.
+    Raise InvalidArgumentError if `value_shape`, the shape of the initial value, does not fit.
     """
     declared = Shape(shape)
     if not declared.accepts(value_shape):
@@ -487,9 +488,9 @@ def needs_arguments(function: Callable[..., object]) -> bool:
 
 
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
-    """Replace `variable.initial_value`, and `variable.initializer` by a new operation.
+    """Replace `variable.initial_value` and `variable.initializer`, in place.
 
-    A session that runs the former initializer still assigns the former value.
+    The former initializer still assigns the former initial value.
     """
     variable.initializer = add(
         variable.graph,
@@ -513,7 +514,7 @@ def _constant_copy(value: object, dtype: object, name: str) -> torch.Tensor:
 
 
 def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None) -> SymbolicTensor:
-    """Return an initial value as a tensor of the graph, computed when a session initializes."""
+    """Return an initial value as a symbolic tensor; for `deferred` see `create_variable`."""
     if isinstance(value, SymbolicTensor):
         source = value.op.inputs[0] if value.op.function is _alias_value else value
         # One that begins as another does not depend on which of them is initialized first.
@@ -537,7 +538,7 @@ def _initialize_in_session(variable: GraphVariable, value: object) -> None:
 def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> GraphVariable:
     """Return the variable of a parameter or buffer in `graph`, created at the first call.
 
-    The initial value is a copy of the tensor; `name` is for a tensor without a name.
+    `name` is for a tensor without a name. The initial value of a buffer is a copy made now.
     """
     with graph.lock:
         if id(tensor) not in graph.stand_ins:

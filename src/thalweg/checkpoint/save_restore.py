@@ -150,7 +150,7 @@ def _hold_steps(optimizer: Any) -> AbstractContextManager[Any]:
 
 
 def _copy_training(
-    optimizer: object,
+    optimizer: Any,
     named_tensors: dict[str, Tensor],
     module: torch.nn.Module | None,
     extra: object,
@@ -426,7 +426,7 @@ def _choose_optimizer(
 
 
 def _prepare_optimizer(
-    optimizer: object,
+    optimizer: Any,
     reader: JsonReader,
     document: Mapping[str, object],
     named_tensors: dict[str, Tensor],

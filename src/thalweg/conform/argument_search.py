@@ -35,7 +35,7 @@ SHARED_VALUES: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 
 
 def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
-    """Yield the description of each change, and both candidates with the change applied."""
+    """Yield (description, external candidate, native candidate) for each argument change to try."""
     external_values, native_values = external.known_values(), native.known_values()
     for name, value in _list_changes(external_values, native_values):
         yield f"theirs {name}={value!r}", external.with_arguments(**{name: value}), native
@@ -53,9 +53,9 @@ def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
 def _list_changes(
     arguments: dict[str, object], counterpart: dict[str, Any]
 ) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) for values that differ from that in `arguments` and from each other.
+    """Yield (name, value) pairs that change one argument each, without repetition.
 
-    For flags this is the other one; else the value in `counterpart`, and those in `VALUES`.
+    A flag is inverted. Any other argument takes the value in `counterpart`, then each of `VALUES`.
     """
     for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":

@@ -31,15 +31,15 @@ class Cell:
 
     Attributes:
         name: `PACKAGE:CLASS`; empty if the package has no such class.
-        verdict: The verdict of `compare`, "reference", or "not driven".
-        difference: The difference after the last step, as a share of the movement.
+        verdict: The verdict of `compare`, "reference", or "not driven" for a failure.
+        difference: The norm of the difference after the last step, divided by the movement.
         way: The protocol of the constructor and of steps.
         step: The first step with a difference, from 1.
-        closed_by: The argument changes after which both agree.
+        closed_by: The argument changes after which both optimizers agree.
         tried: The number of argument changes that were tried.
         note: The reason for "not driven", or a note on the import.
         command: The command of this comparison.
-        arguments: Arguments of the class beside those of the row.
+        arguments: Arguments of the class besides those of the row.
         group: Further entries of the parameter group.
     """
 
@@ -58,7 +58,7 @@ class Cell:
 
 @dataclass
 class AtlasRow:
-    """Optimizer of this library, common arguments, and the classes of its name, one per column."""
+    """Optimizer of this library, common arguments, and one cell per column (package)."""
 
     optimizer: str
     rule: str
@@ -68,7 +68,7 @@ class AtlasRow:
 
 @dataclass
 class Column:
-    """Package; `module` is empty if each class names its module."""
+    """Package with optimizers; `module` is empty if each class names its module."""
 
     name: str
     module: str
@@ -101,7 +101,7 @@ class Atlas:
                     yield row, column, cell
 
     def summarize(self) -> str:
-        """Return a summary of the verdicts, in one or two sentences."""
+        """Return one or two sentences that count the verdicts."""
         verdicts = [cell.verdict for _, _, cell in self.list_cells() if cell.verdict != REFERENCE]
         labels = {"bits": "bits", "rounding": "rounding", "parts": "another formula",
                  NOT_DRIVEN: NOT_DRIVEN}  # fmt: skip
@@ -121,10 +121,9 @@ class Atlas:
 
 
 def read_list(path: Path | None = None) -> Atlas:
-    """Return the list of packages and classes of a file; by default `LIST`.
+    """Return the atlas of packages and classes in a JSON file, by default `LIST`; no verdicts yet.
 
-    Raises:
-        ConformError: The file is not such a list.
+    Raise ConformError if the file is not such a list.
     """
     path = path or LIST
     try:
@@ -139,13 +138,11 @@ def read_list(path: Path | None = None) -> Atlas:
 
 
 def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: None) -> Atlas:
-    """Compare all classes of the list, one after another; return the list, filled in place.
+    """Compare all classes of an atlas, one after another; fill and return `atlas`.
 
     Args:
-        atlas: The list.
         steps: The number of steps per class.
-        progress: Called with the share of finished classes and a function that returns a line of
-            text.
+        progress: `progress(fraction, text)` is called before each class; `text()` names the class.
     """
     from thalweg.version import __version__
 
@@ -186,7 +183,10 @@ def _read_cell(entry: str | dict[str, object], column: Column) -> Cell:
 
 
 def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
-    """Compare a class in a subprocess and write the outcome or the failure to its cell."""
+    """Compare a class in a subprocess; write the outcome or the failure to `cell`.
+
+    `arguments` are those of `thalweg conform`; `seconds` is the time limit.
+    """
     package = cell.name.partition(":")[0].partition(".")[0]
     if importlib.util.find_spec(package) is None:
         cell.verdict, cell.note = NOT_DRIVEN, f"{package} is not installed"
@@ -207,7 +207,10 @@ def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
 
 
 def _run_in_time(command: list[str], seconds: float) -> tuple[str, str]:
-    """Return the output of a command and its failure reason; kill its process group at the end."""
+    """Run a command for at most `seconds`; return (output, reason of a failure).
+
+    Kill the command's process group at the end.
+    """
     # A descendant process would hold a pipe open, but not a file.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Side of a comparison: the constructor of an optimizer, and its arguments."""
+"""`Candidate`: the constructor of an optimizer, and its arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Candidate:
     """Optimizer class, or function that returns an optimizer, with its arguments.
 
     Attributes:
-        make: Called with parameters and the arguments.
+        make: `make(params, **arguments)` returns the optimizer.
         name: The name in messages.
         arguments: The arguments that differ from the defaults.
         group: Further entries of the parameter group, for an optimizer that requires groups.
@@ -36,8 +36,7 @@ class Candidate:
     def with_arguments(self, **arguments: object) -> Candidate:
         """Return a copy with further arguments.
 
-        Raises:
-            ConformError: The optimizer has no argument of that name.
+        Raise ConformError if the optimizer has no argument of a given name.
         """
         parameters = self._parameters()
         kinds = {parameter.kind for parameter in parameters.values()}
@@ -51,7 +50,7 @@ class Candidate:
         return replace(self, arguments={**self.arguments, **arguments})
 
     def check_arguments(self) -> None:
-        """Raise ConformError, with their names, if required arguments are missing."""
+        """Raise ConformError, which names the arguments, if required arguments are missing."""
         variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
         missing = [name for name, parameter in list(self._parameters().items())[1:]
                    if parameter.default is parameter.empty and name not in self.arguments
@@ -105,7 +104,7 @@ def as_side(candidate: Any, name: str = "") -> Candidate:
 
 
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
-    """Return external values for arguments of the native optimizer with a similar default."""
+    """Return {name: value} of external arguments for unset native arguments of similar type."""
     defaults = native.defaults()
     return {
         name: value
@@ -118,7 +117,10 @@ def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
 
 
 def _is_like(argument: object, default: object) -> bool:
-    """Return True if a default is of a type that fits an argument: bool, number or tuple."""
+    """Return True if both values are bools, numbers or tuples of one length.
+
+    A number also fits a default of None, and a required argument.
+    """
     if isinstance(argument, bool) or isinstance(default, bool):
         return type(argument) is type(default)
     if isinstance(argument, int | float):

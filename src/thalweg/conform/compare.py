@@ -26,8 +26,7 @@ Steps = list[list[Tensor]]
 
 @dataclass(frozen=True)
 class Divergence:
-    """First difference of two optimizers: by a bit, or by more than rounding for the verdict
-    "parts".
+    """First element in which two optimizers differ, by more than rounding for the verdict "parts".
 
     Attributes:
         step: The number of the step, from 1.
@@ -51,15 +50,16 @@ class Outcome:
     """Result of a comparison.
 
     Attributes:
-        verdict: "bits"; "rounding" if the difference is at most 1e-5 of the movement; or "parts".
-        difference: The largest difference of a parameter after the last step, as a share of its
-            movement; both are norms.
+        verdict: "bits" for equal bits; "rounding" for a difference of at most 1e-5 of the movement;
+            or "parts".
+        difference: The largest norm of a parameter's difference after the last step, divided by
+            the norm of the parameter's movement.
         steps: The number of steps taken.
         way: The protocol of the external optimizer: "list", "groups" or "model"; "closure".
         theirs: The external optimizer's arguments.
         ours: The arguments of this library's optimizer.
         parting: The first difference, or None.
-        closed_by: The argument changes, each of which alone makes both agree.
+        closed_by: The argument changes, each of which alone makes both optimizers agree.
         tried: All argument changes that were tried.
     """
 
@@ -83,15 +83,13 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
     """Run two optimizers over the same gradients, and return the outcome.
 
     Args:
-        theirs: An optimizer class, or a `Candidate`, which is one with arguments.
-        ours: The same for this library's optimizer; unset arguments that `theirs` also has get its
-            values.
-        steps: The number of steps.
-        search: True if to try argument changes if the optimizers differ.
+        theirs: An external optimizer class, or a `Candidate`: a class with arguments.
+        ours: A class or `Candidate` of this library. Unset arguments take the values of `theirs`.
+        search: True to try argument changes if the optimizers differ.
 
     Raises:
-        ConformError: An optimizer cannot be constructed or stepped, moves no parameter, or differs
-            between two equal runs.
+        ConformError: An optimizer cannot be constructed or stepped. Or the external one moves no
+            parameter or differs between two equal runs.
 
     Example:
         >>> import torch
@@ -132,7 +130,10 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
 
 
 def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None]:
-    """Return the verdict, the difference after the last step, and the first divergence."""
+    """Return (verdict, relative difference after the last step, first divergence or None).
+
+    The arguments are lists of all parameters after each step.
+    """
     movements = [_movement_of(external, index) for index in range(len(external[0]))]
     largest = 0.0
     first: Divergence | None = None
@@ -155,7 +156,10 @@ def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None
 
 
 def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> Steps:
-    """Return the parameters after each step; raise unless two runs agree and move a parameter."""
+    """Return all parameters after each step; raise ConformError if a second run differs.
+
+    Also raise if no parameter moves.
+    """
     snapshots, repeats = (drive(candidate, protocol, steps, seed) for seed in (0, 1))
     for step, (params, repeated_params) in enumerate(zip(snapshots, repeats, strict=True)):
         if not all(map(_has_same_bits, params, repeated_params)):
@@ -171,8 +175,7 @@ def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> St
 def _check_finite(snapshots: Steps, name: str) -> None:
     """Raise ConformError if a parameter is not finite after a step.
 
-    Raises:
-        ConformError: Names the first step, the parameter and an element.
+    The message names the first step, the parameter and an element.
     """
     for step, params in enumerate(snapshots):
         for index, param in enumerate(params):

@@ -29,7 +29,7 @@ KINDS = {"list": "a list of parameters", "groups": "groups", "model": "a model"}
 
 @dataclass(frozen=True)
 class StepProtocol:
-    """Protocol for constructing and stepping an optimizer.
+    """Calls for constructing and stepping an optimizer.
 
     Attributes:
         kind: The first argument of the constructor: "list", "groups" or "model".
@@ -47,7 +47,7 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """Return a protocol for each side, with common shapes: all, or else matrices only.
+    """Return a working protocol for each side, with all shapes, or with matrices for both.
 
     Raises:
         ConformError: An argument is missing, or no protocol works; lists the causes.
@@ -62,7 +62,7 @@ def find_ways(*sides: Candidate) -> list[StepProtocol]:
 
 
 def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
-    """Return the first protocol with which the side takes a step; raise ConformError if none."""
+    """Return the first protocol by which `side` takes a step; raise ConformError if none works."""
     side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
     # The first message of each cause.
@@ -81,13 +81,12 @@ def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
 
 
 def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) -> list[list[Tensor]]:
-    """Return the parameters before the first step and after each step.
+    """Run an optimizer; return all parameters before the first step and after each step.
 
     Args:
         side: The constructor of the optimizer and its arguments.
         protocol: The protocol of construction and steps.
-        steps: The number of steps.
-        seed: The seed of the default generator; the previous state is restored afterwards.
+        seed: The seed of torch's CPU generator; the generator's state is restored afterwards.
 
     Raises:
         ConformError: The constructor or a step fails.
@@ -100,7 +99,7 @@ def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) ->
 
 
 def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Tensor]]:
-    """Return the parameters before the first step and after each of `steps` steps."""
+    """Construct and step an optimizer; return all parameters before and after each step."""
     params = params_of(protocol.shapes)
     argument: Any = params
     if protocol.kind == "groups":

@@ -15,13 +15,11 @@ from thalweg.errors import did_you_mean
 
 
 def load_class(name: str) -> tuple[Candidate, str]:
-    """Return the candidate for `PACKAGE:CLASS` or `file.py:CLASS`, and a note on its import.
+    """Return (candidate, note on the import) for `PACKAGE:CLASS` or `file.py:CLASS`.
 
-    If the parent package needs a module that is not installed, the package is imported without the
-    parent by `_import_alone`, which changes `sys.modules`; the note is empty otherwise.
-
-    Raises:
-        ConformError: The import fails, or the module has no optimizer class of that name.
+    If the parent package needs a module that is not installed, import the class's module alone.
+    This changes `sys.modules`. The note is empty otherwise. Raise ConformError if the import fails,
+    or the module has no optimizer class of that name.
     """
     if ".py:" in name:
         from thalweg._cli.race.entry import load as load_file
@@ -45,10 +43,9 @@ def load_class(name: str) -> tuple[Candidate, str]:
 
 
 def _import_module(package: str) -> tuple[ModuleType, str]:
-    """Return the module, imported without its parent if necessary, and a note on that.
+    """Return (module, note); the note tells of an import without the parent, and is "" otherwise.
 
-    Raises:
-        ConformError: The import fails.
+    Raise ConformError if the import fails.
     """
     try:
         return importlib.import_module(package), ""
@@ -86,9 +83,9 @@ _SIBLINGS = {"timm.optim": {"timm.models": ("group_parameters",)}}
 
 
 def _import_alone(package: str, top: str) -> ModuleType:
-    """Return the module, imported with an empty parent that remains in `sys.modules`.
+    """Return the module, imported with an empty module `top` as its parent.
 
-    The empty parent remains for later imports of the module; after an error it is removed.
+    The empty parent stays in `sys.modules`; if the import fails, it is removed.
     """
     # The parent package needs what is not installed, but not all of its modules do.
     names = [name for name in sys.modules if _is_within(top, name)]

@@ -1,4 +1,4 @@
-"""SVG image of an atlas, with selectable text."""
+"""SVG image of an atlas (table of comparisons), with selectable text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 30
 
 
 def draw(atlas: Atlas, command: str) -> str:
-    """Return the image as SVG text; `command`, which creates it, is printed at the bottom."""
+    """Return an SVG image as text. `command`, which creates the image, is printed at the bottom."""
     notes = [*_draw_notes(atlas)]
     width = LABEL_WIDTH + CELL_WIDTH * len(atlas.columns) + 16
     bottom = HEADER_HEIGHT + CELL_HEIGHT * len(atlas.rows)
@@ -88,7 +88,7 @@ def _draw_cell(cell: Cell, x: float, y: float) -> Iterator[str]:
 
 
 def _words_of(cell: Cell) -> tuple[str, str]:
-    """Return the two lines of text of a cell: its verdict and a detail."""
+    """Return (first line, second line) of a cell's text: the verdict and a detail."""
     name = cell.name.rpartition(":")[2]
     if cell.verdict == REFERENCE:
         return name, "reference"
@@ -114,7 +114,10 @@ def _title_of(cell: Cell) -> str:
 
 
 def _draw_notes(atlas: Atlas) -> Iterator[str]:
-    """Yield each note that does not fit into a cell, once, with its classes or packages."""
+    """Yield the text of each note that is too long for a cell, with the classes or packages.
+
+    Arguments of a class are a note, too.
+    """
     names_by_note: dict[str, list[str]] = {}
     for _, _, cell in atlas.list_cells():
         if values := _list_values({**cell.arguments, **cell.group}):

@@ -25,7 +25,7 @@ _IGNORED = {"self", "name", "use_locking", "gradient_aggregator", "gradient_tran
 def find_rule(name: str) -> Candidate:
     """Return the candidate for a name of `thalweg rules`, or for `file.py:NAME` of a rule.
 
-    `PACKAGE:CLASS` stands for one of another package, which is imported.
+    `PACKAGE:CLASS` imports an optimizer of another package.
 
     Raises:
         ConformError: The name is unknown; suggests similar names.
@@ -51,10 +51,9 @@ def find_rule(name: str) -> Candidate:
 
 
 def find_like(name: str) -> Candidate:
-    """Return the candidate for a class name: of `thalweg.optim`, or else of another API.
+    """Return the candidate for a class name of `thalweg.optim`, or else of another API of thalweg.
 
-    Raises:
-        ConformError: The name is unknown.
+    Raise ConformError if the name is unknown.
     """
     try:
         return find_rule(f"optim:{name}")
@@ -66,7 +65,7 @@ def find_like(name: str) -> Candidate:
 
 
 def _load_rule(name: str) -> Candidate:
-    """Return a candidate that optimizes by the rule `name`; raise a `ConformError` without one."""
+    """Return a candidate for the rule `file.py:NAME`; raise ConformError if it is not found."""
     from thalweg._cli.race.entry import load
     from thalweg._cli.race.errors import EntryError, RaceError
     from thalweg._core.step_scalars import defaults_of
@@ -103,7 +102,6 @@ class PairsOptimizer:
 
     Args:
         optimizer: An optimizer of Keras' or of TensorFlow 1's kind.
-        params: The parameters.
     """
 
     def __init__(self, optimizer: object, params: list[Tensor]) -> None:

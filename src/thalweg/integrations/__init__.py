@@ -1,1 +1,1 @@
-"""Thalweg inside other libraries; each module imports its library when it is imported itself."""
+"""Thalweg inside other libraries; importing a module imports the library that it supports."""

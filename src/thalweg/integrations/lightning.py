@@ -15,8 +15,8 @@ from lightning.pytorch import Callback  # noqa: E402
 class LogDiagnostics(Callback):
     """Callback that logs the diagnostics of all optimizers with the logger of the trainer.
 
-    The numbers are `gradient_norm/layer.weight` and so on; those of the second of several
-    optimizers begin with `1/`. An optimizer is measured if it was made with `diagnostics=`.
+    Entries have names such as `gradient_norm/layer.weight`; names of a second optimizer begin with
+    `1/`. Only optimizers made with `diagnostics=` are logged.
 
     Args:
         columns: The names of the logged columns.

@@ -27,11 +27,11 @@ from torchtitan.components.optimizer import (  # noqa: E402  # pyright: ignore[r
 class MixedOptimizers(OptimizersContainer):
     """One `thalweg.optim.Mixed` for each part of a model, with torchtitan's groups.
 
-    Each `optimizer_name` is the name of a class of `thalweg.optim`, such as "Muon" or "AdamW",
-    and `optimizer_kwargs` are its options; "layout" declares the matrices of a parameter.
+    Each `optimizer_name` is the name of a class of `thalweg.optim`, such as "Muon" or "AdamW", and
+    `optimizer_kwargs` are its options; "layout" declares how a parameter is split into matrices.
 
     Args:
-        config: The groups, and options of the step such as `state_storage="8bit"`.
+        config: The groups, and options of all groups such as `state_storage="8bit"`.
         model_parts: The parts of the model on this rank.
 
     Raises:
@@ -59,7 +59,7 @@ class MixedOptimizers(OptimizersContainer):
 
 
 def _groups(module: nn.Module, configs: list[ParamGroupConfig]) -> list[dict[str, Any]]:
-    """Return the groups of the parameters that need a gradient; the first pattern decides.
+    """Return one group of trainable parameters per pattern; a parameter joins its first match.
 
     Raises:
         InvalidArgumentError: A pattern matches no parameter, or a parameter has no pattern.

@@ -31,15 +31,15 @@ _SETTINGS = {
 def register() -> tuple[str, ...]:
     """Register the classes of `thalweg.optim` as names for `TrainingArguments(optim=...)`.
 
-    The name of a class is "thalweg_" with the class in lower case, such as "thalweg_adamw",
-    "thalweg_muon" or "thalweg_ademamix"; "_8bit" at its end stores its state in 8 bits.
-    `optim_args` are further options of the class, such as "ema_decay=0.999". Learning rate, betas,
-    epsilon and weight decay are those of the arguments, where the class has them. Rules for
-    matrices get the groups of their `for_model`; "adamw={'lr': 1e-4}" in `optim_args` has an option
-    of its AdamW. Call this before the arguments are parsed; a second call does nothing.
+    A name is "thalweg_" and the class in lower case: "thalweg_adamw", "thalweg_muon". A name that
+    ends in "_8bit" stores the state in 8 bits. The options "lr", "betas", "eps" and "weight_decay"
+    come from the `TrainingArguments`. `optim_args` sets further options, such as "ema_decay=0.999".
+    Optimizers for matrices, such as Muon, get the groups of `for_model`; "adamw={'lr': 1e-4}" in
+    `optim_args` sets options of their AdamW. Call `register` before the arguments are parsed; a
+    second call does nothing.
 
     Returns:
-        The names.
+        All registered names.
 
     Raises:
         FailedPreconditionError: This version of transformers has no table of optimizers.
@@ -53,16 +53,16 @@ def register() -> tuple[str, ...]:
 def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]:
     """Return the Trainer's argument `optimizer_cls_and_kwargs` for the name of an optimizer.
 
-    It needs no call of `register`, and works with each version of transformers that has the
-    argument. Learning rate, betas, epsilon, weight decay and `optim_args` are read as for
-    `TrainingArguments(optim=name)`.
+    A call of `register` is not required. Options come from `args` and `args.optim_args`, as
+    `register` describes.
 
     Args:
         name: A name that `register` returns, such as "thalweg_adamw_8bit".
         args: The `TrainingArguments`.
 
     Returns:
-        A class, or a factory of a function that makes the optimizer of a model; and its options.
+        (optimizer class, options). For an optimizer of matrices, (function, options), where
+        `function()` returns the class's `for_model`.
 
     Raises:
         InvalidArgumentError: The name is unknown, or an entry of `optim_args` is not "key=value".
@@ -85,7 +85,7 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
 
 
 def _shared_options(cls: Any, args: Any, excluded_name: str = "") -> dict[str, Any]:
-    """Return the options of a class that `TrainingArguments` have, without `excluded_name`."""
+    """Return {option: setting} from `args` for options of `cls`, without `excluded_name`."""
     options = {
         "lr": args.learning_rate,
         "betas": (args.adam_beta1, args.adam_beta2),
@@ -131,7 +131,7 @@ def _added_member(name: str) -> Any:
 
 
 def _read_options(text: str | None) -> dict[str, Any]:
-    """Return the options of a text such as "ema_decay=0.999,nesterov=true".
+    """Return {option: value} from a text such as "ema_decay=0.999,nesterov=true".
 
     Raises:
         InvalidArgumentError: An entry has no "=".
@@ -161,8 +161,9 @@ def _read(text: str) -> Any:
 class LogDiagnostics(TrainerCallback):
     """Callback that logs the diagnostics of a trainer's optimizer with `trainer.log`.
 
-    `trainer.add_callback(LogDiagnostics(trainer))`; the numbers are `gradient_norm/layer.weight`
-    and so on. The optimizer is measured if it was made with `diagnostics=`.
+    Add it with `trainer.add_callback(LogDiagnostics(trainer))`. Entries have names such as
+    `gradient_norm/layer.weight`. The optimizer must be made with `diagnostics=`; others are not
+    logged.
 
     Args:
         trainer: The trainer.
@@ -170,7 +171,7 @@ class LogDiagnostics(TrainerCallback):
 
     Raises:
         InvalidTypeError: `trainer` is not a `Trainer`.
-        InvalidArgumentError: A column is not known.
+        InvalidArgumentError: A column is unknown.
     """
 
     def __init__(self, trainer: Any, columns: Iterable[str] = COLUMNS) -> None:

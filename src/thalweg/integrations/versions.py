@@ -7,11 +7,11 @@ from importlib.metadata import version
 
 
 def require_version(package: str, minimum: str) -> None:
-    """Raise an error unless a package has a version, or a later one.
+    """Raise ImportError if a package is missing or older than `minimum`.
 
     Args:
         package: The name of the distribution.
-        minimum: The first supported version, of numbers and points.
+        minimum: The first supported version, such as "5.1".
 
     Raises:
         ImportError: The package is older, or is not installed.

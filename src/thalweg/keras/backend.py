@@ -20,9 +20,9 @@ from thalweg.variable import name_of, tensor_of, to_tensor
 def get_session(op_input_list: Sequence[object] = ()) -> Any:
     """Return the session of graph mode.
 
-    The first that exists: the running session, the default session, the session passed to
-    `set_session`, or a new session of the default graph, which later calls return, too.
-    `iterations` and hyperparameters of optimizers without a value in the session are initialized.
+    This is the running session, else the default session, else the session passed to `set_session`.
+    If none exists, create a session of the default graph and store it for later calls. Optimizers'
+    `iterations` and hyperparameters that have no value in the session are initialized.
 
     Args:
         op_input_list: Optional. Tensors and variables of the graph that the session shall run.
@@ -71,10 +71,9 @@ def set_value(x: object, value: object) -> None:
 
 
 def batch_set_value(tuples: Iterable[tuple[object, object]]) -> None:
-    """Assign values to variables; see `set_value`.
+    """Assign a value to each variable of (variable, value) pairs; see `set_value`.
 
-    A shape that differs is found before anything is assigned. Variables of a graph change all or
-    none.
+    If a shape differs, no variable changes. If the session fails, no graph variable changes.
     """
     requests = [(tensor_of(x), value) for x, value in tuples]
     pairs = [(x, to_tensor(value, x.dtype).detach()) for x, value in requests]

@@ -33,13 +33,14 @@ _MOST_SETS = 4
 
 
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
-    """Return a replayable step in which gradients may be absent; None if it cannot be planned.
+    """Return a replayable step in which parameters with state may lack a gradient.
 
-    The optimizer then keeps plans for each set of gradients; see `select_set`.
+    Return None if no gradient is absent, or if the step cannot be planned. Then the optimizer keeps
+    plans for each set of gradients; see `select_set`.
 
     Args:
-        optimizer: The optimizer; only its plans, and the blocks of its step counts, change.
-        kind: The class of the step.
+        optimizer: The optimizer. Only its plans and the blocks of its step counts change.
+        kind: `ReplayedStep` or a subclass: the class of the result.
     """
     absent, adapters = _make_stand_ins(optimizer), ()
     # Errors are reported by a careful step, if it comes to that.
@@ -58,10 +59,10 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
 
 
 def select_set(optimizer: Any) -> None:
-    """Use the plans and the replay of the last steps with the present set of gradients.
+    """Switch the step cache to the plans and the replay of the present set of gradients.
 
-    Keep those of the set of the last step in `sets` of the optimizer's step cache, which must not
-    be None; those of the set that was used least recently are dropped if there are too many.
+    The plans of the last step's set move to `step_cache.sets`, which must not be None. If `sets` is
+    full, the set that was used least recently is dropped.
     """
     cache, gradient_set = optimizer.step_cache, gradient_set_of(optimizer.param_groups)
     if gradient_set == cache.gradient_set:
@@ -76,10 +77,10 @@ def select_set(optimizer: Any) -> None:
 
 
 def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
-    """Return uninitialized gradients, by `id`, for parameters that have state but no gradient.
+    """Return {id(parameter): uninitialized gradient} of parameters with state but no gradient.
 
-    The result is {} if there are no such parameters, or if a step with them cannot be replayed: a
-    parameter with a gradient has no state yet, or a parameter is not a plain CPU tensor.
+    Return {} if no gradient is absent, if a parameter with a gradient lacks state, or if a
+    parameter is not a plain CPU tensor.
     """
     params: list[Tensor] = []
     lacking: list[Tensor] = []
@@ -101,10 +102,10 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
 
 
 def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStepAdapter]:
-    """Plan a step over all parameters that have a gradient or an entry in `absent`; cache the
-    plans.
+    """Plan a step over parameters with a gradient or an entry in `absent`; cache the plans.
 
-    Return the adapter of each rule; () if a rule cannot take part, or its plan needs new state.
+    Return the adapter of each rule. Return () if a rule does not support absent gradients, or if a
+    plan needs new state.
     """
     members_by_rule = optimizer._members_by_rule(absent)
     parts = optimizer.step_cache.parts

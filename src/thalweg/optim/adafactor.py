@@ -18,17 +18,18 @@ from thalweg.rules.torch.adafactor import adafactor, kind_of
 
 
 class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
-    """`torch.optim.Adafactor`, with steps in three sweeps over memory.
+    """`torch.optim.Adafactor`, with steps in three passes over memory.
 
-    `state[p]` holds `step` and, of matrices, `row_var` and `col_var`, of the parameter's shape with
-    1 in place of the last dimension, or the last but one; of all others `variance`. Parameters on
-    other devices than CPU and GPU, DTensors and float16 parameters are left to torch.
+    `state[p]` holds `step`. For a matrix it also holds `row_var` and `col_var`: the parameter's
+    shape with 1 in place of the last dimension, or the last but one. For any other parameter it
+    holds `variance`. Torch's step updates DTensors, float16 parameters, and devices other than CPU
+    and GPU.
 
     Args:
-        beta2_decay: The weight of a square in its mean is the number of the step to this power.
-        eps: The least root of a mean square, the epsilon of the dtype if None, and the least length
-            of a parameter.
-        d: How long the mean step may be, where the rate is 1.
+        beta2_decay: A new square has the weight step ** beta2_decay in its running mean.
+        eps: The least root of a mean square (None: the epsilon of the dtype), and the least root
+            mean square of a parameter.
+        d: The largest root mean square of a step before it is multiplied by the rate.
 
     Source: Shazeer & Stern 2018, https://arxiv.org/abs/1804.04235; torch.optim.Adafactor
     """
@@ -69,11 +70,10 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
 
 def _read_eps(eps: Any) -> tuple[float | None, float]:
-    """Return the two numbers of `eps`: the minimum root of mean squares, or None, and of
-    parameters.
+    """Return the two numbers of `eps` as floats; the first may be None.
 
     Raises:
-        InvalidTypeError: `eps` has another form.
+        InvalidTypeError: `eps` is neither two numbers nor None and a number.
     """
     try:
         root_floor, of_variable = eps

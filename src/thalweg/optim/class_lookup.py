@@ -17,12 +17,12 @@ def kind_of(rule: object) -> Any:
     """Return the optimizer class of this package for the `rule` of a group.
 
     Args:
-        rule: The class, its name, or a user-defined rule, for which a class is made once.
+        rule: The class, its name, or a user-defined `Rule`, whose class is created once.
 
     Raises:
-        InvalidTypeError: It is none of them.
-        RuleError: No step is possible with the rule.
-        InvalidArgumentError: No class has this name.
+        InvalidTypeError: `rule` has another type, or is a class of another package.
+        RuleError: The user-defined rule cannot take a step.
+        InvalidArgumentError: No class has the name `rule`.
     """
     if isinstance(rule, Rule):
         with importing:

@@ -35,10 +35,10 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
 
 
 class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW`: Adam with decoupled decay, in one pass; the decay is times the rate.
+    """`torch.optim.AdamW`: Adam with decoupled decay, in one pass; decay is multiplied by the rate.
 
     Args:
-        weight_decay: The share of each parameter that a step takes away, times the rate.
+        weight_decay: The fraction of each parameter that a step subtracts, times the rate.
 
     Source: Loshchilov & Hutter 2019; torch.optim.AdamW
     """
@@ -51,12 +51,12 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
 class SGD(FusedTorchOptimizer, torch.optim.SGD):
     """`torch.optim.SGD` in one pass; sparse gradients update their rows.
 
-    With momentum `state[p]` holds `momentum_buffer`, which is the first gradient at first. Sparse
-    gradients with momentum are left to torch, which moves every row that a gradient has named so
-    far; with decay torch's step raises a RuntimeError.
+    With momentum `state[p]` holds `momentum_buffer`, which starts as the first gradient. Torch's
+    step handles sparse gradients with momentum: it moves every row that any gradient so far has
+    named. For sparse gradients with weight decay, torch's step raises RuntimeError.
 
     Args:
-        dampening: The share of a gradient that the momentum does not get.
+        dampening: The fraction of a gradient that is not added to the momentum.
 
     Source: Sutskever et al. 2013; torch.optim.SGD
     """
@@ -74,15 +74,15 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise if torch's step would write outside of a tensor; replace misplaced momentum.
+        """Raise if torch's step would write outside a tensor; replace some momenta by copies.
 
-        A momentum that does not begin where its storage does is replaced in the state by a copy, as
-        torch would add a sparse gradient elsewhere.
+        Torch would add a sparse gradient to a momentum with a storage offset at the wrong elements.
+        `state` receives a copy of such a momentum.
 
         Raises:
             InvalidArgumentError: A dense gradient has a sparse momentum, or an index is out of
                 range.
-            LayoutError: A tensor has no memory that holds its elements.
+            LayoutError: A tensor has no memory for its elements.
         """
         super()._check_memories()
         for group in self.param_groups:
@@ -108,7 +108,8 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
 class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
     """`torch.optim.RMSprop` in one pass; epsilon is added to the root.
 
-    `state[p]` holds `step`, `square_avg` and, as needed, `momentum_buffer` and `grad_avg`.
+    `state[p]` holds `step`, `square_avg` and, with momentum, `momentum_buffer`; if centered,
+    `grad_avg`.
 
     Args:
         alpha: Share of the running mean of squares that a step keeps.
@@ -131,11 +132,11 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
 class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
     """`torch.optim.Adagrad` in one pass; sparse gradients update their rows.
 
-    `state[p]` holds `step` and `sum` from the beginning; with options that add entries to the
-    state, such as `ema_decay`, from the first step.
+    `state[p]` holds `step` and `sum`, which the constructor creates. With options that add state,
+    such as `ema_decay`, the first step creates both.
 
     Args:
-        lr_decay: The rate is divided by 1 + lr_decay times the number of the steps before.
+        lr_decay: After n steps the rate is divided by 1 + n * lr_decay.
 
     Source: Duchi et al. 2011; torch.optim.Adagrad
     """
@@ -185,7 +186,7 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
     `state[p]` holds `step`, `mu_product`, `exp_avg` and `exp_avg_sq`.
 
     Args:
-        momentum_decay: How fast the schedule of the momentum rises; torch's name of Keras' decay.
+        momentum_decay: How fast the schedule of the momentum rises; `decay` in Keras.
 
     Source: Dozat 2016; torch.optim.NAdam
     """
@@ -206,7 +207,7 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
 
 
 class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
-    """`torch.optim.SparseAdam` in one pass over the rows that are named, and no others.
+    """`torch.optim.SparseAdam` in one pass over the rows of a sparse gradient; all else stays.
 
     `state[p]` holds `step`, a Python number, `exp_avg` and `exp_avg_sq`.
 
@@ -256,7 +257,7 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
     `state[p]` holds `step`, `prev` and `step_size`.
 
     Args:
-        etas: The factors of a step's size where the sign of a gradient changes, and where it stays.
+        etas: The factors of a step's size after a change of the gradient's sign, and without one.
         step_sizes: The smallest and the largest size of a step.
 
     Source: Riedmiller & Braun 1993; torch.optim.Rprop

@@ -69,57 +69,56 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
             decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
                 gradient.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -129,17 +128,17 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
@@ -191,7 +190,7 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
             lr: The learning rate, a number or a tensor of shape ().
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
-            weight_decay: The share of each parameter that a step takes away, times the rate.
+            weight_decay: The fraction of each parameter that a step subtracts, times the rate.
             amsgrad: Whether steps are divided by the largest running mean of squares so far.
             maximize: Whether the objective is maximized.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.
@@ -199,57 +198,56 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
             differentiable: Whether gradients flow through the step, which is torch's own then.
             fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -259,17 +257,17 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class SGD(FusedTorchOptimizer, torch.optim.SGD):
@@ -319,7 +317,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
             momentum: What the running mean of gradients keeps in a step.
-            dampening: The share of a gradient that the momentum does not get.
+            dampening: The fraction of a gradient that is not added to the momentum.
             weight_decay: How much of each parameter decays; 0 is none.
             nesterov: Whether momentum is Nesterov's.
             maximize: Whether the objective is maximized.
@@ -327,57 +325,56 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
             differentiable: Whether gradients flow through the step, which is torch's own then.
             fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -387,17 +384,17 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
@@ -457,57 +454,56 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
             maximize: Whether the objective is maximized.
             differentiable: Whether gradients flow through the step, which is torch's own then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -517,17 +513,17 @@ class RMSprop(FusedTorchOptimizer, torch.optim.RMSprop):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
@@ -576,7 +572,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            lr_decay: The rate is divided by 1 + lr_decay times the number of the steps before.
+            lr_decay: After n steps the rate is divided by 1 + n * lr_decay.
             weight_decay: How much of each parameter decays; 0 is none.
             initial_accumulator_value: What the sum of squares begins with.
             eps: A small number that keeps a divisor from 0.
@@ -585,57 +581,56 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
             differentiable: Whether gradients flow through the step, which is torch's own then.
             fused: As torch's; with True, `torch.amp.GradScaler` leaves it to the step to unscale.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -645,17 +640,17 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
@@ -711,57 +706,56 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
             maximize: Whether the objective is maximized.
             differentiable: Whether gradients flow through the step, which is torch's own then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -771,17 +765,17 @@ class Adadelta(FusedTorchOptimizer, torch.optim.Adadelta):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
@@ -837,57 +831,56 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
             differentiable: Whether gradients flow through the step, which is torch's own then.
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -897,17 +890,17 @@ class Adamax(FusedTorchOptimizer, torch.optim.Adamax):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
@@ -960,8 +953,7 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            momentum_decay: How fast the schedule of the momentum rises; torch's name of Keras'
-                decay.
+            momentum_decay: How fast the schedule of the momentum rises; `decay` in Keras.
             decoupled_weight_decay: Whether decay is AdamW's, beside the step, and not part of the
                 gradient.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.
@@ -969,57 +961,56 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             differentiable: Whether gradients flow through the step, which is torch's own then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -1029,17 +1020,17 @@ class NAdam(FusedTorchOptimizer, torch.optim.NAdam):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
@@ -1098,57 +1089,56 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             differentiable: Whether gradients flow through the step, which is torch's own then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -1158,17 +1148,17 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
@@ -1216,57 +1206,56 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
             eps: A small number that keeps a divisor from 0.
             maximize: Whether the objective is maximized.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -1276,17 +1265,17 @@ class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
@@ -1344,57 +1333,56 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
             differentiable: Whether gradients flow through the step, which is torch's own then.
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -1404,17 +1392,17 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
@@ -1461,65 +1449,64 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
             params: Parameters, pairs of a name and a parameter, or groups, which may have arguments
                 of their own.
             lr: The learning rate, a number or a tensor of shape ().
-            etas: The factors of a step's size where the sign of a gradient changes, and where it
-                stays.
+            etas: The factors of a step's size after a change of the gradient's sign, and without
+                one.
             step_sizes: The smallest and the largest size of a step.
             capturable: Whether steps on a GPU can be captured in a CUDA graph.
             foreach: As torch's; it chooses nothing where a step is one pass over memory.
             maximize: Whether the objective is maximized.
             differentiable: Whether gradients flow through the step, which is torch's own then.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -1529,15 +1516,15 @@ class Rprop(FusedTorchOptimizer, torch.optim.Rprop):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """

@@ -34,8 +34,7 @@ _optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 class Operands:
     """Operands of the step operation of an optimizer, as Dynamo sees them.
 
-    The lists change only between calls: an operation must find the tensors that its graph was
-    called with.
+    The lists change only between calls, since an operation must find the tensors of its graph.
 
     Args:
         optimizer: The optimizer.
@@ -46,7 +45,7 @@ class Operands:
         parameters: The parameters of all groups.
         slots: The state tensors that a step writes element by element; for views, the blocks that
             contain them.
-        is_stale: True if a step has replaced one of them.
+        is_stale: True if a step has replaced a parameter or slot.
     """
 
     def __init__(self, optimizer: object) -> None:
@@ -68,10 +67,9 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return C functions that set the operands to those of an optimizer; [] if they were never
-        read.
+        """Return calls that store the parameters and slots of an optimizer as operands.
 
-        Slots with an `id` in `excluded_ids` are left out.
+        Return [] if the operands were never read. Leave out slots with an `id` in `excluded_ids`.
         """
         if not self.parameters:
             return []
@@ -81,9 +79,9 @@ class Operands:
         return [partial(vars(self).update, updates)]
 
     def check(self, optimizer: Any) -> None:
-        """Set `is_stale` if parameters or slots of the optimizer are no longer the operands.
+        """Set `is_stale`: True if the optimizer's parameters or slots differ from the operands.
 
-        They are compared only after a step that was not a rebind of the one before.
+        Do nothing after a step that ran the plan of the step before.
         """
         current_target = optimizer.step_cache.rebind_target
         if current_target is None or current_target is not self._rebind_target:
@@ -110,12 +108,11 @@ def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def can_be_taken(handle: str) -> bool:
-    """Read the operands of an optimizer again; return True if its steps may be operations of a
-    graph.
+    """Update the operands of an optimizer; return True if a graph may contain its steps.
 
-    Dynamo calls this function while it traces, and treats the result as a constant. False if the
-    optimizer accumulates, updates in the backward pass or differentiates its steps, or if a tensor
-    is not a plain dense CPU tensor.
+    Return False if the optimizer accumulates, updates in the backward pass or differentiates its
+    steps, or if a tensor is not a plain dense CPU tensor. Dynamo calls this function while it
+    traces, and treats the result as a constant.
     """
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options
@@ -142,9 +139,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def put_in_graph(operands: Operands) -> bool:
-    """Add the step operation to the graph that Dynamo traces in place of a step.
+    """Add the step operation to the graph that Dynamo traces; return True if it was added.
 
-    Return True if the operation was added; False if the step cannot be one, and nothing was done.
+    Return False, and add nothing, if `can_be_taken` returns False or the operands are stale.
     """
     if not can_be_taken(operands.handle) or operands.is_stale:
         return False
@@ -174,7 +171,11 @@ def _step(
     slots: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
 ) -> None:
-    """Take a step of the optimizer with this handle; a gradient of None skips its parameter."""
+    """Take a step of the optimizer with the handle `optimizer`.
+
+    `parameters` has the parameters with a gradient. `gradients` has an entry for each parameter of
+    the optimizer; None skips the parameter.
+    """
     taker = _optimizers[optimizer]
     operands = taker.step_cache.operands
     params = operands.parameters
@@ -205,11 +206,11 @@ def _share_versions() -> Generator[None]:
 
 
 def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
-    """Copy a graph's tensors to the optimizer's for a `with` block, and results back after it.
+    """Copy a graph's tensors into the optimizer's for a `with` block, and results back after it.
 
-    `pairs` are (tensor of the optimizer, tensor of the graph); those that share memory are skipped.
-    The optimizer's own values are restored at the end, because a graph may pass copies, and write
-    them back later, or not.
+    At the end the optimizer's tensors get their own values again: a graph may pass copies that it
+    writes back later, or never. `pairs` are (tensor of the optimizer, tensor of the graph). A pair
+    that shares memory is skipped.
     """
     copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
     backups = [target.clone() for target, _ in copies]

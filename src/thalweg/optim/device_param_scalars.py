@@ -17,11 +17,11 @@ class DeviceColumn:
 
     Args:
         name: The key.
-        views: The state's tensors.
-        block: A tensor of one dimension with the views as elements, in order.
+        views: The tensors in the state, one per parameter.
+        block: A tensor (parameters,) whose elements are the views.
 
     Attributes:
-        common: The numbers, one for each parameter.
+        common: The numbers of all parameters, in one tensor.
     """
 
     is_on_device: ClassVar[Literal[True]] = True

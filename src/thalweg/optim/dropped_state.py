@@ -24,14 +24,13 @@ _SUMS = (
 def drop_option_state(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a state without entries that no option of the optimizer uses, and warnings about them.
+    """Return (state without entries that no option of the optimizer uses, warnings about them).
 
-    Such entries would go stale, and be taken for current ones when a later state is loaded with the
-    option. Entries of 16 bits that should be wider are also dropped: torch's loader of an optimizer
-    without the option has cast them.
+    An unused entry would go stale, but a later load with the option would use it. An entry that
+    torch's loader has cast to 16 bits is dropped, too.
 
     Args:
-        saved_state: The state, of the right form; not changed.
+        saved_state: The state dict, in a valid form; not changed.
     """
     param_states = dict(parameter_states(saved_state))
     option_names = {name for entries in param_states.values() for name in entries}
@@ -72,7 +71,7 @@ def drop_option_state(
 
 
 def _dropped_note(name: str) -> str:
-    """Return the warning about an entry of an option that is off."""
+    """Return the warning about an entry of a state whose option is off."""
     if name == CORRECTION:
         return (
             f"the state that was loaded has the lower bits of weights, as {name!r}, which are left"

@@ -33,11 +33,11 @@ def make_local_shards(params: Sequence[Tensor]) -> LocalShards | None:
 
 
 def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
-    """Return the object by which an adapter gathers norms and matrices of DTensors over ranks.
+    """Return the object with which an adapter reduces norms and gathers matrices over ranks.
 
     Args:
-        shards: The local parts.
-        team: The ranks that take the step together; None if they send no messages in it.
+        shards: The local parts of DTensors.
+        team: The process group of the step; None if the step sends no messages.
     """
     from thalweg.distribute.sharding.dtensor_step import LocalStep
 
@@ -46,12 +46,12 @@ def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> Loc
 
 @contextmanager
 def guard_ranks(optimizer: Any) -> Iterator[None]:
-    """Make all ranks take the step in the `with` block, or none.
+    """Report an error in the `with` block to all ranks, so that no rank takes the step alone.
 
-    Without DTensors, or if the step sends no messages, the block does nothing.
+    Do nothing without DTensors, or if the step sends no messages.
 
     Args:
-        optimizer: A `FusedOptimizer`. Its `step_cache.team` has the ranks in the block, else None.
+        optimizer: A `FusedOptimizer`. In the block its `step_cache.team` is the process group.
     """
     team = None
     if is_imported() and any_on_mesh(params_of(optimizer.param_groups)):
@@ -73,13 +73,13 @@ def guard_ranks(optimizer: Any) -> Iterator[None]:
 def place_pairs_on_mesh(
     pairs: list[tuple[object, Tensor]], team: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Tensor]]:
-    """Return (gradient, parameter) pairs with each DTensor gradient placed as its parameter.
+    """Return (gradient, parameter) pairs with DTensor gradients placed like their parameters.
 
-    All ranks call this. Gradients that are not DTensors stay unchanged.
+    All ranks call this. A gradient that is not a DTensor stays unchanged.
 
     Args:
         pairs: Gradients and parameters.
-        team: Optional. The ranks, which synchronize if a gradient has to be redistributed.
+        team: Optional. The process group, which synchronizes if a gradient is redistributed.
 
     Raises:
         FailedPreconditionError: A gradient is a DTensor, but its parameter is not.
@@ -114,7 +114,7 @@ def positions_of(param: Tensor) -> Positions:
 
 
 def cuts_blocks(param: Any, block: int) -> bool:
-    """Return True if some rank's part of a DTensor cuts a codec's block of `block` elements."""
+    """Return True if the local part of some rank cuts a block of `block` elements of a codec."""
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 
     tensor = sharded_tensor(param)

@@ -24,8 +24,8 @@ class FlatGradients:
     """Gradients of parameters as views of a few buffers, one per dtype, with fixed addresses.
 
     Args:
-        params: Dense parameters on the CPU; `param.grad` is set, and existing gradients are copied.
-            Frozen parameters get no gradient, since a gradient of 0 would decay them.
+        params: Dense CPU parameters. Their `grad` becomes a view; existing gradients are copied. A
+            frozen parameter gets no gradient, since a gradient of 0 would decay it.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -59,7 +59,7 @@ class FlatGradients:
     def clear(self) -> None:
         """Set all gradients to 0 in place.
 
-        Gradients that other code has assigned are replaced by the views; those of frozen parameters
+        A gradient that other code assigned is replaced by its view. Gradients of frozen parameters
         become None.
 
         Raises:

@@ -27,18 +27,17 @@ def mixed_for_model(
     inputs: Any,
     options: Mapping[str, Any],
 ) -> Mixed:
-    """Return a `Mixed` over all trainable parameters of a model: a rule for matrices, AdamW for
-    others.
+    """Return a `Mixed` over all trainable parameters: `rule` for matrices, AdamW for the rest.
 
     Args:
-        rule: The name of a class of rules of matrices.
+        rule: The name of a class for matrices, such as "Muon".
         module: The model.
         adamw: Options of AdamW.
+        layouts, output, inputs: As in `matrix_layouts`.
         options: Options of the rule, and of the step.
 
     Raises:
-        InvalidArgumentError: The layout of a parameter is undecided, or the rule has no such
-            option.
+        InvalidArgumentError: A layout is undecided, or an option is unknown.
         InvalidTypeError: `adamw` is not a dictionary.
     """
     if names := sorted({"params", "heads", "layout"}.intersection(options)):
@@ -71,15 +70,15 @@ def _check_names(
     names: AbstractSet[str],
     more_names: AbstractSet[str] = frozenset(),
 ) -> None:
-    """Raise InvalidArgumentError for the first option without a valid name.
+    """Raise InvalidArgumentError if the name of an option is not in `names`.
 
-    A name that is not text raises InvalidTypeError.
+    Raise InvalidTypeError for a name that is not a string.
 
     Args:
         label: The name of the argument or function that took the options, for the message.
         options: The options by name.
         names: The valid names.
-        more_names: Other names that the message may suggest.
+        more_names: Further names that the message may suggest.
     """
     for name in options:
         if not isinstance(name, str):
@@ -100,8 +99,8 @@ def _groups(
 ) -> list[Group]:
     """Return parameter groups: one per layout for `rule`, and up to two for AdamW.
 
-    One group of AdamW has the parameters of two dimensions or more that have no layout; the other
-    has vectors and scalars, with a weight decay of 0.
+    The first AdamW group has matrices without a layout. The second has vectors and scalars, with a
+    weight decay of 0.
     """
     params = dict(module.named_parameters())
     groups: dict[tuple[str, bool], Group] = {}

@@ -20,17 +20,17 @@ from thalweg.optim.state_mismatch import members_here, sizes
 
 
 def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with full tensors of DTensor parameters replaced by DTensors of this rank's
-    part.
+    """Return a state whose full tensors of DTensor parameters are replaced by DTensors.
 
-    All ranks have the full tensors, so nothing is sent. Entries whose shape does not match their
-    parameter stay unchanged; the loader raises for them.
+    Every rank passes the full tensors and cuts its own part, so nothing is sent. An entry whose
+    shape does not fit stays unchanged; the loader raises for it.
 
     Args:
-        saved_state: The state, of the right form, with slots in the storage of the optimizer.
+        saved_state: The state dict, in a valid form, with slots in the optimizer's codecs.
 
     Raises:
-        CheckpointMismatchError: Placements do not determine the elements of each rank.
+        CheckpointMismatchError: The placements of a parameter do not determine each rank's
+            elements.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
     if sizes(groups) != sizes(saved_groups):  # the loader raises for them
@@ -90,8 +90,8 @@ def _select_slots(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot
 def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
     """Return this rank's part of a full slot as a DTensor.
 
-    A tensor of another shape than the slot is returned unchanged. An encoded slot is decoded if the
-    optimizer's mesh does not encode it.
+    Return `full` itself if its shape does not fit. Decode an encoded slot if the optimizer keeps
+    numbers.
     """
     codec = codec_of(slot, param)
     if slot.is_shaped:
@@ -117,7 +117,10 @@ def _cut_like(full: Tensor, param: Any, template: Tensor) -> Tensor:
 
 
 def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
-    """Return this rank's part of a slot that has another shape than the parameter."""
+    """Return this rank's part of a slot with a shape of its own.
+
+    Return `full` itself if its shape does not fit.
+    """
     from torch.distributed.tensor import DTensor
 
     from thalweg._engines.matrix_shapes import shape_beside
@@ -139,7 +142,7 @@ def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
 def gather_full(tensor: Tensor) -> Tensor:
     """Return the full tensor of a DTensor on the CPU of rank 0, and an empty tensor on other ranks.
 
-    All ranks of the mesh call this. Any other tensor is returned unchanged.
+    All ranks call this. A tensor that is not a DTensor is returned unchanged.
     """
     shards = make_local_shards([tensor])
     if shards is None:

@@ -87,11 +87,11 @@ _WAITING = "The sums of gradients stay: the next call of step takes them."
 
 
 class FusedOptimizer(GroupChecks):
-    """Base class that takes the steps of a subclass of `torch.optim.Optimizer`.
+    """Base class of torch-style optimizers that update all parameters in one pass.
 
     Args:
-        *args: The arguments of that class.
-        **keywords: Its keyword arguments, and options; see `StepOptions`.
+        *args: The arguments of the torch class.
+        **keywords: Keyword arguments of the torch class, and options; see `StepOptions`.
 
     Attributes:
         step_cache: Caches and counters outside the state, for other modules of thalweg.
@@ -147,15 +147,14 @@ class FusedOptimizer(GroupChecks):
         self.step_cache.is_constructed = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters as `torch.optim.Optimizer.add_param_group` does, or change
-        nothing.
+        """Add a group as `torch.optim.Optimizer.add_param_group` does; change nothing on an error.
 
         Args:
             param_group: The parameters under `params`, and options of the group.
 
         Raises:
-            TypeError, ValueError: The argument is not a group, or an option is not a number or is
-                one for all groups; nothing was added.
+            TypeError, ValueError: The argument is not a group, an option is not a number, or an
+                option belongs to the constructor.
         """
         check_no_step(self.step_cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)
@@ -177,7 +176,7 @@ class FusedOptimizer(GroupChecks):
         """Prepare the last group of `param_groups`, and validate it, before its first step."""
 
     def _warn_of_zeros(self, params: Sequence[Tensor], group_indices: Sequence[int]) -> None:
-        """Warn of new parameters that are 0, if the rule or an option has no effect on these."""
+        """Warn of each new all-zero parameter on which the rule or an option has no effect."""
         kinds = map(self._kind_of, self.param_groups)
         zero_notes = [kind._zero_warning or self.step_options.zero_warning for kind in kinds]
         if any(zero_notes):
@@ -189,8 +188,8 @@ class FusedOptimizer(GroupChecks):
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:
-        """Remove groups that were added in the `with` block, with state, hooks and buffers, if it
-        raises.
+        """If the `with` block raises, remove the groups that it added, with state, hooks and
+        buffers.
         """
         cache, count, former_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
@@ -222,11 +221,10 @@ class FusedOptimizer(GroupChecks):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply options to new parameters: state format, hooks, flat buffers, diagnostics and
-        judge.
+        """Apply options to new parameters: state format, hooks, flat buffers, diagnostics, judge.
 
         Args:
-            is_copy: True if the parameters of all groups are new, else those of the last group.
+            is_copy: True if all parameters are new; False if those of the last group are.
         """
         self.record_format(self.param_groups, self.state)
         self.step_cache.operands.read_again(self)
@@ -269,13 +267,10 @@ class FusedOptimizer(GroupChecks):
             register_hooks(self)
 
     def check_not_swapped(self, message: str) -> None:
-        """Raise if the parameters are their averages at present.
+        """Raise FailedPreconditionError in a block of `swapped()`, where parameters hold averages.
 
         Args:
             message: The message of the error: the call, its effect, and the alternative.
-
-        Raises:
-            FailedPreconditionError: The call is in a block of `swapped()`.
         """
         if self.step_cache.holds_averages:
             raise FailedPreconditionError(message)
@@ -294,8 +289,8 @@ class FusedOptimizer(GroupChecks):
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        Groups also name the codecs of their slots, as `state_storage`, and the random bits, as
-        `round` and `seed`.
+        If the options are on, a group also has `state_storage` (the codecs of slots), `round` and
+        `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
@@ -323,8 +318,8 @@ class FusedOptimizer(GroupChecks):
         Returns: The result of the closure, or None without one.
 
         Raises:
-            FailedPreconditionError: The call is in a strategy of several replicas, or in a block of
-                `swapped()`. Nothing is updated.
+            FailedPreconditionError: The call is in `strategy.run` with several replicas, or in a
+                block of `swapped()`. Nothing is updated.
         """
         # Torch has wrapped the step of a subclass with its hooks.
         has_own_step = type(self).step is FusedOptimizer.step
@@ -355,9 +350,9 @@ class FusedOptimizer(GroupChecks):
     @partial(untraced, reason=_NOT_IN_GRAPHS)
     @annotate_errors
     def _step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Call the closure and take a step, replayed if possible, else with all checks.
+        """Call the closure and take a step; return the closure's result, or None.
 
-        Return the loss of the closure, or None.
+        Repeat the last step by a replay if possible; otherwise run all checks.
         """
         # Schedulers of torch warn of a schedule that moves before the first step unless it is set.
         self._opt_called = True
@@ -399,10 +394,9 @@ class FusedOptimizer(GroupChecks):
                 judge.log_loss(loss)
 
     def _step_carefully(self) -> None:
-        """Take a step that is not replayed; the caller holds the lock.
+        """Take a step with all checks; the caller holds the lock.
 
-        Nothing is updated if a scaler found an overflow, or if gradients are only added to their
-        sums.
+        Update nothing if GradScaler found an overflow, or while gradients are accumulated.
         """
         cache = self.step_cache
         self.check_not_swapped(_SWAPPED_STEP)
@@ -417,7 +411,7 @@ class FusedOptimizer(GroupChecks):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
-        """Take a step with the gradients or their sums: replay or rebind the last one, or plan."""
+        """Take a step with the gradients or their sums; reuse the last plan if it fits."""
         cache = self.step_cache
         recording = (
             nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
@@ -431,10 +425,10 @@ class FusedOptimizer(GroupChecks):
                 self._end_step()
 
     def _is_allocating(self) -> bool:
-        """Return True if all gradients and rates are 0, in a step that only allocates state.
+        """Return True if all gradients and rates are 0: the step only allocates state.
 
-        `torch.distributed.checkpoint` takes such a step with an optimizer without state. It changes
-        neither parameters nor sums of gradients.
+        `torch.distributed.checkpoint` takes such a step with an optimizer without state. Parameters
+        and accumulated gradients must not change in it.
         """
         self._check_options_held()
         if any(group.get("lr") != 0 for group in self.param_groups):
@@ -444,9 +438,9 @@ class FusedOptimizer(GroupChecks):
 
     @contextmanager
     def _restore_params(self) -> Generator[None]:
-        """Restore all parameters after the `with` block.
+        """Restore the values of all parameters after the `with` block; suspend the judge of steps.
 
-        Some rules decay parameters at a rate of 0, too. The judge of steps is suspended.
+        Some rules decay parameters even at a rate of 0.
         """
         params, judge = params_of(self.param_groups), self.step_options.judge
         values = [param.detach().clone() for param in params]
@@ -461,10 +455,10 @@ class FusedOptimizer(GroupChecks):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to None, or to 0 in place.
 
-        With `gradients="flat"` gradients become 0 and stay in their buffers in both cases.
+        With `gradients="flat"` gradients always become 0 and stay in their buffers.
 
         Args:
-            set_to_none: True if gradients become None.
+            set_to_none: True to set gradients to None.
         """
         flat = self.step_cache.flat
         if flat is None and set_to_none and is_dynamo_compiling():
@@ -498,12 +492,11 @@ class FusedOptimizer(GroupChecks):
         raise NotImplementedError
 
     def _try_replay(self, has_sums: bool = False) -> bool:
-        """Take the step by a replay: one native call that repeats the last step for new gradients.
+        """Repeat the last step with new gradients in one native call; return True if it was taken.
 
-        First plan a new replay if the last step set `due_adapters` or `needs_plan` in `step_cache`,
-        and store it there, or None if the step cannot be replayed. Return True if the step was
-        taken. False if there is no replay or one of its guards failed: parameters and state are
-        unchanged, and the caller takes the step otherwise.
+        Return False, with nothing changed, if there is no replay or a guard fails. If
+        `due_adapters` or `changes.needs_plan` of `step_cache` is set, plan a new
+        `step_cache.replay` first.
 
         Args:
             has_sums: True for a step with the sums of accumulated gradients instead of `grad`.
@@ -529,10 +522,10 @@ class FusedOptimizer(GroupChecks):
         return None
 
     def _try_rebind(self) -> bool:
-        """Repeat the last step with new gradients or rates.
+        """Run the last plan with new gradients or rates.
 
-        Return True if the step was taken, or skipped by a scaler or judge; False if the last plan
-        does not fit, and nothing was written.
+        Return True if the step was taken, or skipped by a scaler or judge. Return False, with
+        nothing written, if the plan does not fit.
         """
         cache = self.step_cache
         if cache.rebind_target is None:
@@ -583,9 +576,9 @@ class FusedOptimizer(GroupChecks):
         return True
 
     def _keep_rebind_target(self, param_state: ParamState, group_indices: Sequence[int]) -> None:
-        """Store `param_state` as the state that updated all groups, for `_try_rebind`.
+        """Store the two arguments for `_try_rebind`.
 
-        Clear the stored one if the step did not update all parameters, or options exclude a rebind.
+        Store None if the step did not update all parameters, or if options exclude a rebind.
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
@@ -610,7 +603,7 @@ class FusedOptimizer(GroupChecks):
             )
 
     def _apply_alone(self, param: Tensor) -> None:
-        """Update one parameter in the backward pass; note on an error what was written."""
+        """Update one parameter in the backward pass; add a note to an error: what was written."""
         cache = self.step_cache
         cache.progress = ()
         try:
@@ -653,13 +646,14 @@ class FusedOptimizer(GroupChecks):
         return None if diagnosing is None else diagnosing.table()
 
     def swapped(self) -> AbstractContextManager[None]:
-        """Return a context manager in which parameters are their averages, to evaluate or save.
+        """Return a context manager in which parameters hold their averages, to evaluate or save.
 
         Raises:
-            InvalidArgumentError: There are no averages: the constructor was given no `ema_decay`.
-            FailedPreconditionError: A step is taken inside, or the state or a copy of the optimizer
-                is, or the block is in another one.
-            LayoutError: A parameter or its average has no memory, or not the other's shape.
+            InvalidArgumentError: The constructor had no `ema_decay`, or an average has another
+                shape than its parameter.
+            FailedPreconditionError: The block takes a step, reads or loads the state, copies the
+                optimizer, or calls `swapped()` again.
+            LayoutError: A parameter or its average has no memory.
         """
         if self.step_options.of(Average).ema_decay is None:
             raise InvalidArgumentError("There are no averages without ema_decay.")
@@ -668,12 +662,13 @@ class FusedOptimizer(GroupChecks):
         return swapped(self)
 
     def _accumulate_gradients(self, is_allocating: bool) -> bool:
-        """Add gradients to their sums in the state; set `step_cache.sums` if a step is due.
+        """Add gradients to their sums in the state; return True if a step is due.
 
-        Return True if a step is due; without accumulation always.
+        A due step has {id(parameter): sum} in `step_cache.sums`. Without the option `accumulate`,
+        do nothing and return True.
 
         Args:
-            is_allocating: True for a step that only allocates state, which is always due.
+            is_allocating: True for a step that only allocates state; it is due at once.
         """
         cache, passes = self.step_cache, self.step_options.accumulate
         if passes == 1:
@@ -703,9 +698,9 @@ class FusedOptimizer(GroupChecks):
         return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return for each parameter its gradient or accumulated sum, None without one.
+        """Return the gradient or accumulated sum of each parameter; None where there is none.
 
-        Sums are rounded to the dtype of the parameter, unless it has a master.
+        A sum is rounded to the parameter's dtype, unless the optimizer keeps masters.
         """
         sums = self.step_cache.sums
         if sums is None:
@@ -724,7 +719,9 @@ class FusedOptimizer(GroupChecks):
         return grad.to(param.dtype)
 
     def _add_progress_note(self, error: BaseException) -> None:
-        """Add a note to an error of a step: what was written, and gradients left in the state."""
+        """Add a note to an error of a step: what was written, and which gradients stay in the
+        state.
+        """
         cache = self.step_cache
         if cache.progress:
             add_note(error, cache.progress)
@@ -740,14 +737,14 @@ class FusedOptimizer(GroupChecks):
     def _end_calls(
         self, grad_report: GradientReport, single_param: Tensor | None = None
     ) -> list[Call]:
-        """Return C functions that record a step as taken; they run with its writes.
+        """Return calls that record a step as taken; the step runs them with its writes.
 
-        If a device decides on the step, they add its decision to a counter there. Accumulated sums
-        are cleared, and gradients freed that `in_backward` has left.
+        They also clear accumulated sums and free gradients that `in_backward` left. If a device
+        decides on the step, a call adds the decision to a counter on the device.
 
         Args:
-            grad_report: Receives norm and clip factor of the gradients, and becomes the report.
-            single_param: The only parameter of an update in the backward pass, whose gradient is
+            grad_report: Receives norm and clip factor of the gradients; becomes the cached report.
+            single_param: The only parameter of an update in the backward pass. Its gradient is
                 freed; `step` records the step later.
         """
         cache = self.step_cache

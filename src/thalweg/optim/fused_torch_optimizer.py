@@ -79,9 +79,8 @@ class _LeftToTorch(Exception):
 class FusedTorchOptimizer(TorchGroups):
     """Base class that replaces `step` of a class of `torch.optim`.
 
-    Torch's step runs for all that the engines do not support: `differentiable=True`, subclasses of
-    tensors with their own dispatch, and parameters on devices without kernels if there are no
-    options.
+    Torch's step runs if the engines do not support a step: with `differentiable=True`, for tensor
+    subclasses with their own dispatch, and, without options, on devices without kernels.
     """
 
     _unread: ClassVar[tuple[str, ...]] = ()  # options that no step reads
@@ -131,7 +130,7 @@ class FusedTorchOptimizer(TorchGroups):
             self.state.clear()
 
     def _take_step(self, single_param: Tensor | None = None) -> None:
-        """Take a step of all parameters, or of one; leave it to torch if an option demands that."""
+        """Take a step of all parameters, or of `single_param`, by the engines or by torch."""
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         members_by_rule = (
@@ -151,10 +150,10 @@ class FusedTorchOptimizer(TorchGroups):
         return self._take_sub_steps(steps, single_param)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
-        """Take the sub-steps of all rules as one step, or leave the step to torch.
+        """Run the updates of all rules as one step, or let torch take the step.
 
         Args:
-            steps: The sub-steps.
+            steps: (adapter, (gradient, parameter) pairs) of each rule.
             single_param: The only parameter of the step, in the backward pass; else None.
         """
         if not self._supports_step(steps):
@@ -179,7 +178,7 @@ class FusedTorchOptimizer(TorchGroups):
         return None
 
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
-        """Record a step that was taken, so that the next one may be rebound or replayed."""
+        """Record a step that was taken, so that the next step may reuse its plans."""
         if len(steps) == 1:
             adapter = steps[0][0]
             self._keep_rebind_target(adapter.part, adapter.places)
@@ -203,8 +202,8 @@ class FusedTorchOptimizer(TorchGroups):
     ) -> ParamState:
         """Return the state of a rule from `param_states`; create it there if missing.
 
-        The class of the group at `group_index` defines its numbers. Rules that no group has any
-        more are dropped from `param_states`.
+        The class of the group at `group_index` defines its numbers. If the state is missing, delete
+        states of rules that no group uses.
         """
         if rule not in param_states:
             # Options may have chosen other rules since the last step.
@@ -228,14 +227,14 @@ class FusedTorchOptimizer(TorchGroups):
     def _write(
         self, steps: Sequence[_SubStep], make_transforms: Callable[..., GradientTransforms]
     ) -> tuple[list[BaseException], bool, bool]:
-        """Run the sub-steps, several of them in one commit.
+        """Run the updates of all rules; several rules write in one commit.
 
-        Return the errors raised after the writes; True if the last step was repeated with new
-        gradients; and True if the step was taken.
+        Return (errors raised after the writes, True if all plans were reused, True if the step was
+        taken).
 
         Args:
-            steps: The sub-steps.
-            make_transforms: Called with a number of gradients; returns their transforms.
+            steps: (adapter, (gradient, parameter) pairs) of each rule.
+            make_transforms: `make_transforms(count)` returns the transforms of `count` gradients.
 
         Raises:
             _LeftToTorch: Torch must take the step; nothing was written.
@@ -277,16 +276,15 @@ class FusedTorchOptimizer(TorchGroups):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return the plan of a sub-step, bound to its gradients: that of the last step, or a new
-        one.
+        """Return a plan of one rule's update, bound to its gradients: the last plan if it fits.
 
         Args:
-            step: The sub-step.
-            target: The result of `aim` of its adapter.
-            transforms: The transforms of its gradients.
+            step: The adapter and the (gradient, parameter) pairs of the rule.
+            target: The result of `aim` of the adapter.
+            transforms: The transforms of the gradients.
 
         Raises:
-            _LeftToTorch: The engines do not support it; nothing was written.
+            _LeftToTorch: The engines do not support the step; nothing was written.
         """
         (adapter, _), (pairs, copies) = step, target
         plan_args = adapter, adapter.part.plans, pairs, transforms, copies
@@ -303,7 +301,7 @@ class FusedTorchOptimizer(TorchGroups):
         return _BoundPlan(plan, was_rebound)
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
-        """Return a replayable step in which gradients may be absent, or None."""
+        """Return a replayable step in which gradients may be absent; None if options exclude it."""
         options = self.step_options
         if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
             return None
@@ -319,7 +317,7 @@ class FusedTorchOptimizer(TorchGroups):
         return TorchStepAdapter(self, param_state, params, places)
 
     def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
-        """Return True if a part still updates all groups, given these gradients."""
+        """Return True if the rule of `param_state` still updates all groups with `gradients`."""
         if param_state.hold(self.param_groups):
             return True
         self._check_options_held()
@@ -349,10 +347,10 @@ class FusedTorchOptimizer(TorchGroups):
         return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
     def _supports_sub_step(self, step: _SubStep) -> bool:
-        """Return True if the engines support a sub-step; False leaves the step to torch.
+        """Return True if the engines support one rule's update; False leaves the step to torch.
 
         Raises:
-            RuntimeError: The class rejects sparse, or dense, gradients.
+            RuntimeError: The class rejects the layout of a gradient, sparse or dense.
         """
         adapter, pairs = step
         options = self.step_options
@@ -391,9 +389,9 @@ class FusedTorchOptimizer(TorchGroups):
         return self.step_options.of(Unscaling).fused_unscale and self.unscaling() is not None
 
     def _shares_counts(self, steps: Sequence[_SubStep]) -> bool:
-        """Return True if one state tensor, such as a step count, belongs to two parameters.
+        """Return True if two parameters share one state tensor, such as a step count.
 
-        Torch's step increases such a tensor once for each parameter; the engines do not.
+        Torch's step increases a shared count once for each parameter; the engines increase it once.
 
         Raises:
             NotImplementedError: A tensor is shared, and options exclude torch's step.
@@ -413,9 +411,9 @@ class FusedTorchOptimizer(TorchGroups):
     def _members_by_rule(
         self, absent: Mapping[int, Tensor] = NO_GRADIENTS
     ) -> dict[Rule, _RuleMembers]:
-        """Return the members of each rule: all parameters with a gradient.
+        """Return {rule: gradients, parameters and group indices} of parameters with a gradient.
 
-        Parameters without a gradient use `absent[id(param)]`, if present.
+        A parameter without a gradient uses `absent[id(param)]`, or is left out.
         """
         members_by_rule: dict[Rule, _RuleMembers] = {}
         for group_index, group in enumerate(self.param_groups):
@@ -437,7 +435,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _by_rule(
         self, group: Group, pairs: list[tuple[Tensor, Tensor]]
     ) -> Iterable[tuple[Rule, list[tuple[Tensor, Tensor]]]]:
-        """Return (rule, [(gradient, parameter)]) for each rule of parameters of a group."""
+        """Split (gradient, parameter) pairs of a group by rule; return (rule, pairs) tuples."""
         if self._kind_of(group)._rule_by_shape is None:
             return [(self._choose_rule(group), pairs)] if pairs else []
         pairs_by_rule: dict[Rule, list[tuple[Tensor, Tensor]]] = {}
@@ -456,22 +454,21 @@ class FusedTorchOptimizer(TorchGroups):
     def load_state_dict(
         self, state_dict: dict[str, Any], *, convert: bool = False, allow_loss: bool = False
     ) -> None:
-        """Load a state as `torch.optim.Optimizer.load_state_dict` does, or change nothing.
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does; change nothing on an error.
 
-        Entries of options beside torch's state keep their dtype. Averages and masters that the
-        state lacks begin at the parameters, with a warning.
+        Entries that options add to torch's state keep their dtype. Averages and masters missing in
+        the state start at the parameters, with a warning.
 
         Args:
             state_dict: A dict from `state_dict`.
-            convert: If True, slots in another codec than here, or stored as numbers, are converted,
-                and a state with other random bits continues with those of the optimizer; states of
-                other packages are converted, too (see docs/migrate-optimizers.md). If False, they
-                raise.
-            allow_loss: If True, parts of other packages without a counterpart are left out, with a
-                warning. If False, they raise.
+            convert: True to convert slots in another codec, or stored as numbers, and states of
+                other packages (see docs/migrate-optimizers.md); and to continue a state of other
+                random bits with the optimizer's own. Otherwise these states raise.
+            allow_loss: True to leave out, with a warning, parts of other packages without a
+                counterpart. Otherwise these parts raise.
 
         Raises:
-            CheckpointMismatchError: A step cannot be taken with the state, such as with one of
+            CheckpointMismatchError: The optimizer cannot step with the state, such as a state of
                 another class. Lists up to ten differences; nothing was loaded.
         """
         with self.step_cache.lock:
@@ -481,7 +478,7 @@ class FusedTorchOptimizer(TorchGroups):
             load(self, state_dict, partial(plan_torch_load, load=torch_load), convert, allow_loss)
 
     def _step_of_torch(self) -> None:
-        """Take the step by the code of torch: all of it, or on an error nothing.
+        """Take the step by torch's code; restore parameters and state on an error.
 
         Raises:
             NotImplementedError: An option excludes torch's step, or torch has no such class.
@@ -506,7 +503,9 @@ class FusedTorchOptimizer(TorchGroups):
         run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
-        """Raise NotImplementedError: a step with options cannot be left to torch."""
+        """Raise NotImplementedError: the engines do not support the step, and options exclude
+        torch's.
+        """
         if self.step_options.kinds.device:
             raise NotImplementedError(
                 f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
@@ -529,11 +528,11 @@ class FusedTorchOptimizer(TorchGroups):
         )
 
     def _check_memories(self) -> None:
-        """Raise if torch's step would access memory outside of a tensor's storage.
+        """Raise if torch's step would access memory outside a tensor's storage.
 
         Raises:
-            LayoutError: Names it.
-            InvalidArgumentError: An index of a sparse gradient or slot is not in its shape.
+            LayoutError: A tensor has no memory for its elements; names the tensor.
+            InvalidArgumentError: An index of a sparse gradient or slot is out of range.
         """
         with importing:
             from thalweg.optim.torch_fallback import check_memories
@@ -546,14 +545,14 @@ def _run_all(
     transforms: Sequence[GradientTransforms],
     bound: Iterable[_BoundPlan],
 ) -> tuple[list[BaseException], bool, bool]:
-    """Run sub-steps one after the other by their plans; those without one are planned here.
+    """Run the updates of all rules one after the other; plan those that have no plan.
 
     Args:
         adapters, targets, transforms, bound: The adapter, result of `aim`, transforms and plan of
-            each sub-step.
+            each rule.
 
     Returns:
-        As `FusedTorchOptimizer._write`.
+        The errors and the two flags of `FusedTorchOptimizer._write`.
     """
     errors: list[BaseException] = []
     are_rebound = takes_step = True

@@ -26,14 +26,13 @@ def clip_factor(
     bound: Sequence[tuple[CachedPlan | None, bool]],
     transforms: GradientTransforms,
 ) -> tuple[Factor, Decision]:
-    """Measure the gradients of all rules; return the factor that clips them, and the step's
-    decision.
+    """Measure the gradients of all rules; return (clip factor, decision whether to step).
 
     Args:
         adapters: The adapter of each rule.
-        targets: The gradients and update targets of each rule.
-        bound: The plan of each rule bound to these gradients, or None, with a flag that is ignored.
-        transforms: The transforms of all gradients; `watch` receives the statistics.
+        targets: The result of `aim` of each adapter.
+        bound: (plan with these gradients or None, flag that is ignored) of each rule.
+        transforms: The transforms of all gradients. Its `watch` receives the statistics.
     """
     flush = adapters[0].selection.denormals == "flush"
     reduction_parts: list[tuple[Reductions, int]] = []

@@ -44,11 +44,10 @@ class GradScalerMixin:
         return self.step_options.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
-        """Return a bool tensor on a device, True if the scaler found no overflow, for a step
-        decided there.
+        """Return a bool tensor on a device: True if GradScaler found no overflow.
 
-        Return None if the host decides: there is no scaler, or the step makes state, has
-        constraints, or accumulates gradients.
+        Return None if the host decides: without a scaler, with step counts on the host, with
+        constraints or accumulation, or if the step creates state.
         """
         found_inf = vars(self).get("found_inf")
         options = self.step_options
@@ -88,7 +87,7 @@ class GradScalerMixin:
     def unscaling(self) -> float | Tensor | None:
         """Return the factor that unscales gradients for `torch.amp.GradScaler`, or None.
 
-        A tensor if a device decides on the step.
+        The factor is a tensor if a device decides on the step. Accumulated sums need no factor.
         """
         scale = vars(self).get("grad_scale")
         if scale is None or self.step_cache.sums is not None:  # the sums are unscaled
@@ -105,11 +104,10 @@ def forget_scale(optimizer: object) -> None:
 
 
 def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
-    """Wrap a step: an error gets notes about what was written, and the scaler's attributes are
-    cleared.
+    """Return `step` wrapped: an error gets notes about what was written.
 
-    `torch.amp.GradScaler` clears them after a successful step only, and would multiply a remaining
-    scale by its new one.
+    An error also removes the scaler's attributes from the optimizer. `torch.amp.GradScaler` removes
+    them only after success, and would multiply a remaining scale by the next one.
     """
 
     @wraps(step)

@@ -60,7 +60,7 @@ class GroupChecks(GradScalerMixin):
         """Raise InvalidArgumentError if `state_storage` is on, but no rule has a slot to encode.
 
         Args:
-            rules: The rules of all groups, by their names in messages.
+            rules: {title in messages: rule} of all groups.
         """
         storage = self.step_options.of(StateCodec).state_storage
         # None, or a mapping by slot.
@@ -82,9 +82,10 @@ class GroupChecks(GradScalerMixin):
             raise
 
     def _check_matrices(self, rule: Rule, rule_title: str, place: int) -> None:
-        """Raise unless a rule with matrix stages can update the parameters of a group.
+        """Raise unless a rule for matrices can update all parameters of a group.
 
         Args:
+            rule_title: The name of the rule in messages.
             place: The index of the group.
 
         Raises:
@@ -107,9 +108,10 @@ class GroupChecks(GradScalerMixin):
                 )
 
     def check_flat_buffers(self, groups: Sequence[Group]) -> None:
-        """Raise if groups have rules or options that flat buffers of parameters do not support.
+        """Raise if rules or options of groups need whole parameters, and a library has joined them.
 
-        All parameters of the optimizer are inspected for flat buffers of libraries.
+        FSDP and DeepSpeed join parameters in flat buffers. All parameters of the optimizer are
+        searched for flat buffers.
 
         Args:
             groups: The groups whose rules are checked.
@@ -142,15 +144,14 @@ class GroupChecks(GradScalerMixin):
         raise NotImplementedError
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
-        """Raise if a group has an option that a step would ignore, or lacks one.
+        """Raise if a group lacks an option, or has an option that a step would ignore.
 
         Args:
             place: The index of the group.
-            complete: False if torch adds defaults to the group later, so that options may be
-                missing.
+            complete: False if torch adds defaults later, so that options may be missing.
 
         Raises:
-            InvalidArgumentError: The group sets an option that is common to all groups; names it.
+            InvalidArgumentError: The group sets an option of the constructor; names the option.
             NotFoundError: An option is missing.
         """
         problems = of_strange(group, self._invalid_options(group), place)
@@ -166,7 +167,7 @@ class GroupChecks(GradScalerMixin):
             check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return messages why a step cannot be taken with the options of a group; [] if it can."""
+        """Return a message for each option of a group that prevents a step; [] for none."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
@@ -202,7 +203,7 @@ class GroupChecks(GradScalerMixin):
         return []
 
     def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Return the options that a group may not have, with the reason for messages."""
+        """Return {option: reason} of the options that a group may not have."""
         names = self.step_options.others(group)
         if isinstance(group.get("state_storage"), dict) and "state_storage" in names:
             with importing:
@@ -231,14 +232,10 @@ class GroupChecks(GradScalerMixin):
 
 
 def _check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise if a library calls `step` for each of its flat buffers, so that calls cannot be
-    counted.
-
-    Args:
-        flat: The flat buffer.
+    """Raise if a library calls `step` once per flat buffer: calls cannot be counted then.
 
     Raises:
-        InvalidArgumentError: Names the flat buffer.
+        InvalidArgumentError: `flat` is a buffer of such a library.
     """
     if flat.is_stepped_alone:
         raise InvalidArgumentError(

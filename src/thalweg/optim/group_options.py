@@ -44,13 +44,12 @@ class Options:
 
     Args:
         group: The group.
-        rule: Its rule.
-        fixed: Hyperparameters that a group may lack.
+        rule: The rule of the group.
+        fixed: {hyperparameter: value} of those that the group may lack.
 
     Attributes:
-        lists: The pairs of the group that are lists.
-        entries: Keys of the group with a float, or a tuple of floats, that the rule reads; for each
-            the names of the hyperparameters.
+        lists: The lists among the options, such as `betas` from a file.
+        entries: {key of the group: its hyperparameters} of keys with floats that the rule reads.
     """
 
     def __init__(self, group: Group, rule: Rule, fixed: Mapping[str, object]) -> None:
@@ -93,7 +92,7 @@ class Options:
         return rate if self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:
-        """Return True if a group still has these options, except perhaps another `lr`."""
+        """Return True if a group still has these options; its `lr` may differ."""
         names, snapshot = self._names, self._snapshot
         return (
             list(group) == names
@@ -105,9 +104,9 @@ class Options:
         )
 
     def with_rate(self, group: Group) -> Options | None:
-        """Return these options with the `lr` of a group, which differs in nothing else.
+        """Return a copy of these options with the `lr` of a group.
 
-        None if more differs, or if the rate is not a float of usual size.
+        Return None if another option differs or is a tensor, or if `lr` is not a float below 1e30.
         """
         rate: Any = group.get("lr")
         if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:
@@ -160,11 +159,11 @@ def as_options(hypers: Mapping[str, object]) -> Group:
 
 
 def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
-    """Return the hyperparameters of a rule from a group, by name; missing ones have their defaults.
+    """Return {hyperparameter: value} of a rule from a group; missing ones have their defaults.
 
     Raises:
-        InvalidTypeError: One is not a number; names it.
-        InvalidArgumentError: One is NaN, or a tensor with a shape.
+        InvalidTypeError: A value is not a number; names the hyperparameter.
+        InvalidArgumentError: A value is NaN, or a tensor with a shape.
     """
     options = hypers_by_name(group, rule)
     hypers = {hyper.name: options.get(hyper.name, hyper.default) for hyper in rule.hypers}
@@ -183,7 +182,7 @@ def number(value: Any) -> float:
     """Return a number or tensor of one element as a float.
 
     Raises:
-        LayoutError: Its storage was cut.
+        LayoutError: The storage of the tensor was freed.
     """
     if isinstance(value, Tensor):
         check_number(value)
@@ -217,7 +216,7 @@ def title_of(name: str) -> str:
 
 
 def _as_float(name: str, value: object) -> float:
-    """Return a hyperparameter as a float; raise InvalidTypeError if not a number."""
+    """Return a hyperparameter as a float; raise InvalidTypeError if it is not a number."""
     check_size(title_of(name), value)
     try:
         # `float` would parse strings.
@@ -236,10 +235,9 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 
 
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return the keys of a group with floats that steps read, and the hyperparameters that each
-    sets.
+    """Return {key of a group: hyperparameters that it sets} of keys with floats only.
 
-    A key is left out if another one sets the same hyperparameter.
+    Leave out keys that set the same hyperparameter.
     """
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():
@@ -254,15 +252,14 @@ def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[st
 def hypers_by_name(
     group: Mapping[str, Any], rule: Rule | None = None, hyper_names: Container[str] = ()
 ) -> dict[str, Any]:
-    """Return the options of a group under the names that rules have for hyperparameters.
+    """Return {hyperparameter: value} from the options of a group: `learning_rate` from `lr`.
 
     Args:
-        rule: Optional. Options that the rule does not read are left out, such as a user's
-            `learning_rate` beside `lr`.
-        hyper_names: Without a rule, the names of the hyperparameters there are.
+        rule: Optional. Options that the rule does not read are left out.
+        hyper_names: Without a rule, all names of hyperparameters.
 
     Raises:
-        InvalidTypeError: An option such as `betas` is not a pair; names it.
+        InvalidTypeError: An option such as `betas` has the wrong number of numbers.
     """
     hypers: dict[str, Any] = {}
     read = group

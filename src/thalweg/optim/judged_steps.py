@@ -28,9 +28,9 @@ class JudgedSteps(StepSource):
     """Interface of a `FusedOptimizer` to `Spikes`."""
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy the parameters and the state.
+        """Copy the parameters and the state; return a function.
 
-        Return a function that returns the C functions to restore them.
+        `function()` returns the calls that restore the copies.
         """
         optimizer = self.optimizer
         params = [(param, _copy(param)) for param in params_of(optimizer.param_groups)]
@@ -43,9 +43,13 @@ class JudgedSteps(StepSource):
     def _restore_calls(
         self, params: list[tuple[Tensor, Any]], states: list[tuple[Tensor, dict[str, Any]]]
     ) -> list[Call]:
-        """Return C functions that restore copies; state that was created since is emptied.
+        """Return calls that restore copies of parameters and state; newer entries are removed.
 
-        [] if parameters were added or have other shapes: then the step is only skipped.
+        Return [] if parameters were added or reshaped since the copy.
+
+        Args:
+            params: (parameter, copy) pairs.
+            states: (parameter, {entry: copy}) pairs.
         """
         live_params = params_of(self.optimizer.param_groups)
         # Groups may have changed since the copy, which is of no use then.
@@ -76,7 +80,10 @@ class JudgedSteps(StepSource):
         return [*calls, partial(vars(cache).update, updates)]
 
     def mean_over_ranks(self, loss: float) -> float:
-        """Return the mean of a number over the ranks of the default process group."""
+        """Return the mean of `loss` over the ranks of the default process group.
+
+        Return `loss` itself without a process group.
+        """
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return loss
         with importing:
@@ -112,7 +119,7 @@ def _restore_entry_call(entries: dict[str, Any], name: str, value: Any) -> Call:
 
 
 def split_history(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[Call]]:
-    """Return a state without the history of judged steps, and C functions that set this history.
+    """Return (state without the history of judged steps, calls that load this history).
 
     Raises:
         CheckpointMismatchError: The history is invalid.

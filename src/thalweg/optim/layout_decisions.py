@@ -32,9 +32,9 @@ class ParamLayout(NamedTuple):
     """Decision about one parameter.
 
     Attributes:
-        name: Its name, as `named_parameters()` has it.
-        shape: Its shape.
-        layout: Its matrices, or None if AdamW updates it.
+        name: The parameter's name, as in `named_parameters()`.
+        shape: The parameter's shape.
+        layout: The matrices in the parameter, or None if AdamW updates it.
         reason: Reason of the decision: the module class and the use of outputs in the forward pass.
     """
 
@@ -85,7 +85,7 @@ class MatrixLayouts(Sequence[ParamLayout]):
         return format_table(rows)
 
     def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
-        """Return a table with one row for the parameters of a group that have the same reason.
+        """Return a table with one row for all parameters of a group with equal reasons.
 
         Args:
             groups: The groups of an optimizer, with the names of parameters in `param_names`.
@@ -112,23 +112,22 @@ def matrix_layouts(
 ) -> MatrixLayouts:
     """Return the decision for each parameter of a model: its matrix layout, or AdamW.
 
-    The forward pass of the model decides. It runs once on the CPU, on a copy without memory for
-    weights, and shows how each weight multiplies and where its outputs are divided. AdamW updates
-    embeddings, output layers, routers, norms, vectors, and weights that no product uses.
+    The forward pass of the model decides. It runs once on the CPU, on a copy whose weights have no
+    memory. It shows how each weight multiplies, and into which parts its outputs are split. AdamW
+    updates embeddings, output layers, routers, norms, vectors, and weights that no product uses.
 
     Args:
         module: The model. It does not change, and may be on any device, "meta" included.
         layouts: Layouts by name or pattern of parameters, such as `{"*.qkv.weight": "rows=3"}`,
             which replace decisions; "AdamW" says that AdamW updates a parameter.
-        output: The parameters of the output layer, by name or pattern; () for none. None takes
-            those of `get_output_embeddings()`, or else the layer that computes the result of the
-            model.
+        output: The parameters of the output layer, by name or pattern; () for none. None takes the
+            layer of `get_output_embeddings()`, or else the layer that computes the model's result.
         inputs: The inputs of the forward pass: a tuple of arguments, a dict of keyword arguments or
             one argument. None makes them from the model's signature.
 
     Raises:
-        InvalidArgumentError: A parameter is undecided; the error has the line that decides it. Or a
-            pattern selects nothing, or a layout does not fit its parameter.
+        InvalidArgumentError: A parameter is undecided; the message has the line that decides it. Or
+            a pattern selects nothing, or a layout does not fit its parameter.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
@@ -186,10 +185,10 @@ class _Decisions(Iterable[ParamLayout]):
         return f" The forward pass ended with {type(error).__name__}: {error}" if error else ""
 
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
-        """Return the layout of a parameter, or None for AdamW, and the reason.
+        """Return (layout of a parameter or None for AdamW, reason).
 
         Raises:
-            UndecidedError: Neither names, classes nor the forward pass decide.
+            UndecidedError: Neither the name, the module's class nor the forward pass decides.
         """
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
@@ -214,8 +213,7 @@ class _Decisions(Iterable[ParamLayout]):
     def _by_use(
         self, name: str, param: Tensor, use: WeightUse | None
     ) -> tuple[MatrixLayout | None, str]:
-        """Return the layout or None for AdamW, and the reason, by the weight's use in the forward
-        pass.
+        """Return (layout or None for AdamW, reason) by the weight's use in the forward pass.
 
         Raises:
             UndecidedError: The uses define no layout.
@@ -249,7 +247,9 @@ class _Decisions(Iterable[ParamLayout]):
         return use.layout()
 
     def _undecided_error(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
-        """Return the error about undecided parameters, (name, parameter, reason) each."""
+        """Return the error about undecided parameters; `undecided` has (name, parameter, reason) of
+        each.
+        """
         name, param, reason = undecided[0]
         owner = self._params.modules[id(param)][0]
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
@@ -283,13 +283,13 @@ def _check_fits(layout: MatrixLayout, name: str, param: Tensor) -> None:
 def _layouts_by_name(
     layouts: Layouts, module_params: ModuleParams
 ) -> dict[str, MatrixLayout | None]:
-    """Return the layouts that patterns of the user define, by parameter name; None for AdamW.
+    """Return {parameter name: layout, or None for AdamW} from the user's names and patterns.
 
-    A name of a parameter has priority over a pattern.
+    An exact name has priority over a pattern.
 
     Raises:
-        InvalidArgumentError: A pattern selects nothing, two select one parameter, or a layout does
-            not fit.
+        InvalidArgumentError: A pattern selects no parameter, two patterns select one parameter, or
+            a layout does not fit.
     """
     entries: dict[str, tuple[bool, str, MatrixLayout | None]] = {}
     for pattern, option in layouts.items():

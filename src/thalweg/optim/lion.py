@@ -16,7 +16,7 @@ from thalweg.optim.state_mismatch import are_numbers
 
 
 class PlainLion(torch.optim.Optimizer):
-    """Lion in tensor operations; base class of `Lion` for steps that the engines do not take.
+    """Lion in tensor operations; `Lion` uses it if the engines do not support a step.
 
     Args:
         params, lr, betas, weight_decay: As those of `Lion`.
@@ -73,14 +73,14 @@ class PlainLion(torch.optim.Optimizer):
 
 
 class Lion(FusedTorchOptimizer, PlainLion):
-    """Lion in one pass: steps are the sign of a mean, decay is decoupled and times the rate.
+    """Lion in one pass: a step is the sign of a mean; decay is decoupled, times the rate.
 
-    Not in torch, and in its form: `state[p]` holds `exp_avg`. It takes no sparse gradients.
+    Torch has no Lion. `state[p]` holds `exp_avg`. Sparse gradients raise RuntimeError.
 
     Args:
-        params: As torch takes them.
+        params: Parameters or groups, as torch's optimizers take them.
         lr: The learning rate.
-        betas: The share of the mean in a step, and that which the mean keeps.
+        betas: The weight of the mean in a step, and the fraction of the mean that a step keeps.
         weight_decay: A parameter is multiplied by 1 - lr * weight_decay first.
 
     Source: Chen et al. 2023, algorithm 2; lucidrains' lion-pytorch

@@ -45,21 +45,20 @@ def load(
     convert: bool = False,
     allow_loss: bool = False,
 ) -> None:
-    """Load a state dict, or change nothing on an error; call torch's hooks before and after.
+    """Load a state dict, with torch's hooks before and after; change nothing on an error.
 
     Args:
         optimizer: A `FusedOptimizer`.
         state_dict: The state dict from the user; not changed.
-        plan: `plan_torch_load` or `plan_load_in_place`. Called with the optimizer and the state;
-            returns the writes that load it, and names of optional slots that it lacks, for a
-            warning.
-        convert: True to convert slots in another storage and states of other packages; otherwise
-            they raise.
-        allow_loss: True to drop parts of other packages without a counterpart; otherwise they
+        plan: `plan_torch_load` or `plan_load_in_place`. `plan(optimizer, state)` returns (writes
+            that load the state, names of optional slots that the state lacks).
+        convert: True to convert slots in another codec, and states of other packages. Otherwise
+            these raise.
+        allow_loss: True to drop parts of other packages without a counterpart. Otherwise these
             raise.
 
     Raises:
-        CheckpointMismatchError: No step could be taken with the state.
+        CheckpointMismatchError: The optimizer cannot step with the state.
         FailedPreconditionError: The call is in a block of `swapped()`.
     """
     optimizer.check_not_swapped(
@@ -94,11 +93,10 @@ def load(
 def plan_torch_load(
     optimizer: Any, saved_state: dict[str, Any], load: Callable[[Any, dict[str, Any]], None]
 ) -> Plan:
-    """Load a state by torch's loader into a copy of the optimizer; return the writes that move it
-    over.
+    """Return the writes that load a state as torch's loader does.
 
-    Torch's loader replaces state and groups in several steps and may fail between them. The copy
-    has the same parameters.
+    Torch's loader may fail after some of its writes. So a copy of the optimizer, with the same
+    parameters, loads the state; the writes move the copy's state over.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; not changed.
@@ -106,11 +104,11 @@ def plan_torch_load(
         load: `load_state_dict` of the torch class.
 
     Returns:
-        The writes, and the names of the slots of options that the state lacks.
+        The writes, and the names of optional slots that the state lacks.
 
     Raises:
-        CheckpointMismatchError: No step could be taken with the state.
-        ValueError: From torch: groups have other numbers of parameters.
+        CheckpointMismatchError: The optimizer cannot step with the state.
+        ValueError: From torch: a group has another number of parameters.
     """
     lacking = _check_saved_entries(optimizer, saved_state)
     twin, kinds = _make_twin(optimizer), optimizer.step_options.kinds
@@ -133,10 +131,10 @@ def plan_torch_load(
 
 
 def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
-    """Return the names of slots that options need and a state lacks, once per parameter.
+    """Return the names of optional slots that a state lacks, once per parameter.
 
     Raises:
-        CheckpointMismatchError: No step could be taken with the state.
+        CheckpointMismatchError: The optimizer cannot step with the state.
     """
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
@@ -152,8 +150,7 @@ def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[st
 
 
 def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
-    """Convert the slots and numbers that `twin` has loaded to the dtypes and devices that a step
-    needs.
+    """Convert slots and numbers that `twin` has loaded to the dtypes and devices of a step.
 
     Args:
         twin: The copy of the optimizer that has loaded the state; its state is changed.
@@ -175,8 +172,9 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
 
 
 def _run_pre_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
-    """Call torch's pre-hooks of loading with a shallow copy of the state; return the state they
-    leave.
+    """Call torch's load pre-hooks with a shallow copy of the state; return the resulting state.
+
+    A hook changes the copy or returns another state.
 
     Raises:
         InvalidTypeError: `state_dict` is not a mapping.
@@ -193,11 +191,11 @@ def _run_pre_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 def drop_unused(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str], list[Call]]:
-    """Remove entries from a state that no option of the optimizer uses, such as sums of gradients.
+    """Return a state without entries that no option of the optimizer uses, such as gradient sums.
 
     Returns:
-        The state, new if anything was removed; warnings about the entries; and C functions that
-        load the history of judged steps.
+        The state, new if an entry was removed; warnings about removed entries; and calls that load
+        the history of judged steps.
     """
     groups, history_calls = saved_state["param_groups"], list[Call]()
     has_judge = optimizer.step_options.judge is not None
@@ -231,18 +229,17 @@ def fit_state(
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Return a state whose encoded slots, random bits and DTensors have the form of the
-    optimizer's.
+    """Return a state whose codecs, random bits and DTensors are as the optimizer stores them.
 
-    The result is `saved_state` itself if it has none of these.
+    Return `saved_state` itself if it has none of these.
 
     Args:
-        notes: Warnings are appended.
-        convert: True to convert other codecs and random bits; otherwise they raise.
+        notes: Receives warnings.
+        convert: True to convert other codecs and random bits. Otherwise these raise.
         values: {parameter: new value} of parameters that are loaded with the state.
 
     Raises:
-        CheckpointMismatchError: Codecs, random bits or shapes do not match those of the optimizer.
+        CheckpointMismatchError: Codecs, random bits or shapes differ from the optimizer's.
     """
     groups = saved_state["param_groups"]
     if any("round" in group or "seed" in group for group in groups):
@@ -278,7 +275,7 @@ def _describe_optimizer(optimizer: Any) -> str:
 
 
 def _make_twin(optimizer: Any) -> Any:
-    """Return a copy of an optimizer with the same parameters, groups and state objects.
+    """Return a copy of an optimizer that shares its parameters, groups and state.
 
     The copy has no hooks, no options of this library, and a new step cache.
     """
@@ -294,9 +291,7 @@ def _make_twin(optimizer: Any) -> Any:
 
 
 def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
-    """Return C functions that replace the state, groups and defaults of `optimizer` by those of
-    `twin`.
-    """
+    """Return calls that replace state, groups and defaults of `optimizer` by the twin's."""
     # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
     attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
@@ -313,12 +308,12 @@ def _iterate_members(
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
     """Yield (group, saved key, parameter, title) for each parameter, matched by order.
 
-    The group has the saved options, completed as torch does; if they are invalid, the optimizer's
-    group is yielded instead.
+    The group has the saved options, completed as torch does. If a saved option is invalid, the
+    optimizer's group is yielded.
 
     Args:
         saved_groups: The groups of the state.
-        problems: Differences are appended.
+        problems: Receives messages about invalid options.
     """
     probe = _make_twin(optimizer)
     groups = [
@@ -343,15 +338,17 @@ def _restore_dtypes(
     rule: Rule,
     options: StepOptions,
 ) -> None:
-    """Replace tensors that torch's loader cast or moved by copies with the saved dtype.
+    """Restore the saved dtype of tensors that torch's loader has cast or moved.
+
+    `entries` receives a copy in place of each of these tensors.
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
         saved_entries: The state as saved.
         param: The parameter.
-        rule: The rule of the parameter, whose scalar slots may also stay wider.
-        options: The options, which define the device of each entry. Without options that change
-            dtypes, sums of gradients alone are replaced.
+        rule: The rule of the parameter. Its scalar slots keep a wider dtype.
+        options: The options, which define devices. If no option changes dtypes, only gradient sums
+            are replaced.
     """
     kinds, scalar_names = options.kinds, {slot.name for slot in rule.scalar_slots}
     for name, value in saved_entries.items():
@@ -379,10 +376,9 @@ def _is_kept(tensor: Tensor) -> bool:
 def _restore_numbers(
     entries: dict[str, Any], saved_entries: Mapping[str, Any], slots: Iterable[Slot]
 ) -> None:
-    """Replace numbers and slots with a fixed dtype, which torch's loader cast, by copies as saved.
+    """Replace numbers, and slots with a fixed dtype, by copies of the saved tensors.
 
-    The loader casts floating-point entries except `step` to the dtype of the parameter. Casts of
-    numbers to a wider dtype stay.
+    Torch's loader has cast them to the dtype of the parameter. A number with a wider dtype stays.
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
@@ -403,7 +399,7 @@ def _restore_numbers(
 def fit_slots(
     optimizer: Any, storage: StateStorage, group: Group, param: Tensor, entries: dict[str, Any]
 ) -> None:
-    """Convert the numbers in `entries` to tensors of shape (), and shaped slots to their dtype.
+    """Convert numbers in `entries` to tensors of shape (); cast slots with shapes of their own.
 
     Args:
         optimizer: The optimizer, or the copy that loads the state.
@@ -457,10 +453,10 @@ def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     """Return the writes that copy a state into the existing tensors of a `RuleOptimizer`.
 
     Returns:
-        The writes, and the names of the slots of options that the state lacks.
+        The writes, and the names of optional slots that the state lacks.
 
     Raises:
-        CheckpointMismatchError: No step could be taken with the state.
+        CheckpointMismatchError: The optimizer cannot step with the state.
     """
     class_name = type(optimizer).__name__
     groups, saved_groups = optimizer.param_groups, deepcopy(saved_state["param_groups"])
@@ -508,12 +504,11 @@ def _find_missing_entries(
     saved_states: Mapping[Tensor, Mapping[str, object]],
     optional: Collection[str],
 ) -> list[tuple[str, dict[str, object]]]:
-    """Return (name, present state) of each optional entry that a parameter has and its saved state
-    lacks.
+    """Return (name, present state) of each optional entry that only the present state has.
 
     Args:
         states: (parameter, present state) pairs.
-        saved_states: The saved state by parameter; parameters without one are skipped.
+        saved_states: {parameter: saved state}; other parameters are skipped.
         optional: The names of optional entries.
     """
     return [
@@ -535,8 +530,7 @@ def plan_entries(
     names: Collection[str] | None = None,
     optional: Collection[str] = (),
 ) -> list[Call]:
-    """Return C functions that, with the writes in `pairs`, set the state of a parameter to a saved
-    one.
+    """Return calls that, with the writes in `pairs`, load the saved state of one parameter.
 
     Sums of gradients are copied to the device of the parameter.
 
@@ -544,11 +538,11 @@ def plan_entries(
         entries: The state of the parameter, which the calls change.
         saved_entries: The state to load.
         label: The name of the parameter, for messages.
-        problems: Differences are appended; if there are any, [] is returned.
-        pairs: (existing tensor, saved tensor) of entries that are written in place are appended.
-        names: Optional. The keys of the optimizer's own entries. All others in `entries` are the
-            user's, and are replaced by those that the saved state has.
-        optional: The keys that may be missing, since their entries start as the parameter.
+        problems: Receives differences; if there are any, [] is returned.
+        pairs: Receives (existing tensor, saved tensor) of entries that are written in place.
+        names: Optional. Keys that the optimizer owns. All other keys are the user's: their saved
+            entries replace present ones.
+        optional: Keys that may be missing; these entries then start as the parameter.
     """
     specs = _entry_specs(entries, saved_entries, param, names, optional)
     allowed = () if names is None else entries
@@ -579,9 +573,7 @@ def _entry_specs(
     names: Collection[str] | None,
     optional: Collection[str],
 ) -> dict[str, StateEntrySpec]:
-    """Return {key: shape, dtypes and presence that a saved entry must have}; arguments as of
-    `plan_entries`.
-    """
+    """Return {key: requirements of the saved entry}; arguments as for `plan_entries`."""
     has_master = not isinstance(saved_entries, Mapping) or MASTER in saved_entries
     widens = MASTER in entries and not has_master
     specs = {
@@ -595,10 +587,9 @@ def _entry_specs(
 
 
 def _list_dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
-    """Return the dtypes of a saved tensor that may be loaded into `tensor`: its own, then narrower
-    ones.
+    """Return the dtypes that a saved tensor may have for `tensor`: its own dtype, then narrower.
 
-    `widens` is True for a float32 tensor beside a master that the saved state lacks.
+    `widens` is True if the optimizer keeps a master and the saved state does not.
     """
     # Earlier releases kept numbers beside masters in 16 bits, and some others in float32.
     is_number = not tensor.dim()

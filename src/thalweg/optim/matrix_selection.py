@@ -24,22 +24,22 @@ def hidden_matrices(
 ) -> tuple[str, ...]:
     """Return the names of the weights of linear and convolutional layers between input and output.
 
-    It is a selector of `groups(model, rules=...)`. This is a heuristic: embeddings, the output
-    layer, and parameters tied to either are excluded, as are weights of norms. A parameter of two
-    or more dimensions in a module of another class raises until it is named: it may hold several
-    matrices at once, or hold them transposed. So may the weight of a convolution in groups. Rules
-    of matrices take parameters of three dimensions, such as kernels of Conv1d, with a `layout` or
-    `heads=1` only.
+    The result is a selector for `groups(model, rules=...)`. The choice is a heuristic: it excludes
+    embeddings, the output layer, parameters tied to either, and weights of norms. A parameter of
+    two or more dimensions in any other module raises until `allow` or `leave` names it: it may hold
+    several matrices, or transposed ones. The weight of a grouped convolution raises, too. Rules for
+    matrices take kernels of Conv1d and other parameters of three dimensions only with a `layout` or
+    `heads=1`.
 
     Args:
         module: The model.
-        output: The parameters of the output layer, by name or pattern ("head.*"); () says that
-            there is none. None asks `get_output_embeddings()` of the model.
+        output: The parameters of the output layer, by name or pattern ("head.*"); () for none. None
+            takes the layer of the model's `get_output_embeddings()`.
         allow: Names or patterns of parameters to include in any case.
         leave: Names or patterns of parameters to exclude.
 
     Returns:
-        Names as `named_parameters()` has them, in its order.
+        Names as in `named_parameters()`, in its order.
 
     Raises:
         InvalidArgumentError: A parameter has an unknown owner; a name or pattern selects nothing;
@@ -82,7 +82,7 @@ def hidden_matrices(
 def _undecided_error(
     unclassified: Sequence[tuple[str, Tensor]], module_params: ModuleParams
 ) -> Exception:
-    """Return the error for parameters that may not be matrices of layers."""
+    """Return the error that asks the user to allow or leave out `unclassified` parameters."""
     name, param = unclassified[0]
     owner = " and ".join(
         sorted({type(module).__name__ for module in module_params.modules[id(param)]})
@@ -122,7 +122,7 @@ def _select_params(
 
 
 def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
-    """Return the `id`s of parameters of the layer that the getter `name` returns, or None."""
+    """Return the `id`s of the parameters of the layer that `module.<name>()` returns, or None."""
     getter: Any = getattr(module, name, None)
     try:
         layer = getter() if callable(getter) else None
@@ -147,7 +147,7 @@ def output_ids(
 def _find_output_ids(
     module: nn.Module, module_params: ModuleParams, output: Iterable[str] | str | None
 ) -> set[int]:
-    """Return the `id` of the output layer's parameters."""
+    """Return the `id`s of the output layer's parameters; raise InvalidArgumentError if unknown."""
     ids = output_ids(module, module_params, output)
     if ids is None:
         raise InvalidArgumentError(

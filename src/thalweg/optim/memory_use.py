@@ -31,14 +31,14 @@ _EXCLUDED = tuple(field.name for kind in OPTIONS if kind.has_resources for field
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Tensors of one type in a training.
+    """Bytes of all tensors of a training with one name, dtype and device.
 
     Attributes:
         name: "weights", "gradients"; for the state, the key of the entry, such as "exp_avg"; or
             "copies" for the parameters and states that `spikes` keeps.
-        dtype: Their dtype; torch.uint8 for encoded slots, with their scales.
-        device: Type of their device: "cpu", "cuda", or "meta" for parameters without memory.
-        nbytes: Their bytes in all.
+        dtype: The dtype; torch.uint8 for encoded slots, including scales.
+        device: The device type: "cpu", "cuda", or "meta" for parameters without memory.
+        nbytes: The bytes of all tensors.
     """
 
     name: str
@@ -53,9 +53,9 @@ class MemoryUse:
 
     Attributes:
         title: Name of the optimizer's class, with the options that are on.
-        parameters: Number of elements of all parameters; of DTensors those of this rank.
+        parameters: Number of elements of all parameters; for DTensors, of this rank's parts.
         rows: Bytes of the weights, of the gradients and of each entry of the state.
-        is_part: True if parameters are DTensors, so that all numbers are those of this rank.
+        is_part: True if a parameter is a DTensor: then all numbers are this rank's.
     """
 
     title: str
@@ -103,20 +103,21 @@ def memory(
 ) -> MemoryUse:
     """Return the bytes that a training takes from its second step on, without allocating them.
 
-    They are those of weights, gradients, state and copies of these, without activations and
-    temporary buffers of a step. Parameters may be on the device "meta". Nothing is changed.
+    Counted are weights, gradients, state, and copies of these; not activations and temporary
+    buffers. Parameters may be on the device "meta". Nothing is changed.
 
     Args:
-        params: A module, of which parameters that need no gradient are only weights; or an argument
-            of an optimizer's constructor; or an optimizer of `thalweg.optim`, with `rule` and
-            options left out.
+        params: A module; parameters or groups, as for an optimizer's constructor; or an optimizer
+            of `thalweg.optim`, without `rule` and options. Parameters of a module that need no
+            gradient count as weights only.
         rule: The class of `thalweg.optim`, its name, or a `thalweg.Rule`.
         **options: Arguments of the class.
 
     Raises:
-        InvalidTypeError: `rule` is not a class of `thalweg.optim`, its name or a rule, or
-            `params` is another optimizer.
-        InvalidArgumentError: There is an optimizer and a rule or options; or no such class.
+        InvalidTypeError: `rule` is not a class of `thalweg.optim`, its name or a rule, or `params`
+            is another optimizer.
+        InvalidArgumentError: `params` is an optimizer, and a rule or option is passed, too; or no
+            class has the name `rule`.
         TypeError, ValueError: As the constructor of the class raises them.
 
     Example:
@@ -163,7 +164,7 @@ def memory(
 
 
 def _optimizer_class(params: object, rule: object) -> Any:
-    """Return the optimizer class of a class, name or rule.
+    """Return the optimizer class for `rule`: a class, a name or a `Rule`.
 
     Raises:
         InvalidTypeError: `rule` is not a class, a name or a rule; or `params` is an optimizer.
@@ -178,7 +179,7 @@ def _optimizer_class(params: object, rule: object) -> Any:
 
 
 class _Twins:
-    """Parameters on the device "meta" with the dtypes and shapes of others."""
+    """Meta tensors, called twins, with the dtypes and shapes of parameters."""
 
     def __init__(self) -> None:
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
@@ -189,7 +190,9 @@ class _Twins:
         return [original for original, _ in self._twins.values()]
 
     def of(self, argument: Any) -> Any:
-        """Return a parameter, a pair of a name and a parameter, or a group with twins."""
+        """Return `argument` with twins of its parameters: a parameter, a pair with a name, or a
+        group.
+        """
         if isinstance(argument, Tensor):
             return self._twins.setdefault(id(argument), (argument, _twin_of(argument)))[1]
         if isinstance(argument, dict) and "params" in argument:
@@ -213,9 +216,7 @@ def _twin_of(param: Tensor) -> Tensor:
 
 
 def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
-    """Return a copy of an optimizer without state, over twins of its parameters on the device
-    "meta".
-    """
+    """Return a copy of an optimizer over twins of its parameters, without state."""
     cls: Any = type(optimizer)
     copy = cls.__new__(cls)
     cache = copy.step_cache
@@ -255,7 +256,7 @@ def _use_of(
     """Return the bytes of weights, gradients, state and copies of a training.
 
     Args:
-        optimizer: The optimizer of the twins.
+        optimizer: The optimizer over twins.
         options: The options of the training.
         weights: All parameters.
         twins: The twins of the parameters that the optimizer updates.
@@ -298,7 +299,7 @@ def _use_of(
 def _count_copies(
     copies: int, entries: Mapping[tuple[str, torch.dtype, str], int], params: Sequence[Tensor]
 ) -> Counter[tuple[str, torch.dtype, str]]:
-    """Return the bytes of copies of the parameters of an optimizer and of their state."""
+    """Return the bytes of `copies` copies of parameters and state, by (name, dtype, device)."""
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()
     for (name, dtype, device), nbytes in entries.items():
         if name != SUM:

@@ -47,22 +47,22 @@ MixedArguments.__init__.__qualname__ = "Mixed.__init__"  # by which Python's err
 
 
 class Mixed(Means, FusedTorchOptimizer, MixedArguments):
-    """Groups with a rule each, in one step: all of them are updated, or none.
+    """Optimizer whose groups have a rule each; a step updates all groups, or none.
 
-    One norm clips all gradients, one `state_dict` has all state, `last_step` tells of all groups,
-    and a schedule of the rate sees each. State and options are those of the rule's class.
+    All gradients have one norm for clipping; all groups share `state_dict`, `last_step` and
+    schedulers. State and options of a group are those of its rule's class.
 
     Args:
-        params: Groups as torch takes them, each with a `rule`, a class of `thalweg.optim` or its
-            name, or a `thalweg.Rule` of your own, and options of the rule, with defaults for
-            missing ones. `thalweg.optim.groups(model, rules=...)` makes such. Groups and states
-            store the name of a rule of your own; its numbers are computed as for torch's classes.
+        params: Groups, as torch's optimizers take them. Each group has a `rule`: a class of
+            `thalweg.optim`, its name, or a `thalweg.Rule` of your own. Missing options get the
+            rule's defaults. `thalweg.optim.groups(model, rules=...)` returns such groups. Groups
+            and states store the name of your own rule, which computes with torch's numbers.
 
     Raises:
         NotFoundError: A group has no rule.
-        InvalidTypeError, InvalidArgumentError: Its rule is none, has the name of another one, or
-            does not take an option that other classes do.
-        RuleError: A rule of your own could not take a step.
+        InvalidTypeError, InvalidArgumentError: A rule is invalid or has another rule's name, or an
+            option belongs to other classes only.
+        RuleError: A rule of your own cannot take a step.
         TypeError, ValueError: As the class of a rule raises them.
 
     Example:
@@ -84,7 +84,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return repr(self) if self.layouts is None else self.layouts.by_group(self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group that has a `rule`, or change nothing.
+        """Add a group that has a `rule`; change nothing on an error.
 
         Args:
             param_group: The parameters under `params`, the rule or its name under `rule`, and
@@ -112,7 +112,9 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return _kind_named(group, self._named)
 
     def _choose_rule(self, group: Group) -> Rule:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the rule of a group, by the class of its rule."""
+        """Return the `Rule` for the options of a group; raise NotFoundError if an option is
+        missing.
+        """
         kind = _kind_named(group, self._named)
         try:
             return kind._choose_rule(group)
@@ -165,11 +167,11 @@ def _kind_named(group: Group, rules_by_name: Mapping[str, Rule]) -> Any:
 
 
 def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, index: int) -> Mapping[str, Rule]:
-    """Return the user's rules by name with one more.
+    """Return `rules_by_name` with one more entry, {rule.name: rule}.
 
     Raises:
-        InvalidArgumentError: A class or another rule has its name.
-        RuleError: No step is possible with the rule.
+        InvalidArgumentError: A class or another rule has the name of `rule`.
+        RuleError: The rule cannot take a step.
     """
     kind_of(rule)  # which could take a step
     conflict = f"a class of thalweg.optim is {rule.name!r}, too" if rule.name in KINDS else ""
@@ -184,11 +186,11 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, index: int) -> Map
 
 
 def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) -> Group:
-    """Return a new group with all options of its rule, and its name as "rule".
+    """Return a copy of a group with all options of its rule, and the rule's name as "rule".
 
     Args:
-        index: The index that it will have.
-        user_rules: The user's rules by name.
+        index: The index that the group will have.
+        user_rules: {name: rule} of the user's rules.
 
     Raises:
         NotFoundError: The group has no rule.

@@ -25,11 +25,11 @@ class DryRun:
 
     Args:
         model: The model, which is not run itself.
-        inputs: Its positional arguments in a tuple, its keyword arguments in a dict, one argument,
-            or None for inputs that are made from its signature.
+        inputs: A tuple of positional arguments, a dict of keyword arguments, or one argument. None
+            makes inputs from the model's signature.
 
     Attributes:
-        uses: For each parameter of two or more dimensions its use, by `id`.
+        uses: {id(parameter): use} of parameters of two or more dimensions.
         error: The error that ended the pass of the whole model, or None.
     """
 
@@ -52,15 +52,14 @@ class DryRun:
 
 
 def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
-    """Run modules below `module` alone, if the pass of the model has used none of their weights.
+    """Run each submodule alone if the model's pass has used none of its weights.
 
-    The largest such modules are run first; errors of a module are ignored, and its children are
-    tried.
+    A module runs before its children, and its errors are ignored.
 
     Args:
         module: A copy of the model, or a part of it.
         trace: Records the uses.
-        uses: The record of each weight, by `id`.
+        uses: {id(weight): record of its use}.
     """
     unused = [
         param
@@ -113,7 +112,7 @@ class StandIns:
                     module.__dict__[name] = self._reference(attribute)
 
     def _module(self, module: nn.Module) -> nn.Module:
-        """Return the copy of a module and its children; each module is copied once."""
+        """Return the copy of a module with copies of its children; a module is copied only once."""
         if id(module) in self._copies:
             return self._copies[id(module)]
         cls = type(module)
@@ -146,7 +145,9 @@ class StandIns:
         return new
 
     def _param(self, param: nn.Parameter | None) -> nn.Parameter | None:
-        """Return the stand-in of a parameter: a meta tensor if it has two dimensions or more."""
+        """Return the stand-in of a parameter: a meta tensor for two or more dimensions, else
+        zeros.
+        """
         if param is None or id(param) in self._copies:
             return None if param is None else self._copies[id(param)]
         dtype = torch.float32 if param.is_floating_point() else param.dtype
@@ -159,7 +160,7 @@ class StandIns:
         return new
 
     def _reference(self, attribute: Any) -> Any:
-        """Return an attribute's value with copies in place of modules that it refers to."""
+        """Return the value of a module's attribute, with copies in place of modules in it."""
         if isinstance(attribute, nn.Module):
             return self._copies.get(id(attribute), attribute)
         if type(attribute) in (list, tuple) and any(
@@ -190,8 +191,9 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments of a forward pass: the user's, or made from its
-    signature.
+    """Return (positional, keyword) arguments of a forward pass.
+
+    They are `inputs`, or, if None, token ids or zeros that fit the signature.
     """
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
@@ -211,7 +213,7 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
 
 
 def _first_input(model: nn.Module) -> Tensor:
-    """Return an input that the first layer of a model takes."""
+    """Return zeros of a shape that the first layer of a model accepts."""
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             return torch.zeros(1, _TOKENS, dtype=torch.int64, device="cpu")
@@ -227,7 +229,7 @@ def _first_input(model: nn.Module) -> Tensor:
 
 
 def _image_size(model: nn.Module) -> tuple[int, int]:
-    """Return the height and width of images that a model takes."""
+    """Return (height, width) of a model's images from its config, or (64, 64)."""
     options = getattr(model, "pretrained_cfg", None)
     if isinstance(options, Mapping) and "input_size" in options:
         return options["input_size"][-2:]

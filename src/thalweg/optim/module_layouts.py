@@ -20,13 +20,11 @@ _NOT_MULTIPLIED = re.compile(r"bias|emb|pos|token|mask|scale", re.IGNORECASE)
 
 
 def class_decision(layers: Iterable[nn.Module], leaf: str, param: Tensor) -> Decision | None:
-    """Return the layout, or None for AdamW, and the reason, if the class of an owner decides.
-
-    Return the pair, or None if no class decides.
+    """Return (layout or None for AdamW, reason) if the class of an owner decides, else None.
 
     Args:
         layers: The modules that own the parameter.
-        leaf: The name of the parameter in them.
+        leaf: The parameter's name in its module.
     """
     for owner in layers:
         if isinstance(owner, EMBEDDINGS):
@@ -56,12 +54,13 @@ def is_router(model: nn.Module, name: str) -> bool:
 
 
 def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> MatrixLayout | None:
-    """Return the layout of an adapter of PEFT, or None for another parameter.
+    """Return the layout of a LoRA matrix of PEFT; None for any other parameter.
 
-    The second matrix of LoRA has the outputs of the weight that it is added to, and its blocks.
+    `lora_A` is one matrix. `lora_B` is split like the outputs of its base weight.
 
     Args:
-        layout_of: Returns the layout of a parameter by name.
+        name: The name of the parameter.
+        layout_of: `layout_of(name)` returns the layout of the weight called `name`.
     """
     if re.search(r"\.lora_A\.[^.]+\.weight$", name):
         return MatrixLayout()
@@ -73,11 +72,11 @@ def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> Matri
 
 
 def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
-    """Return True if the code of the parent module shows that a layer's outputs stay in one piece.
+    """Return True if source code shows that a layer's outputs stay in one piece.
 
-    This holds for each member of a `Sequential` but the last, and for a layer whose parent class
-    calls it in its source and never splits, slices or reshapes the result. False for other layers:
-    those whose outputs are divided, and those without a call or source to read.
+    True for each member of a `Sequential` except the last. True if the parent class calls the layer
+    in its source and never splits, slices or reshapes the result. False otherwise, also without
+    source.
 
     Args:
         name: The name of the layer's weight among the parameters of `model`.
@@ -106,12 +105,11 @@ def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
 
 
 def unused_decision(layers: Iterable[nn.Module], leaf: str) -> str:
-    """Return why AdamW updates a parameter that no product uses, by its name; "" if nothing
-    decides.
+    """Return a reason for AdamW if the name of a parameter shows that no product uses it; else "".
 
     Args:
         layers: The modules that own the parameter.
-        leaf: The name of the parameter in them.
+        leaf: The parameter's name in its module.
     """
     is_layer = any(
         isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) for owner in layers

@@ -29,13 +29,12 @@ def engines_support(
     """Return True if the engines compute steps of these gradients, parameters and states.
 
     Args:
-        pairs: Gradients and parameters; False if a parameter occurs twice.
+        pairs: (gradient, parameter) pairs. A parameter that occurs twice is not supported.
         state: The states of the parameters.
-        names: The keys that a step reads from a state; all other entries belong to the user.
-        allows_float32_sums: True if gradients of 16-bit parameters may be float32: sums of them,
-            for masters.
-        anywhere: True if tensors may be on a device without an engine.
-        coded: The names of slots that may be bytes of a codec.
+        names: The keys that a step reads from a state; other entries belong to the user.
+        allows_float32_sums: True if gradients of 16-bit parameters may be float32, as sums are.
+        anywhere: True to accept devices without an engine.
+        coded: The names of slots that may be stored as bytes of a codec.
     """
     for grad, param in pairs:
         slots = [
@@ -63,10 +62,9 @@ def engines_support(
 def find_shared_scalar(
     params: Sequence[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
-    """Find a state tensor of one number that two parameters share.
+    """Return (state key, both parameters) of a number tensor that two parameters share, or None.
 
-    Torch's loop would count it twice in a step, the engines once. Return the state key and the two
-    parameters; None if there is none.
+    Torch's step increases a shared tensor twice, the engines increase it once.
     """
     first_owner: dict[int, Tensor] = {}
     for param in params:

@@ -37,32 +37,31 @@ def groups(
 ) -> list[Group]:
     """Return groups of a module's parameters, with their names, for a torch-style optimizer.
 
-    A parameter is selected by a part of its name between dots or a pattern over all of it ("bias",
-    "encoder.*"), by the class of the module that owns it (`torch.nn.LayerNorm`), or by the largest
-    number of dimensions (1: biases and the weights of norms). Parameters with equal options are one
-    group; parameters that need no gradient are left out.
+    A selector is a part of a name between dots, a pattern over all of it ("bias", "encoder.*"), the
+    class of the module that owns a parameter (`torch.nn.LayerNorm`), or a largest number of
+    dimensions (1: biases and the weights of norms). Parameters with equal options are one group;
+    parameters that need no gradient are left out.
 
     Args:
         module: The module.
-        rules: Optional. Rules by selector, for `thalweg.optim.Mixed`: a class of `thalweg.optim`,
-            its name, a `thalweg.Rule` of your own, or a dict of its options with that as "rule". A
-            tuple of names is a selector, too (`hidden_matrices` makes one), and `...`: all that is
-            left. Names come first, then patterns and parts of names, tuples, classes, dimensions,
-            `...`; of those that come first exactly one is to select a parameter. `print` shows the
-            table.
+        rules: Optional. {selector: rule} for `thalweg.optim.Mixed`. A rule is a class of
+            `thalweg.optim`, its name, a `thalweg.Rule` of your own, or a dict of options with the
+            rule as "rule". Selectors may also be tuples of names (`hidden_matrices` returns one),
+            and `...` for all parameters that are left. Names have priority, then patterns and parts
+            of names, tuples, classes, dimensions, `...`. Two selectors of the highest priority
+            raise. Printing the result shows a table.
         decay: Optional. `weight_decay` of the groups, unless set for a rule.
         no_decay: Selectors of parameters with a `weight_decay` of 0.
-        lr: Optional. The learning rate of the groups, likewise; needed for `lr_scale`.
+        lr: Optional. The learning rate of the groups, unless set for a rule; needed for `lr_scale`.
         lr_scale: Optional. Factors of the learning rate by selector; several factors of a parameter
             are multiplied.
         frozen: Selectors of parameters to leave out.
         width_scale: Optional. The same model with the widths for which `lr` was tuned, such as one
             made on the device "meta", or a dict of its shapes by name. Rates and decays follow the
-            widths as those of MuAdam and MuSGD of mup do; see docs/width-scaling.md. A pair of two
-            such models tells which dimensions are widths: those in which they differ. Needs `rules`
-            and `lr`.
-        scale_decay: True if `width_scale` keeps the product of rate and decay, as mup does unless
-            its `decoupled_wd` is True.
+            widths as those of MuAdam and MuSGD of mup do; see docs/width-scaling.md. In a pair of
+            two models, the dimensions that differ are the widths. Needs `rules` and `lr`.
+        scale_decay: True to keep the product of rate and decay under `width_scale`, as mup does
+            unless its `decoupled_wd` is True.
 
     Raises:
         InvalidTypeError: A selector or `width_scale` is of another type.
@@ -118,10 +117,10 @@ def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
 def _base_widths(
     module: Module, width_scale: WidthScale, of_rules: RulesBySelector | None, lr: float | None
 ) -> BaseWidths:
-    """Return the base widths of a module.
+    """Return the base widths of a module from `width_scale`.
 
     Raises:
-        InvalidArgumentError: Rules or rates are missing, or as `BaseWidths`.
+        InvalidArgumentError: Rules or rates are missing, or `BaseWidths` raises.
     """
     if of_rules is None or (lr is None and not of_rules.all_have("lr")):
         raise InvalidArgumentError(

@@ -56,7 +56,7 @@ def _unchanged(value: object) -> object:
 
 
 class _StoredNumbers:
-    """Base of columns whose numbers are elements of tensors on the host.
+    """Base class of columns whose numbers are elements of tensors that the host reads.
 
     Args:
         name: The key in the state of a parameter.
@@ -124,9 +124,9 @@ class Column(_StoredNumbers):
     def read(self) -> None:
         """Update `values`, `common` and `reads` if other code wrote to the numbers.
 
-        A block on the CPU is compared by value in every call: writes through NumPy, `.data` and
-        collectives change no version. A block on a device is read only if its version changed,
-        because a read waits for the device.
+        Numbers on the CPU are compared in every call: writes through NumPy, `.data` and collectives
+        change no version. Numbers on a device are read only if the version changed, because a read
+        waits for the device.
         """
         if self.is_known and not self._is_on_host:
             return
@@ -160,7 +160,7 @@ class Column(_StoredNumbers):
         return self._version == self.block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return C functions, for the commit of a step, that write new numbers into the block.
+        """Return calls that write new numbers into the block; the step runs them in its commit.
 
         Args:
             values: One number per parameter, or a single number for all.
@@ -181,9 +181,9 @@ class Column(_StoredNumbers):
         return [partial(self.block.index_copy_, 0, self.places, tensor)]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Record in `values` that new numbers were written, rounded to the dtype of the block.
+        """Update `values` after new numbers were written, rounded to the dtype of the block.
 
-        Numbers of other dtypes than float32 and float64 are read again instead, except step counts.
+        Numbers of other dtypes than float32 and float64, except step counts, are left to `read`.
         """
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
@@ -194,15 +194,15 @@ class Column(_StoredNumbers):
 
 
 class ForeignColumn(_StoredNumbers):
-    """Per-parameter numbers in state tensors of other code, read again in every step.
+    """Per-parameter numbers in state tensors of other code, read in every step.
 
     Args:
         name: The key in the state of a parameter.
         views: The tensors in the state, of one element each.
 
     Attributes:
-        kinds: The dtypes of the tensors if they differ, so that equal numbers round differently;
-            else None.
+        kinds: The dtypes of the tensors if they differ, else None. Equal numbers round differently
+            in different dtypes.
     """
 
     def __init__(self, name: str, views: Sequence[Tensor]) -> None:
@@ -225,12 +225,11 @@ class ForeignColumn(_StoredNumbers):
         self.common = self.values[0] if len({*scalars}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return C functions, for the commit of a step, that write new numbers into the state
-        tensors.
+        """Return calls that write new numbers into the state tensors; the step runs them in its
+        commit.
 
-        A step count is not set, but increased by the difference between `values` and the count that
-        `read` found, so that increments by other code are kept. A tensor of several parameters is
-        increased once.
+        A step count is increased by its change since `read`, so that increments by other code stay.
+        A tensor shared by several parameters is increased once.
 
         Args:
             values: One number per parameter, or a single number for all.
@@ -252,7 +251,7 @@ class ForeignColumn(_StoredNumbers):
 
 
 class PlainColumn:
-    """Per-parameter numbers of an optimizer that keeps Python numbers in its state.
+    """Per-parameter numbers that are Python numbers in the state.
 
     Args:
         name: The key in the state of a parameter.
@@ -295,7 +294,7 @@ class PlainColumn:
 
 
 class Blocks:
-    """Blocks of numbers that an optimizer created, and may move to other blocks."""
+    """Registry of blocks: tensors that an optimizer created and whose elements are its numbers."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, ref[Tensor]] = {}
@@ -318,7 +317,7 @@ class Blocks:
         return first if is_shared else None
 
     def _block_of(self, scalar: Tensor) -> Tensor | None:
-        """Return the registered block that contains a number, or None."""
+        """Return the registered block that has `scalar` as an element, or None."""
         block: Tensor | None = scalar._base
         weak = self._blocks.get(id(block))
         # Its storage is another one after `number.data = other` or `number.set_(other)`.
@@ -332,15 +331,15 @@ class Blocks:
     def gather(
         self, state: Mapping[Any, Any], names: Iterable[str], are_in_blocks: bool = False
     ) -> None:
-        """Replace numbers that are single tensors in `state` by elements of new blocks.
+        """Move numbers that are single tensors in `state` to new blocks.
 
-        Numbers of one name, dtype and device get a common block. Tensors of other code stay.
+        Numbers with one name, dtype and device share a block. Tensors of other code stay.
 
         Args:
             state: The state of an optimizer; changed.
             names: The keys of the numbers.
-            are_in_blocks: True to replace elements of several registered blocks, and not single
-                tensors.
+            are_in_blocks: True to move numbers that are spread over several registered blocks
+                instead.
         """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}

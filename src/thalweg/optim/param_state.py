@@ -54,9 +54,9 @@ class ScalarSpec(NamedTuple):
 
     Attributes:
         start: The number before the first step.
-        dtype: The dtype of its tensors; torch's dtype of such numbers if None.
-        may_lack: True if a state with all other entries may lack the number, which an option needs.
-        rounds_as_tensor: True if torch stores the number in a tensor before it counts.
+        dtype: The dtype of the number's tensors; None for torch's dtype of numbers.
+        may_lack: True if a state with all other entries may lack the number: an option needs it.
+        rounds_as_tensor: True if torch rounds the number to the default dtype.
     """
 
     start: float
@@ -73,7 +73,7 @@ def check_number(scalar: object, label: str) -> None:
 
     Raises:
         InvalidArgumentError: The tensor does not have exactly one element.
-        InvalidTypeError: The tensor is of bools.
+        InvalidTypeError: The tensor has dtype bool.
         LayoutError: The tensor has no memory.
     """
     if not isinstance(scalar, Tensor):
@@ -93,19 +93,19 @@ class ParamState:
 
     Args:
         rule: The rule.
-        scalar_specs: Specifications of per-parameter numbers, by name; the attribute `numbers`.
-        has_python_scalars: True if these are Python numbers.
+        scalar_specs: {name: specification} of per-parameter numbers; the attribute `numbers`.
+        has_python_scalars: True if the numbers are Python numbers.
         kinds: The storage of parameters and their state.
-        blocks: The blocks of numbers that the optimizer made.
+        blocks: The blocks of numbers that the optimizer created.
 
     Attributes:
-        plans: The core's plans.
+        plans: The cached plans of the rule's updates.
         columns: The per-parameter numbers, a column for each key.
         scalar_devices: The device that alone has the numbers, or None; and their device if the host
             has them.
         first: The name of the rule's first slot.
-        lacked: For each slot that the step creates, a flag per parameter that lacked it.
-        locals: The local parts of parameters and slots, if there are DTensors among them.
+        lacked: {slot that the step creates: flag per parameter, True if it lacked the slot}.
+        locals: The local parts of parameters and slots, if any is a DTensor; else None.
     """
 
     def __init__(
@@ -138,10 +138,9 @@ class ParamState:
         self._settled_values: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
-        """Return True if parameters and state are unchanged since `settle` recorded them.
+        """Return True if parameters and state are the objects that `settle` recorded.
 
-        The parameters, the dictionaries and the entries in them are compared by identity; sums of
-        gradients are not compared.
+        Parameters, dictionaries and entries are compared by identity. Gradient sums may differ.
         """
         last_values = self._settled_values
         return (
@@ -187,10 +186,10 @@ class ParamState:
         Args:
             state: The state of the optimizer. Only slots on a wrong device are replaced in it.
             params: The parameters of a step.
-            starts: {id(parameter): {name: initial value}} of slots and numbers that do not start as
-                the rule defines.
-            scalar_devices: (device that alone has the numbers, or None; device of numbers that the
-                host has).
+            starts: {id(parameter): {name: initial value}}, where the rule's initial value does not
+                apply.
+            scalar_devices: (device that alone holds the numbers or None, device of numbers that the
+                host also holds).
         """
         # Until `settle`, the state must not look like that of a finished step: this one may fail.
         self._settled_values = None
@@ -219,9 +218,7 @@ class ParamState:
             self._record_shapes()
 
     def _record_shapes(self) -> None:
-        """Add the shape of the parameter to new entries with encoded slots, which have another
-        shape.
-        """
+        """Add the parameter's shape to new entries of each parameter with a new encoded slot."""
         with importing:
             from thalweg._core.quantized_slots import shape_entry
         for param in self.params:
@@ -230,14 +227,13 @@ class ParamState:
                 entries[ENCODED_SHAPE] = shape_entry(param)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
-        """Create a slot for the parameters whose state lacks it, among the new entries of
-        `made_of`.
+        """Create a slot for each parameter whose state lacks it, as a new entry; see `made_of`.
 
-        Flags of these parameters are recorded in `self.lacked`, if there are any.
+        If any parameter lacks it, `self.lacked` receives a flag per parameter.
 
         Args:
             slot: The slot of the rule.
-            starts: {id(parameter): {name: initial value}}, if not the slot's own.
+            starts: {id(parameter): {name: initial value}}, where the slot's own does not apply.
         """
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]
@@ -275,9 +271,7 @@ class ParamState:
     def _make_encoded(
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Entries]
     ) -> None:
-        """Create a slot of codes for the parameters in `lacking`, among the new entries of
-        `made_of`.
-        """
+        """Create an encoded slot for the parameters in `lacking`, as new entries; see `made_of`."""
         with importing:
             from thalweg._core.quantized_slots import make_slots
         initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
@@ -285,11 +279,10 @@ class ParamState:
             self._fresh[id(param)][slot.name] = tensor
 
     def _initial_source(self, param: Tensor) -> Tensor:
-        """Return the tensor of the parameter's weight, from which slots in `StateStorage.beginning`
-        start.
+        """Return the weight from which slots of a parameter in `StateStorage.beginning` start.
 
-        This is the parameter, its offloaded copy, or a master that has the values that other code
-        wrote to the parameter.
+        It is the parameter, its offloaded copy, or its master with values that other code wrote to
+        the parameter.
         """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
@@ -298,13 +291,12 @@ class ParamState:
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
         """Return a column of a per-parameter number, over the tensors in the state if possible.
 
-        Missing numbers, and tensors that are replaced by views of one new tensor, are added to the
-        new entries of `made_of`.
+        Missing numbers, and views that replace tensors, become new entries; see `made_of`.
 
         Args:
             name: The key in the state.
             kind: The specification of the number.
-            starts: {id(parameter): {name: initial number}}, if not that of `kind`.
+            starts: {id(parameter): {name: initial number}}, where `kind.start` does not apply.
         """
         scalars = self._numbers_of(name, kind, starts)
         if self._has_python_scalars:
@@ -336,16 +328,16 @@ class ParamState:
         return Column(name, scalars, block)
 
     def _numbers_of(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> list[Any]:
-        """Return the number called `name` of each parameter: that in its state, or the initial one.
+        """Return the number `name` of each parameter from its state, or else the initial number.
 
         Args:
             kind: The specification of the number.
-            starts: {id(parameter): {name: initial number}}, if not that of `kind`.
+            starts: {id(parameter): {name: initial number}}, where `kind.start` does not apply.
 
         Raises:
             NotFoundError: A state has other entries, but not this number, and `kind.may_lack` is
                 False.
-            InvalidArgumentError, InvalidTypeError, LayoutError: A tensor is no number.
+            InvalidArgumentError, InvalidTypeError, LayoutError: `check_number` rejects a tensor.
         """
         scalars: list[Any] = []
         for param, entries in zip(self.params, self.owners, strict=True):
@@ -360,13 +352,12 @@ class ParamState:
     def _foreign_column(
         self, name: str, scalars: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
-        """Return a column over one tensor of shape () per parameter, those of `scalars` or new
-        ones.
+        """Return a column over one tensor of shape () per parameter, from `scalars` or new.
 
-        New tensors are added to the new entries of `made_of`.
+        New tensors become new entries; see `made_of`.
 
         Args:
-            scalars: A tensor of the state or an initial number for each parameter.
+            scalars: For each parameter, a tensor of the state or an initial number.
             dtype, device: Dtype (None for torch's of numbers) and device of new tensors.
         """
         views: list[Tensor] = []
@@ -384,13 +375,13 @@ class ParamState:
     def _device_column(
         self, name: str, scalars: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> DeviceColumn:
-        """Return a column of copies of `scalars` in one new tensor on a device.
+        """Copy `scalars` into one new tensor on a device; return its column.
 
-        Views of its elements are added to the new entries of `made_of`.
+        Views of the elements become new entries; see `made_of`.
 
         Args:
-            scalars: A tensor of the state or an initial number for each parameter.
-            dtype: The dtype without tensors in `scalars`; None for torch's dtype of numbers.
+            scalars: For each parameter, a tensor of the state or an initial number.
+            dtype: The dtype if `scalars` has no tensors; None for torch's dtype of numbers.
         """
         dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
         if dtypes:
@@ -408,13 +399,13 @@ class ParamState:
     def _make_block(
         self, name: str, scalars: Sequence[object], dtype: torch.dtype | None
     ) -> tuple[list[Tensor], Tensor]:
-        """Copy numbers into one new tensor; return a view of each element, and the tensor.
+        """Copy `scalars` into one new tensor; return (views of its elements, the tensor).
 
-        The views are added to the new entries of `made_of`.
+        The views become new entries; see `made_of`.
 
         Args:
-            scalars: A tensor of the state or an initial number for each parameter.
-            dtype: The dtype without tensors in `scalars`; None for torch's dtype of numbers.
+            scalars: For each parameter, a tensor of the state or an initial number.
+            dtype: The dtype if `scalars` has no tensors; None for torch's dtype of numbers.
         """
         dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
@@ -430,12 +421,12 @@ class ParamState:
     ) -> Sequence[Tensor]:
         """Return the tensor that a step updates for each parameter.
 
-        This is the parameter; or its master or offloaded copy, which is created or refreshed.
+        It is the parameter; or its master or offloaded copy, which this call creates or refreshes.
 
         Args:
             state: The state of the optimizer.
             params: The parameters of the step.
-            is_unchanged: True if parameters and state are those that the last step left.
+            is_unchanged: True if parameters and state are unchanged since the last step.
 
         Raises:
             NotImplementedError: A complex parameter would need a master or an offloaded state.
@@ -484,7 +475,7 @@ class ParamState:
     ) -> Options:
         """Return new, validated options of the group at index `group_index`.
 
-        If only `lr` differs from `cached_options`, the result is a copy with the new rate.
+        If only `lr` changed since `cached_options`, return a copy with the new rate.
         """
         group = optimizer.param_groups[group_index]
         if cached_options is not None and (options := cached_options.with_rate(group)) is not None:
@@ -516,9 +507,7 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """Return C functions that add the new entries to the optimizer's state; [] without new
-        entries.
-        """
+        """Return calls that add the new entries to the optimizer's state; [] if there are none."""
         if not self._fresh:
             return []
         owned = zip(self.params, self.owners, strict=True)
@@ -529,9 +518,9 @@ class ParamState:
         ]
 
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
-        """Record the present state, with which `stands` compares later; forget the new entries.
+        """Record the present state for `stands`, and forget the new entries.
 
-        Called after the writes of a step.
+        Call this after the writes of a step.
         """
         self._stand_ins.settle()
         # Python numbers were replaced in the state.

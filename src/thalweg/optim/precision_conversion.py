@@ -21,14 +21,14 @@ from thalweg.variable import REDUCED
 def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[str, Any]:
     """Return the state of an optimizer with float32 in place of slots of 8 or 16 bits.
 
-    An optimizer of the class without `state_storage`, `weights` and `round` loads the result, also
-    one of torch; an optimizer with them by `load_state_dict(state, convert=True)`. State of other
-    options, such as averages, stays unchanged.
+    The class without `state_storage`, `weights` and `round` loads the result, and so does torch's
+    class. An optimizer with these options needs `load_state_dict(state, convert=True)`. State of
+    other options, such as averages, stays unchanged.
 
     Args:
         optimizer: One of `thalweg.optim`.
-        masters: True to add the float32 weight of each parameter of 16 bits as `master`, as
-            `masters=True` keeps it: 24 bits with `weights="split"`, which are lost otherwise.
+        masters: True to add `master`, the float32 weight, of each 16-bit parameter, as the option
+            `masters=True` does. False loses the extra bits of `weights="split"`.
 
     Returns: A new state, as `state_dict()` returns it.
 
@@ -61,7 +61,7 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
 def _widen_entries(
     entries: dict[str, Any], param: Tensor, storage: Storage, slots: Container[str], masters: bool
 ) -> dict[str, Any]:
-    """Return the state of a parameter with float32 in place of codecs and 16 bits."""
+    """Return the state of a parameter with float32 in place of encoded and 16-bit slots."""
     widened: dict[str, Any] = {}
     for name, value in entries.items():
         if name == SHAPE:

@@ -42,11 +42,11 @@ _LARGEST_COPY = 2**22
 
 
 class ProjectionTrace(TorchFunctionMode):
-    """Mode of torch in which a model with stand-ins for its weights runs on the CPU.
+    """Torch function mode in which a model runs on the CPU with stand-ins for its weights.
 
     Weights are meta tensors, which have shapes and strides but no memory. Their products with
-    activations are zeros. Each product has labels: for every element the output of the weight that
-    it is. Views, copies and elementwise functions pass labels on.
+    activations are zeros. Each element of a product has the label of an output of the weight.
+    Views, copies and elementwise functions pass labels on.
 
     Args:
         weights: The meta tensors.
@@ -73,7 +73,9 @@ class ProjectionTrace(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function; record its use of weights and labelled tensors."""
+        """Run a torch function, record its use of weights and labelled tensors, return its
+        result.
+        """
         del types
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
@@ -113,14 +115,14 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         weight: Tensor,
     ) -> Any:
-        """Call a function that takes a weight, or a view of one, and record the use.
+        """Call a function that takes a weight, or a view of a weight, and record the use.
 
-        Return a view of the weight for functions that return views, zeros for products, else the
-        result with zeros in place of weights.
+        Return a view of the weight if the function returns views, and zeros for a product.
+        Otherwise return the result with zeros in place of weights.
 
         Args:
             func, name, args, kwargs: The function, its name, and its arguments.
-            weight: The first weight among these.
+            weight: The first weight in the arguments.
         """
         if args and args[0] is weight:
             # Functions that write to a weight return it.
@@ -157,13 +159,13 @@ class ProjectionTrace(TorchFunctionMode):
         shape: tuple[int, ...],
         roles: tuple[str, list[int | None]],
     ) -> Tensor:
-        """Return zeros with the shape of the product of a weight and activations; set their labels.
+        """Return zeros with the shape of the product of a weight and activations, and label them.
 
         Args:
             name: The name of the function.
             weight, activations: The factors.
             shape: The shape of the product.
-            roles: As `product_roles` returns them.
+            roles: The result of `product_roles`.
         """
         use = cast("WeightUse", self._use_of(weight))
         product = torch.zeros(shape, dtype=activations.dtype, device="cpu")
@@ -178,13 +180,12 @@ class ProjectionTrace(TorchFunctionMode):
     def _label_product(
         self, product: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
     ) -> None:
-        """Set the labels of a product.
+        """Set the labels of the product of a weight.
 
         Args:
             use: The record of the weight.
-            outputs: The output of each element of the weight, as `WeightUse.add_product` returns
-                it.
-            roles: As `product_roles` returns them.
+            outputs: The output index of each element of the weight; see `WeightUse.add_product`.
+            roles: The result of `product_roles`.
         """
         if not use.first_label:
             use.first_label = self._label_count + 1
@@ -209,7 +210,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _with_copies(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Run a function that is not a product, with zeros in place of weights."""
+        """Run a function that is not a product, with zeros in place of weights; record the use."""
         weights = [arg for arg in tensors_in((args, kwargs)) if self._use_of(arg) is not None]
         args, kwargs = (mapped(container, self._zeros_of) for container in (args, kwargs))
         output = func(*args, **kwargs)
@@ -234,7 +235,7 @@ class ProjectionTrace(TorchFunctionMode):
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
-        """Copy the labels of the input of a depthwise convolution to its result."""
+        """Copy the labels of a depthwise convolution's input to its result."""
         labels = self._labels_of(source)
         axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0
         if labels is None or source.shape[axis] != output.shape[axis]:
@@ -247,8 +248,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _trace_labels(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Label the results of a function of labelled tensors, or record that their outputs end in
-        it.
+        """Label the results of a function of labelled tensors, or record that it uses the outputs.
 
         Args:
             func, name, args, kwargs: The function, its name, and its arguments.
@@ -288,9 +288,7 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         results: list[Tensor],
     ) -> None:
-        """Label the results of a function that moves elements: the function is called on the
-        labels.
-        """
+        """Label the results of a function that only moves elements: call it on the labels."""
         func = Tensor.reshape if name == "view" else func
         if name in ("gather", "take_along_dim"):
             self._consume(args[0])  # Which outputs are gathered depends on data.
@@ -306,7 +304,7 @@ class ProjectionTrace(TorchFunctionMode):
         self._set_labels(output, halves[0])
 
     def _mark_uses(self, name: str, labelled: Sequence[Tensor], max_dim: int | None) -> None:
-        """Record that a function selects by the outputs of weights, or reduces them.
+        """Record that a function reduces outputs of weights, or selects the largest.
 
         A maximum along `max_dim` selects if this dimension has all outputs of a weight.
         """
@@ -325,9 +323,9 @@ class ProjectionTrace(TorchFunctionMode):
     def _follow_elementwise(
         self, name: str, args: Any, labelled: list[Tensor], results: list[Tensor]
     ) -> None:
-        """Label the results of an elementwise function as its first labelled argument.
+        """Give the results of an elementwise function the labels of its first labelled argument.
 
-        If outputs of several weights meet, or shapes differ, record that the outputs end in it.
+        If outputs of several weights meet, or shapes differ, record a common use of the outputs.
         """
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)
@@ -363,10 +361,9 @@ class ProjectionTrace(TorchFunctionMode):
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Join the records of two weights if their outputs are added one by one, as for a low-rank
-        adapter.
+        """Join the records of two weights whose outputs are added one by one, as in LoRA.
 
-        Return True if they were joined; False if the sum mixes other outputs.
+        Return True if they were joined; False, without a change, for any other sum.
         """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False
@@ -389,9 +386,9 @@ class ProjectionTrace(TorchFunctionMode):
         return True
 
     def _assign(self, name: str, args: Any) -> None:
-        """Write labels into those of the target of `copy_` or of an indexed assignment.
+        """Write labels of the source into labels of the target, for `copy_` or indexed assignment.
 
-        The labels of a tensor are created if only a view of it is assigned to.
+        A target without labels gets new ones, and so does the tensor of which it is a view.
         """
         target, source = args[0], args[-1]
         labels = self._labels_of(target)
@@ -456,7 +453,10 @@ class ProjectionTrace(TorchFunctionMode):
 
 
 def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments on the CPU: tensors are copied, "meta" tensors are zeros; weights stay."""
+    """Return arguments on the CPU: copies of tensors, zeros for meta tensors, weights unchanged.
+
+    `use_of(tensor)` returns the record of a weight, or None for other tensors.
+    """
 
     def move(arg: Any) -> Any:
         """Return a CPU copy of a tensor, zeros for one on "meta", and all else unchanged."""

@@ -55,8 +55,8 @@ def check_params(optimizer: Any, group: Group) -> None:
 
     Raises:
         InvalidTypeError: A parameter is complex or of float64.
-        NotImplementedError: Placements do not determine the positions of a DTensor's local
-            elements; or those elements are on a GPU, and not adjacent in the full tensor.
+        NotImplementedError: The placements of a DTensor do not determine each rank's elements; or a
+            rank's elements are on a GPU, and not adjacent in the full tensor.
         InvalidArgumentError: The placements of a DTensor cut blocks of a codec.
     """
     storage = storage_of(optimizer.rule_of(group))
@@ -77,7 +77,7 @@ def check_params(optimizer: Any, group: Group) -> None:
 
 
 def _check_dtensor(param: Any, label: str, storage: Storage, slots_text: str) -> None:
-    """Raise if ranks cannot encode their parts of the slots of a DTensor.
+    """Raise if ranks cannot encode their parts of a DTensor's slots.
 
     Raises:
         InvalidArgumentError, NotImplementedError: See `check_params`.
@@ -115,7 +115,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 
     Args:
         storage: The argument `state_storage` of the constructor.
-        rules: The rules of all groups, by their names in messages.
+        rules: {title in messages: rule} of all groups.
     """
     if any(store_slots(rule, storage).codecs for rule in rules.values()):
         return
@@ -130,10 +130,12 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 
 
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """View encoded slots of a state with the dimensions of their parameters, as DTensors have them.
+    """Reshape encoded slots in a state dict to the dimensions of their parameters.
+
+    DTensors have these dimensions, too.
 
     Args:
-        state_dict: Its state, in which states of parameters with such slots are replaced by copies.
+        state_dict: The optimizer's state dict. Copies replace the states of parameters that change.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
@@ -164,15 +166,15 @@ def _normalize_slots(
     problems: list[str],
     unrecorded: list[object],
 ) -> Mapping[str, Any]:
-    """Return the state of a parameter with encoded slots in the shape that the optimizer uses.
+    """Return the state of a parameter with encoded slots in the optimizer's shape.
 
     The saved shape of the parameter is compared and removed.
 
     Args:
         entries: The state.
-        storage: The codecs that the group of the state names.
-        problems: A difference is appended.
-        unrecorded: The title is appended if encoded slots come without a shape.
+        storage: {slot: codec} that the saved group names.
+        problems: Receives a message if shapes differ.
+        unrecorded: Receives the title if encoded slots come without a shape.
     """
     shape = entries.get(SHAPE)
     if shape is None:
@@ -209,17 +211,17 @@ def fit_storage(
     convert: bool,
     values: Mapping[Tensor, Tensor],
 ) -> dict[str, Any]:
-    """Return a state with slots in the codecs of the optimizer, without the entries about codecs.
+    """Return a state with slots in the codecs of the optimizer, and groups that name no codecs.
 
     Args:
-        saved_state: The state, of the right form.
-        notes: A warning is appended if the state does not have shapes.
-        convert: True if slots in another storage are converted; otherwise they raise.
-        values: New values of those parameters that are loaded with the state.
+        saved_state: The state dict, in a valid form.
+        notes: Receives a warning if the state does not have shapes.
+        convert: True to convert slots in another codec; otherwise these raise.
+        values: {parameter: new value} of parameters that are loaded with the state.
 
     Raises:
-        CheckpointMismatchError: The storage or the shape of slots differs, or slots contradict the
-            storage that their group names.
+        CheckpointMismatchError: Codecs or shapes differ, or a slot contradicts the codec of its
+            group.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
     saved_storages = [_read_codecs(group, index) for index, group in enumerate(saved_groups)]
@@ -302,12 +304,12 @@ def _convert_slots(
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """Return the slots of a parameter whose codec changes, in that of the rule or as numbers.
+    """Return {slot: tensor} of slots whose codec or dtype changes, as the rule stores them.
 
     Args:
         entries: The state of the parameter.
-        saved_storage: The codecs of `entries`, by slot.
-        problems: Differences are appended.
+        saved_storage: {slot: codec} of `entries`.
+        problems: Receives messages about invalid slots.
         kinds: The dtypes of slots.
     """
     slots: dict[str, Tensor] = {}
@@ -339,10 +341,11 @@ def _convert_split_weight(
     storage: Storage,
     kinds: StateStorage,
 ) -> dict[str, object]:
-    """Return the master or correction of a parameter in the form of the optimizer, by state key.
+    """Return {state key: master or correction} of a parameter, as the optimizer stores it.
 
-    A saved master becomes a correction, and a correction a master, if the options differ. Entries
-    that do not fit are returned unchanged; the loader raises for them.
+    A correction has the lower bits of a split weight. A saved master becomes a correction, or a
+    correction a master, if the options differ. Invalid entries are returned unchanged; the loader
+    raises for them.
 
     Args:
         upper: The parameter, or its new value that is loaded with the state.
@@ -370,7 +373,7 @@ def _convert_split_weight(
 
 
 def _why_unfit(slot_tensor: Tensor, param: Tensor, codec: str | None) -> str:
-    """Return why a value is not a slot of a parameter in a codec; "" if it is."""
+    """Return why a tensor is not a valid slot of a parameter in a codec; "" if it is valid."""
     expected_shape = tuple(param.shape)
     if is_on_mesh(slot_tensor) and not is_on_mesh(param):
         return "is a DTensor, and the parameter is not"

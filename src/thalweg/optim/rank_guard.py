@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def gather_ranks(optimizer: Any) -> MatrixProcessGroup | None:
-    """Return the ranks that exchange messages in a step over DTensors; None if the step needs none.
+    """Return the process group of a step over DTensors; None if the step needs no messages.
 
-    Messages are needed to clip, to measure, to redistribute gradients, and for rules of matrices.
-    The group is cached in `optimizer.step_cache.known_team`.
+    Clipping, measuring, redistribution of gradients and rules for matrices need messages. The group
+    is cached in `optimizer.step_cache.known_team`.
     """
     params = list(filter(is_on_mesh, params_of(optimizer.param_groups)))
     if not params:
@@ -87,9 +87,9 @@ def _describe_step(optimizer: Any) -> list[str]:
 
 
 def _describe_value(value: object) -> str:
-    """Return a value as text that ranks compare: numbers and texts, else the type.
+    """Return a value as text that ranks compare: a number or string itself, else the type's name.
 
-    Tensors on a device, or of several elements, are not read.
+    A tensor is read only if it is one number on the CPU.
     """
     if isinstance(value, Tensor):
         is_number = value.device.type == "cpu" and not value.dim() and not is_on_mesh(value)

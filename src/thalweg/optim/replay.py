@@ -58,13 +58,13 @@ _STEADY = (replay_kernel.ALL_GRADIENTS_ABSENT, replay_kernel.TRACING)
 
 
 class ReplayedStep:
-    """Step that one native call repeats with new gradients, while nothing else has changed.
+    """Step that one native call repeats with new gradients, while nothing else changes.
 
     Args:
         optimizer: The optimizer, which has just repeated a step.
-        adapters: The adapter of the update of each rule in that step.
-        absent: {id(parameter): stand-in} for gradients that the last step lacked. Unless it is
-            empty, each further step may lack the gradients of any parameters.
+        adapters: The adapter of each rule's update in that step.
+        absent: {id(parameter): stand-in} of gradients that the last step lacked. Unless it is
+            empty, further steps may lack any gradients.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class ReplayedStep:
 
         Args:
             optimizer: The optimizer, which has just repeated a step; not changed.
-            adapters: The adapter of the update of each rule in that step.
-            absent: {id(parameter): stand-in} for gradients that the last step lacked.
+            adapters: The adapter of each rule's update in that step.
+            absent: {id(parameter): stand-in} of gradients that the last step lacked.
         """
         replay = cls(optimizer, adapters, absent)
         try:
@@ -117,9 +117,9 @@ class ReplayedStep:
             return None
 
     def _plan(self, optimizer: Any) -> bool:
-        """Build the native call from the last step of the optimizer, in attributes of this replay.
+        """Build the native call from the optimizer's last step, and store it in this replay.
 
-        Return False if the step cannot be replayed; the replay is unusable then.
+        Return False if the step cannot be replayed; this replay is unusable then.
         """
         transforms, sub_steps = self._transforms(optimizer), self.sub_steps
         options = optimizer.step_options
@@ -158,10 +158,10 @@ class ReplayedStep:
         return True
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
-        """Let native programs compute the scalars of each step, or Python if they cannot.
+        """Set `self._in_call` to native programs that compute the scalars of each step.
 
-        Set `self._in_call`, None for Python. Return False if the step cannot be replayed: gradients
-        may be absent, and scalars come from Python or there are several rules.
+        It stays None if Python must compute them. Return False if the step cannot be replayed:
+        gradients may be absent, and there are several rules or scalars come from Python.
         """
         try:
             if not has_scalars_in_call(transforms):
@@ -183,10 +183,10 @@ class ReplayedStep:
         return any(rule.passes and not rule.is_of_lines for rule in rules)
 
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
-        """Return True if passes can run in native calls before that of the update.
+        """Return True if passes can run in native calls before the call of the update.
 
-        False if Python computes scalars, gradients may be absent, a judge decides whether steps are
-        taken, or diagnostics are on.
+        Return False if Python computes scalars, gradients may be absent, a judge decides on steps,
+        or diagnostics are on.
         """
         is_observed = optimizer.step_cache.diagnosing is not None
         is_simple = not (self.may_lack or transforms.judge)
@@ -195,10 +195,10 @@ class ReplayedStep:
     def _make_launches(
         self, optimizer: Any, transforms: GradientTransforms, plans: Sequence[CachedPlan]
     ) -> None:
-        """Set `self.launches`, the kernels of the update with memory for their scalars.
+        """Set `self.launches`: the kernels of the update with memory for scalars.
 
-        Also set `self._gradients` to the replayed gradient transforms (unscaling, clipping), if
-        any.
+        If gradients are unscaled, clipped or judged, set `self._gradients` to their transforms,
+        too.
         """
         in_call = self._in_call
         keys = [key for sub_step in self.sub_steps for key in sub_step.keys]
@@ -215,13 +215,13 @@ class ReplayedStep:
     def _write_guards(
         self, guards: GuardTable, gradients: Sequence[Tensor], idle_params: Sequence[Tensor]
     ) -> None:
-        """Write the records that the native call reads into `guards`; keep it as `self.snapshot`.
+        """Write the records for the native call into `guards`; keep it as `self.snapshot`.
 
         Args:
             guards: Guards of all tensors, lists and dicts of the step; changed.
             gradients: The gradient of each parameter in `self._owners`.
-            idle_params: All other parameters of the groups. A replay is refused once one of them
-                has a gradient, except with sums of gradients.
+            idle_params: All other parameters of the groups. If one of them gets a gradient, the
+                call refuses the step, except with sums of gradients.
         """
         sub_steps, launches, in_call = self.sub_steps, self.launches, self._in_call
         members, pass_members = self._place_programs()
@@ -262,10 +262,10 @@ class ReplayedStep:
         self._has_threads = launches.may_have_threads
 
     def _place_programs(self) -> tuple[list[Member], list[Member]]:
-        """Store the programs that compute scalars in the kernels; set `self._passes`.
+        """Store programs that compute scalars in the kernels; set `self._passes`.
 
-        Return (records of the parameters for the update, records for the passes), from which the
-        native call runs the programs. Both are empty if Python computes the scalars.
+        Return (records of parameters for the update, records for passes). The native call runs
+        programs by these records. Both lists are empty if Python computes the scalars.
         """
         if self._in_call is None:
             return [], []
@@ -275,10 +275,9 @@ class ReplayedStep:
         return members, pass_members
 
     def _find_writers(self) -> dict[int, list[int]]:
-        """Return {id(tensor): positions in the step of the parameters whose updates write the
-        tensor}.
+        """Return {id(tensor): positions of parameters whose updates write it}.
 
-        Slots of several parameters may sub_step a storage, and with it a version counter.
+        Slots of several parameters may share a storage, and so a version counter.
         """
         writers: dict[int, list[int]] = {id(x): [k] for k, x in enumerate(self._owners)}
         requests = [sub_step.plan.request for sub_step in self.sub_steps]
@@ -324,12 +323,12 @@ class ReplayedStep:
     ) -> bool:
         """Guard all lists, dicts and tensors on which a step with all checks depends.
 
-        Return False if one of these cannot be guarded, or an idle parameter has a gradient.
+        Return False if an object cannot be guarded, or if an idle parameter has a gradient.
 
         Args:
             guards: The table that receives the guards.
-            places: The indices of the groups of parameters in the step. The options of the other
-                groups are appended to `self._idle_options`.
+            places: The index of the group of each parameter in the step. `self._idle_options`
+                receives the options of all other groups.
             idle_params: The parameters without a gradient in the step.
         """
         if not all(type(param) in PARAM_CLASSES for param in idle_params):
@@ -365,11 +364,11 @@ class ReplayedStep:
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
         """Take the step in a native call, unless something that it depends on has changed.
 
-        Return True if the step was taken. False if a step with all checks is needed; nothing has
-        changed.
+        Return True if the step was taken. Return False, with nothing changed, if a step with all
+        checks is needed.
 
         Args:
-            optimizer: The optimizer. After an error, its cache has no replay any more.
+            optimizer: The optimizer. An error removes the replay from its cache.
             has_sums: True for a step with the sums of accumulated gradients instead of `grad`.
             unrecorded: True to return False while a profiler records operations.
         """
@@ -390,10 +389,10 @@ class ReplayedStep:
             raise
 
     def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
-        """Take the step if neither a condition checked here nor a guard of the native call fails.
+        """Take the step unless a condition checked here or a guard of the native call fails.
 
-        Return True if the step was taken. If a guard fails that later steps would fail, too, the
-        replay is removed from `cache`.
+        Return True if the step was taken. If later steps would fail, too, remove the replay from
+        `cache`.
 
         Args:
             fields: `vars(optimizer)`; its `_opt_called` is set after a step.
@@ -432,8 +431,7 @@ class ReplayedStep:
         return self._take_with_scalars(optimizer, fields, flags)
 
     def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
-        """Run the native calls of passes, then that of the update; return 0, or the status of a
-        refusal.
+        """Run the native calls of passes and of the update; return 0, or the status of a refusal.
 
         `call_args` are the arguments of `GuardTable.replay`: step count, (gradient, parameter)
         pairs or None for `grad`, calls at the end of the step, and flags.
@@ -452,8 +450,8 @@ class ReplayedStep:
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
         """Take a step that needs Python before its native call: for sums, transforms or scalars.
 
-        Return True if the step was taken; columns then record their new numbers. If False, nothing
-        of the optimizer has changed.
+        Return True if the step was taken, and record new numbers in columns. Return False if
+        nothing has changed.
         """
         pairs, end_calls = None, ()
         if self.snapshot.releases_lock:
@@ -477,8 +475,9 @@ class ReplayedStep:
 
     @staticmethod
     def _drop(optimizer: Any, status: int) -> None:
-        """Remove the replay from the cache after a refusal, unless it may take later steps: another
-        set of gradients may have a replay of its own.
+        """Remove the replay from the cache after a refusal, unless later steps may use it.
+
+        It stays if another set of gradients may have a replay of its own.
         """
         cache = optimizer.step_cache
         is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None
@@ -488,8 +487,9 @@ class ReplayedStep:
             cache.forget_replay()
 
     def _hold_gradients(self) -> list[tuple[Tensor | None, Tensor]]:
-        """Return (gradient, parameter) pairs that keep the memory of the gradients alive, whatever
-        other threads do to the gradients; None in place of a gradient that is missing.
+        """Return (gradient or None, parameter) pairs that keep the memory of gradients alive.
+
+        Other threads may replace the gradients meanwhile.
         """
         return [
             (None if param.grad is None else param.grad.detach(), param)
@@ -504,8 +504,7 @@ class ReplayedStep:
         Args:
             call_args: Step count, (gradient, parameter) pairs or None, calls at the end of the
                 step, and flags, for `GuardTable.replay`.
-            beyond_range: True for the repetition of a call that returned
-                `replay_kernel.OUT_OF_RANGE`.
+            beyond_range: True to repeat a call that returned `replay_kernel.OUT_OF_RANGE`.
 
         Returns:
             (column, next numbers) pairs, for the caller to record; None if the step was not taken.
@@ -542,9 +541,9 @@ class ReplayedStep:
             beyond_range: True if norms must be measured with more range.
 
         Returns:
-            (column, next numbers) pairs, [] if the native call computes the scalars; and calls that
-            record the decision of the judge. None if options or gradients need a step with all
-            checks.
+            (column, next numbers) pairs, [] if native code computes the scalars; and calls that
+            record the decision of the judge. None in place of both if a step with all checks is
+            needed.
         """
         groups, fields = self.groups, vars(optimizer)
         if self._in_call is None:
@@ -578,11 +577,11 @@ class ReplayedStep:
     def _judge(
         self, gradients: ReplayedTransforms, step_count: int
     ) -> tuple[Scalars, Sequence[Call]] | None:
-        """Ask the judge of steps about the measured gradients.
+        """Let the judge of steps decide by the measured gradients.
 
-        Return (scalars of the gradient transforms by dtype, calls that record the decision); None
-        if a step with all checks must decide. A report of gradients measured in Python is kept in
-        `self._reports` for `seen`.
+        Return (scalars of gradient transforms by dtype, calls that record the decision). Return
+        None if a step with all checks must decide. `self._reports` keeps the report of gradients
+        measured in Python, for `seen`.
         """
         report = None
         if gradients.part == replay_kernel.UPDATE:
@@ -603,7 +602,7 @@ class ReplayedStep:
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """Return the gradient transforms of the step; cached until the unscaling factor changes.
 
-        None if a scaler found an overflow, or if only a device knows whether it did.
+        Return None if a scaler found an overflow, or if only a device knows whether it did.
         """
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:

@@ -25,12 +25,12 @@ _DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: n
 
 
 class GroupScalars:
-    """Scalars of parameters of a group with equal numbers, from one step to the next.
+    """Scalars of parameters of one group with equal numbers, from one step to the next.
 
     Args:
         adapter: The adapter of the step.
         place: The index of the group.
-        first: The position of the first of these parameters.
+        first: The position of the first of the parameters in the step.
     """
 
     def __init__(self, adapter: Any, place: int, first: int) -> None:
@@ -44,9 +44,9 @@ class GroupScalars:
         self._needs_full_prepare = has_extra_numbers or self._moves()
 
     def hold(self, group: Group) -> bool:
-        """Return True if `group` has the options that were read last, or differs in its rate only.
+        """Return True if `group` still has the options that were read last; its rate may differ.
 
-        A changed rate is read and used by later steps.
+        A changed rate is read, for later steps.
         """
         options = self.options
         if options.hold(group):
@@ -135,7 +135,8 @@ class TorchScalars(GroupScalars):
     def _find_inputs(self) -> list[str]:
         """Return the hyperparameters that programs read at every step.
 
-        These are all float options, or the rate alone if a formula needs one as a Python number.
+        These are all float options. If a formula cannot be traced with all of them, it is the rate
+        alone.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]
@@ -146,10 +147,10 @@ class TorchScalars(GroupScalars):
         return entries
 
     def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
-        """Return a new native program whose inputs are the step count, numbers of the state, and
+        """Return a new native program; its inputs are the step count, numbers of the state, and
         `names`.
 
-        The values of all other hyperparameters are constants of the program.
+        All other hyperparameters are constants of the program.
 
         Args:
             dtype: The dtype in which the kernel reads the scalars.
@@ -171,11 +172,11 @@ class TorchScalars(GroupScalars):
         return Program(*arguments, **options)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
-        """Return {name: symbol} of all scalars: the formula that a program is traced from.
+        """Return {name: symbol} of all scalars; a program is traced from this formula.
 
         Args:
-            symbols: Symbols of the step count and of the inputs, by name.
-            number: Returns the symbol of a constant.
+            symbols: {name: symbol} of the step count and the inputs.
+            number: `number(value)` returns the symbol of a constant.
         """
         step, read = symbols[STEP], {**symbols}
         if self._rate is not None:
@@ -197,7 +198,7 @@ class TorchScalars(GroupScalars):
     def _careful_key(self) -> Hashable:
         """Return the key of these parameters in a step with all checks.
 
-        The key is the index of the group, or a tuple of it and the numbers that differ between
+        It is the group's index, or a tuple of this index and the numbers that differ between
         parameters.
         """
         columns = self._adapter.part.columns
@@ -213,7 +214,7 @@ class TorchScalars(GroupScalars):
         return scalars
 
     def _compute(self, columns: Sequence[Column]) -> dict[str, Any]:
-        """Return the scalars of the next step from the present columns."""
+        """Return {name: scalar} of the next step from the present numbers in `columns`."""
         prepare_arguments, arguments = self._prepare_arguments, self._arguments
         for column in columns:
             name, value = column.name, column.of(self._first)
@@ -260,8 +261,8 @@ class TensorFlowScalars(GroupScalars):
             dtype: The compute dtype.
 
         Returns:
-            The scalars by name, from which `derived` computes the others, and the number of the
-            step; or all scalars, and None.
+            ({name: scalar}, number of the step), from which `derived` computes further scalars; or
+            ({name: scalar} with all scalars, None).
         """
         if self._needs_full_prepare:
             return self._adapter.scalars_of(dtype, self.place), None
@@ -289,9 +290,9 @@ def _as_symbol(value: Any, number: Any) -> Any:
 
 
 def hold(options: Options | None, group: Group) -> bool:
-    """Return True if `group` has the same options, or differs in its rate only, which is a number.
+    """Return True if `group` has the same options; its rate may be another ordinary number.
 
-    False for `options=None`.
+    Return False if `options` is None.
     """
     if options is None or options.hold(group):
         return options is not None

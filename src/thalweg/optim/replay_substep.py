@@ -41,10 +41,10 @@ class ReplayedSubStep:
         adapter: The adapter of the update in the step that was repeated.
 
     Attributes:
-        owners: The parameters that have the gradients of the update.
+        owners: The parameters whose gradients the update uses.
         places: The index of the group of each owner.
-        keys: For each owner, a key that is equal for owners of the same group and numbers.
-        is_torchs: True if the numbers are computed as in torch, not as in TensorFlow.
+        keys: A key for each owner. Owners of one group with equal numbers have equal keys.
+        is_torchs: True if scalars are computed as in torch, False if as in TensorFlow.
     """
 
     def __init__(self, adapter: ParamGroupAdapter) -> None:
@@ -67,17 +67,16 @@ class ReplayedSubStep:
     def _is_replayable(self, column: Any) -> bool:
         """Return True if the native call can read and write the numbers of a column.
 
-        They lie in one block; those of TensorFlow's rules must also be equal for all parameters.
+        The numbers must lie in one block. For TensorFlow's rules, they must be equal.
         """
         if type(column) is not Column or column.dtype not in KINDS:
             return False
         return self.is_torchs or (column.places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
-        """Return True if the last step was the rule's update of dense gradients, after `stages`,
-        alone.
+        """Return True if the last step was only `stages` and the rule's update of dense gradients.
 
-        User code such as a constraint, sparse gradients and slots sharded over ranks prevent a
+        User code such as constraints, sparse gradients, and slots sharded over ranks prevent a
         replay.
         """
         params = self.part.params
@@ -93,8 +92,8 @@ class ReplayedSubStep:
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
         """Return True if a step with all checks would repeat the last one exactly.
 
-        Options of groups may have changed since, if they still choose the rule. Parameters may have
-        moved within their groups, on which the random bits of stochastic rounding depend.
+        Changed options are accepted if they choose the same rule. Return False if parameters moved
+        within groups and random bits of stochastic rounding depend on it.
         """
         part, groups, request = self.part, optimizer.param_groups, self.plan.request
         return (
@@ -112,9 +111,9 @@ class ReplayedSubStep:
         )
 
     def hold(self, guards: GuardTable) -> bool:
-        """Guard the parameters and state of the rule; return False if one cannot be guarded.
+        """Add guards of the rule's parameters and state to `guards`, but not of gradient sums.
 
-        Guards are added to `guards`. Sums of gradients may change, and are not guarded.
+        Return False if an object cannot be guarded.
         """
         params = self.part.params
         if not all(type(param) in PARAM_CLASSES for param in params):
@@ -134,10 +133,9 @@ class ReplayedSubStep:
         return [*written_of(self.plan), *(column.views[0] for column in self.columns)]
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (address, count, format) of each run of per-parameter numbers that change by one
-        value.
+        """Yield (address, count, format) of each run of numbers to which a step adds one value.
 
-        The formats are those of `KINDS`.
+        `KINDS` has the formats.
         """
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             kind = KINDS[column.dtype]
@@ -147,7 +145,7 @@ class ReplayedSubStep:
                 yield from ((pointer, 1, kind) for pointer in column.pointers)
 
     def group_by_scalars(self) -> None:
-        """Set `keys`, equal for parameters with equal scalars; create scalars for each key."""
+        """Set `keys`, equal for parameters with equal scalars; create the scalars of each key."""
         self._reads = [column.reads for column in self.columns]
         varying = [column.values for column in self.columns if column.common is None]
         if varying:
@@ -167,9 +165,8 @@ class ReplayedSubStep:
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
         """Set the kernels that receive the scalars of the rule.
 
-        The native call computes the scalars of TensorFlow's rules itself if they depend on no
-        numbers of the state but the step count and running products of hyperparameters, named in
-        `products`.
+        The native call itself computes the scalars of TensorFlow's rules if the state has no
+        numbers but the step count and `products`, running products of hyperparameters.
         """
         self._launches = launches
         if self.is_torchs:
@@ -185,10 +182,10 @@ class ReplayedSubStep:
             ]
 
     def read(self) -> bool:
-        """Read columns again that other code may have written to.
+        """Read columns again to which other code may have written.
 
-        Return True if parameters with equal keys still have equal numbers, so that the replay is
-        valid.
+        Return False if parameters with equal keys have different numbers now: the replay is
+        invalid.
         """
         for k, column in enumerate(self.columns):
             if not column.is_known:  # what no version tells of, the call itself sees
@@ -213,12 +210,11 @@ class ReplayedSubStep:
 
         Args:
             groups: The parameter groups of the optimizer, whose rates are read.
-            of_gradients: The scalars of the gradient transforms by dtype, to be written, too; or
-                None.
+            of_gradients: {dtype: scalars} of gradient transforms, which are written, too; or None.
 
         Returns:
-            (column, next numbers) pairs, with one number for all parameters or one for each; None
-            if options other than the rate changed, or equal numbers would become different.
+            (column, next numbers) pairs, with one number for all parameters or one for each. None
+            if options other than the rate changed, or if shared numbers would differ.
         """
         for group_scalars in self._scalars.values():
             if not group_scalars.hold(groups[group_scalars.place]):
@@ -240,12 +236,12 @@ class ReplayedSubStep:
         return self._next_numbers()
 
     def _scalars_of(self, index: int, launch: Launch, has_extra: bool) -> Mapping[Any, Any]:
-        """Return {key: scalars} to write into a kernel; {} if the native call computes all of them.
+        """Return {key: scalars} to write into a kernel; {} if the native call computes all scalars.
 
         Args:
             index: The index of the kernel in `self._launches`.
             launch: The kernel.
-            has_extra: True if scalars of gradient transforms are written, too, so that {} is not
+            has_extra: True if scalars of gradient transforms are written, too; then {} is not
                 returned.
         """
         scalars_by_key, dtype, columns = self.adapter.scalars_by_key, launch.dtype, self.columns
@@ -263,10 +259,9 @@ class ReplayedSubStep:
         return dtype_scalars
 
     def _next_numbers(self) -> list[ColumnUpdate] | None:
-        """Return (column, numbers after the step) pairs, with one number for all parameters or for
-        each.
+        """Return (column, numbers after the step) pairs: one number for all parameters or for each.
 
-        None if parameters that share a number would get different ones.
+        Return None if parameters that share a number would get different numbers.
         """
         updates: list[ColumnUpdate] = []
         next_number = self.adapter.next_number
@@ -284,7 +279,7 @@ class ReplayedSubStep:
 
 
 def _owners_of(plan: Any) -> list[Tensor]:
-    """Return the parameters that have the gradients of a step: its variables, or their copies."""
+    """Return the parameters that a plan updates: its variables, or the parameters behind them."""
     request = plan.request
     copies = request.copies or [None] * len(request.variables)
     pairs = zip(request.variables, copies, strict=True)

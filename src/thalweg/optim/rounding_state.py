@@ -18,16 +18,15 @@ def make_rounding_entries(optimizer: Any) -> dict[str, Any]:
 
 
 def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """Return a state without rounding options in its groups, after a comparison with the
-    optimizer's.
+    """Return a state without rounding options in its groups, after comparing them.
 
     Args:
-        saved_state: The state, of the right form. Without rounding options it continues with the
+        saved_state: The state dict, in a valid form. Without rounding options it continues with the
             optimizer's random bits.
-        convert: True if a state with other rounding options does so, too.
+        convert: True to continue a state of other rounding options in this way.
 
     Raises:
-        CheckpointMismatchError: The options differ and `convert` is False; names both values.
+        CheckpointMismatchError: Options differ from the optimizer's, and `convert` is False.
     """
     settings = {name: getattr(optimizer.step_options.of(Rounding), name) for name in NAMES}
     problems = [

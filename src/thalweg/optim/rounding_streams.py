@@ -18,9 +18,9 @@ from thalweg.variable import REDUCED, dtype_name
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Place]:
-    """Return for each parameter its index in the optimizer and the positions of its elements.
+    """Return (index in the optimizer, positions of its elements) of each parameter.
 
-    Both select its random bits.
+    The pair selects the parameter's random bits.
 
     Raises:
         InvalidTypeError, NotImplementedError: As `check_params`.
@@ -44,8 +44,8 @@ def check_params(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> None:
 
     Raises:
         InvalidTypeError: A parameter is float64, and has 16-bit slots.
-        NotImplementedError: One is a DTensor with other placements than `Shard` and `Replicate`, or
-            not contiguous; or on a GPU, with elements that are not adjacent in the full tensor.
+        NotImplementedError: A DTensor is not contiguous, or has placements other than `Shard` and
+            `Replicate`; or it is on a GPU, with elements that are not adjacent in the full tensor.
     """
     for param in params:
         requirement = ""

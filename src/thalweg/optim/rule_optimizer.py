@@ -51,10 +51,10 @@ _TORCH_OPTIONS = (
 class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     """Optimizer of any rule, of the library or your own, in one pass over memory.
 
-    Numbers are TensorFlow's: steps are counted for the optimizer, and a Python float is a float32
-    on its way to a float64 parameter. All state is made by the constructor and `add_param_group`:
-    `state[p]` holds `step`, an int64 tensor of shape (), and the rule's slots, of the parameter's
-    shape and dtype.
+    Arithmetic is TensorFlow's: steps are counted once for all parameters, and a Python float is
+    rounded to float32, even for a float64 parameter. The constructor and `add_param_group` create
+    all state: `state[p]` holds `step`, an int64 tensor of shape (), and the rule's slots, of the
+    parameter's shape and dtype.
 
     Args:
         params: Parameters, pairs of a name and a parameter, or groups, as torch takes them. A group
@@ -62,8 +62,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         rule: The rule.
         lr: The learning rate, a number or a tensor of shape (). None takes the rule's default.
         initial: Optional. Initial values of slots by name, in place of those of the rule.
-        capturable: True if steps over parameters on a GPU can be captured in a CUDA graph: `step`
-            is counted there, and `prepare` of the rule is given tensors. Nothing changes elsewhere.
+        capturable: True to allow CUDA graphs of steps on a GPU: `step` is counted there, and
+            `prepare` of the rule receives tensors. Nothing changes on other devices.
         **hypers: The rule's other hyperparameters by name, or as groups call them: `betas` for
             beta1 and beta2, `eps` for epsilon; and options of steps (see
             `thalweg.optim.step_options`).
@@ -183,7 +183,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return param_states[rule], params_of(groups), group_indices_of(groups)
 
     def _numbers(self) -> dict[str, ScalarSpec]:
-        """Return specifications of the rule's per-parameter numbers, by state key."""
+        """Return {state key: specification} of the rule's per-parameter numbers."""
         rule, first = self.rule, self.param_groups[0]["params"][0]
         specs = {STEP: ScalarSpec(0, torch.int64)}
         specs |= {name: ScalarSpec(1.0, torch.float32) for name in self.product_hypers}
@@ -197,10 +197,10 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def _initial_entries(
         self, params: Sequence[Tensor], group_indices: list[int]
     ) -> dict[int, Entries]:
-        """Return {id(parameter): {state key: initial number}}.
+        """Return {id(parameter): {state key: initial number}}; warn of all-zero parameters.
 
-        Numbers of which a parameter already has one in its state, such as the step count, start at
-        that number for all parameters.
+        If a state already has a number, such as the step count, all parameters start at that
+        number.
         """
         self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
@@ -221,9 +221,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         }
 
     def _take_step(self, single_param: Tensor | None = None) -> None:
-        """Take a step over all parameters with a gradient, or over a single one in the backward
-        pass.
-        """
+        """Take a step over all parameters with a gradient, or over `single_param` alone."""
         param_state, params, group_indices = self.whole_state()
         grads = self._gradients(params) if single_param is None else [single_param.grad]
         updated = params if single_param is None else [single_param]
@@ -315,7 +313,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
     def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        """Return the options that a group may not have, with the reason for messages."""
+        """Return {option: reason} of the options that a group may not have."""
         reasons, kind = super()._invalid_options(group), type(self).__name__
         option_names = self._wanted_options(cast("Group", group))
         for name in self._constructor_options:
@@ -348,17 +346,17 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     def load_state_dict(
         self, state_dict: dict[str, Any], *, convert: bool = False, allow_loss: bool = False
     ) -> None:
-        """Set the state and the options of all groups; change nothing on an error.
+        """Load the state and the options of all groups; change nothing on an error.
 
-        Parameters are matched by name where both sides have names, else by their order. Hooks are
-        called as torch calls them. Every tensor keeps its dtype. Averages and masters that are not
-        in the state begin at the parameters, with a warning.
+        Parameters are matched by name if both sides have names, else by order. Torch's hooks are
+        called. Every tensor keeps its dtype. Averages and masters missing in the state start at the
+        parameters, with a warning.
 
         Args:
             state_dict: As `state_dict` returns it.
             convert: True to convert slots in another codec, or stored as numbers, and to continue a
-                state of other random bits with those of the optimizer; otherwise they raise.
-            allow_loss: As in other classes; no state of another package is one of a rule.
+                state of other random bits with the optimizer's own. Otherwise these states raise.
+            allow_loss: As in other classes; no other package's state is loaded into a rule.
 
         Raises:
             CheckpointMismatchError: An entry is missing or unknown, or has another shape, dtype or

@@ -26,11 +26,12 @@ class RulesBySelector:
         rules: As in `groups`.
 
     Attributes:
-        options: For each selector, in order, the options of its groups: the rule or its name, and
-            options of the rule.
+        options: The options of each selector, in order: the rule or its name, and options of the
+            rule.
 
     Raises:
-        InvalidTypeError, InvalidArgumentError: There is no selector, or a rule is not one.
+        InvalidTypeError, InvalidArgumentError: There is no selector, or a rule or option is
+            invalid.
     """
 
     def __init__(self, rules: Mapping[Any, Any]) -> None:
@@ -69,15 +70,15 @@ class RulesBySelector:
         return all(name in options for options in self.options)
 
     def choose(self, module_params: ModuleParams, excluded_ids: Container[int]) -> list[int]:
-        """Return the index of the selector of each parameter that is not excluded.
+        """Return, for each parameter not excluded, the index of the selector that selects it.
 
         Args:
             excluded_ids: The `id`s of parameters without a rule.
 
         Raises:
             InvalidArgumentError: No selector selects a parameter, or two of equal priority do; a
-                rule of matrices gets a vector, or an embedding that no selector names; or a
-                selector selects nothing.
+                rule for matrices gets a vector, or an embedding not selected by name; or a selector
+                selects nothing.
         """
         self._check_tuples(module_params.all_names)
         indices: list[int] = []
@@ -105,9 +106,7 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Raise InvalidArgumentError if `...` selects nothing because a number selected all
-        vectors, too.
-        """
+        """Raise InvalidArgumentError if `...` selects nothing, and a number selects all vectors."""
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
         members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]
@@ -121,11 +120,10 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """Return the index of the selector with the lowest priority; `by_turn` maps priorities to
-        indices.
+        """Return the index of the selector with the lowest rank; `by_turn` is {rank: indices}.
 
         Raises:
-            InvalidArgumentError: There is no selector, or two have the lowest priority.
+            InvalidArgumentError: There is no selector, or two have the lowest rank.
         """
         if not by_turn:
             raise InvalidArgumentError(
@@ -144,12 +142,12 @@ class RulesBySelector:
     def _check_matrix(
         self, index: int, name: str, param: Tensor, module_params: ModuleParams
     ) -> None:
-        """Raise InvalidArgumentError unless a rule of matrices can update a parameter.
+        """Raise InvalidArgumentError unless a rule for matrices can update a parameter.
 
-        Embeddings must be selected by name, and parameters of three dimensions need a layout.
+        An embedding must be selected by name. A parameter of three dimensions needs a layout.
 
         Args:
-            index: The index of the selector.
+            index: The index of the parameter's selector.
         """
         label, rule = self._labels[index], self._kinds[index].__name__
         if param.dim() < 2:
@@ -206,7 +204,7 @@ class ParamGroups(list[Group]):
 
 
 def _format_row(group: Group) -> tuple[str, ...]:
-    """Return the cells of a group in the table."""
+    """Return the cells of the table's row for a group."""
     named_params = [x if isinstance(x, tuple) else ("unnamed", x) for x in group["params"]]
     options = [f"{name}={group[name]}" for name in group if name not in ("params", "rule")]
     elements = sum(param.numel() for _, param in named_params)

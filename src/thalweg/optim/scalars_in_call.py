@@ -45,11 +45,11 @@ class ScalarsInCall:
     """Native programs that compute the scalars of a replayed step, with their inputs.
 
     Args:
-        sub_steps: The sub-steps, one for each rule.
+        sub_steps: The replayed update of each rule.
         groups: The parameter groups of the optimizer.
 
     Attributes:
-        keys: For each parameter the key of its scalars: the index of its group.
+        keys: The key of each parameter's scalars: the index of the parameter's group.
 
     Raises:
         TypeError: The scalars of a rule cannot be computed in the call.
@@ -74,17 +74,15 @@ class ScalarsInCall:
         self._state_numbers = [_make_number_records(sub_step) for sub_step in sub_steps]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Make every native call compare the options of all groups, and read the numbers among
-        them.
+        """Make every native call check the options of all groups and read their numbers.
 
-        Numbers may change between calls, which copy them to new arrays in `self._numbers`; a change
-        of any other option makes the call refuse the step. Call this method once, before programs
-        are placed.
+        A number may change between calls; each call copies it to an array in `self._numbers`. If
+        any other option changes, the call refuses the step. Call this method once, before placing
+        programs.
 
         Args:
-            snapshot: The guard table of the native call; guards are added.
-            other_options: The options of groups without parameters in the step, by index of the
-                group.
+            snapshot: The guard table of the native call, to which guards are added.
+            other_options: {group index: options} of groups without parameters in the step.
         """
         for index, group in enumerate(self._groups):
             readers = [scalars[index] for scalars in self._scalars if index in scalars]
@@ -117,15 +115,14 @@ class ScalarsInCall:
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
     ) -> list[Member]:
-        """Store a new program for each kernel and group of the update, which writes their rows of
-        scalars.
+        """Store a new program for each kernel and group, which computes the kernel's scalars.
 
-        Return a record for each parameter of the step, from which the native call runs its program.
+        Return a record for each parameter of the step; the native call runs programs by records.
 
         Args:
             launches: The kernels of the step; changed.
-            spans: Tables of chunks of parameters beside those of the kernels: {position of the
-                parameter in the step: chunks as in `Member.spans`}.
+            spans: Further tables of chunks: {position of the parameter in the step: chunks as in
+                `Member.spans`}.
         """
         members: list[Member] = []
         for index, (kernels, scalars) in enumerate(zip(launches.of, self._scalars, strict=True)):
@@ -144,8 +141,8 @@ class ScalarsInCall:
             members: The result of `place_programs`; not changed.
 
         Returns:
-            For each pass or stage a record per parameter, one list after the other; and the passes
-            of each rule that has any.
+            The records of all passes and stages in one list, each with a record per parameter; and
+            a `ReplayedPasses` for each rule with passes.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []
@@ -181,15 +178,16 @@ class ScalarsInCall:
         scalars: Mapping[int, TorchScalars],
         spans: Sequence[Mapping[int, tuple[int, int, int]]],
     ) -> None:
-        """Store a new program for each group of a kernel; complete the records of its parameters in
+        """Store a new program for each group of a kernel; complete the parameters' records in
         place.
 
         Args:
-            members: The records of all parameters of the step. Those of the kernel receive the
-                addresses of their program and their row of scalars.
+            members: The records of all parameters of the step. A record of the kernel's parameters
+                receives its program and the address of its scalars.
             launch: The kernel.
             scalars: The scalars of the rule, by group index.
-            spans: Further tables of chunks, {position of a parameter: chunks}, added to its record.
+            spans: Further tables of chunks, {position of a parameter: chunks}, added to the
+                records.
         """
         programs: list[int] = []
         # Reductions and kernels receive copies of their scalars.
@@ -214,13 +212,13 @@ class ScalarsInCall:
         """Build the program that computes the scalars of a group; keep it in `self._programs`.
 
         Args:
-            dtype: The compute dtype of the kernel that uses the scalars.
+            dtype: The compute dtype of the scalars.
             place: The index of the group.
             scalars: The scalars of the rule, by group index.
 
         Returns:
-            The program, and (register, address, format) for each hyperparameter that a run of it
-            loads from memory into a register; the formats are those of `KINDS`.
+            The program; and (register, address, format) of each hyperparameter that it loads from
+            memory. `KINDS` has the formats.
         """
         group = cast("int", place)
         program = scalars[group].program_for(dtype)
@@ -235,10 +233,10 @@ class ScalarsInCall:
 
 
 def _make_number_records(sub_step: ReplayedSubStep) -> Int64:
-    """Return records of the numbers of a state other than step counts, for `Member.numbers`.
+    """Return records of per-parameter numbers other than step counts, for `Member.numbers`.
 
-    The shape is (parameters, numbers, words). The first two words are the address and the format of
-    the number, the others 0.
+    The shape is (parameters, numbers, words). Words 0 and 1 are the number's address and format;
+    all other words are 0.
     """
     columns = [column for column in sub_step.columns if column.name != STEP]
     words = replay_kernel.STATE_NUMBER_BYTES // 8
@@ -249,9 +247,9 @@ def _make_number_records(sub_step: ReplayedSubStep) -> Int64:
 
 
 def _make_members(sub_step: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
-    """Return a record for each parameter of a rule, with its step count and other numbers.
+    """Return a record for each parameter of a rule, with addresses of its count and numbers.
 
-    The fields for a program, its row of scalars and chunks are 0 or empty.
+    Fields for the program, its scalars and chunks are 0 or empty.
     """
     count = len(sub_step.owners)
     counts = [column for column in sub_step.columns if column.name == STEP]
@@ -274,12 +272,10 @@ def _check_sub_step(sub_step: ReplayedSubStep) -> None:
 
 
 def are_numbers_in_call(part: ParamState) -> bool:
-    """Return True if the native call can compute the scalars of a rule, and its per-parameter
-    numbers.
+    """Return True if native code can compute a rule's scalars and per-parameter numbers.
 
-    False for scalars that depend on reductions over all parameters or on scalars of reductions, and
-    for numbers other than the step count that the call cannot compute, as `_is_number_in_call`
-    returns.
+    Return False if scalars depend on reductions over all parameters or on reduced scalars, or if
+    `_is_number_in_call` returns False for a number.
     """
     rule = part.rule
     has_reductions = rule.levels or rule.per_optimizer is not None
@@ -288,10 +284,10 @@ def are_numbers_in_call(part: ParamState) -> bool:
 
 
 def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
-    """Return True if the native call can replace a per-parameter number that is not the step count.
+    """Return True if native code can update a per-parameter number other than the step count.
 
-    The number must be float32 or float64 in a `Column`, the rule without passes, and no parameter
-    empty. A number that torch rounds to the default dtype must be float32, and so must the default.
+    The number must be float32 or float64 in a `Column`. The rule must have no passes, and no
+    parameter may be empty. If torch rounds the number to the default dtype, both must be float32.
     """
     spec = part.numbers[column.name]
     return (

@@ -55,7 +55,7 @@ class WarmupStableDecay:
     Args:
         total: The number of steps of the training.
         warmup: The number of steps of the rise, which is linear.
-        decay: The number of steps of the decay, the last ones.
+        decay: The number of steps of the decay, at the end.
         shape: The shape of the decay: "linear", "cosine" or "1-sqrt".
         floor: The factor after the decay.
         begin: The factor of the first step.
@@ -92,7 +92,7 @@ class WarmupStableDecay:
             )
 
     def __call__(self, step: int) -> float:
-        """Return the factor after so many steps."""
+        """Return the factor after `step` steps."""
         if step < self.warmup:
             return step / self.warmup * (1.0 - self.begin) + self.begin
         first = self.total - self.decay
@@ -156,8 +156,8 @@ class InverseSquareRoot:
 
     Args:
         warmup: The number of steps of the rise.
-        timescale: The step at which the fall would begin without a shift; None is `warmup`, or
-            10,000 without a warm-up.
+        timescale: After the warm-up, the factor is the root of timescale / (timescale + steps
+            since). None is `warmup`, or 10,000 without a warm-up.
 
     Raises:
         InvalidArgumentError: A value is invalid.
@@ -189,7 +189,8 @@ def _factors_of(
 
     Raises:
         InvalidTypeError: A factor is not a function, or a selector has another type.
-        InvalidArgumentError: A group has no factor or two, or a selector selects no group.
+        InvalidArgumentError: A group is selected by no selector or by two, or a selector selects no
+            group.
     """
     groups = optimizer.param_groups
     if not isinstance(factors, Mapping):
@@ -218,7 +219,7 @@ def _factors_of(
 
 
 def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> bool:
-    """Return True if a selector other than `...` selects the group at an index."""
+    """Return True if `selector` selects the group at `index`; False for `...`."""
     if isinstance(selector, int) and not isinstance(selector, bool):
         return index == selector
     if isinstance(selector, str):
@@ -239,7 +240,7 @@ def _show_selector(selector: GroupSelector) -> str:
 
 
 class Schedule(LRScheduler):
-    """Learning rates that are the initial ones times factors of the number of steps.
+    """Scheduler that multiplies the initial learning rates by factors.
 
     Args:
         optimizer: The optimizer.
@@ -284,12 +285,12 @@ class Schedule(LRScheduler):
 
 
 class OptionSchedule:
-    """An option of the groups, such as `weight_decay`, times factors of the number of steps.
+    """Scheduler that multiplies an option of groups, such as `weight_decay`, by factors.
 
-    `step` is called after each step of the optimizer, as for the schedulers of torch.
+    Call `step` after each step of the optimizer, as for the schedulers of torch.
 
     Args:
-        optimizer: The optimizer. The values of its groups are the initial ones.
+        optimizer: The optimizer. Its groups have the initial values.
         option: The name of the option, a number in each group.
         factors: As for `Schedule`.
 
@@ -333,7 +334,7 @@ class OptionSchedule:
         return {"option": self.option, "last_epoch": self.last_epoch, "initial": [*self.initial]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state of another schedule, and write its values to the groups.
+        """Load the state of a schedule, and write its values to the groups.
 
         Raises:
             CheckpointMismatchError: The state is of another option or number of groups.

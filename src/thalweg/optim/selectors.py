@@ -22,9 +22,9 @@ class ModuleParams:
         module: The module.
 
     Attributes:
-        named_params: Those parameters with their names; one that is tied has its first.
-        names: All names of each parameter, by its `id`.
-       modules: The modules that own it, likewise.
+        named_params: (name, parameter) pairs; a tied parameter has its first name.
+        names: {id(parameter): all its names}.
+        modules: {id(parameter): all modules that own it}.
     """
 
     def __init__(self, module: Module) -> None:
@@ -73,12 +73,12 @@ class ModuleParams:
     def select_ids(
         self, selectors: Iterable[Any], argument: str, matches: Callable[[Any, Tensor], bool]
     ) -> set[int]:
-        """Return the `id` of each parameter that one of the selectors matches.
+        """Return the `id`s of parameters that any selector matches.
 
         Args:
-            selectors: The selectors, each an argument of `matches` with a parameter.
-            argument: The name of the argument that has them, for messages.
-            matches: Returns True if a selector matches a parameter.
+            selectors: The selectors, which are passed to `matches`.
+            argument: The name of the user's argument, for messages.
+            matches: `matches(selector, parameter)` returns True for a match.
 
         Raises:
             InvalidArgumentError: A selector matches no parameter.
@@ -91,11 +91,7 @@ class ModuleParams:
         return selected_ids
 
     def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
-        """Raise if `selected` is empty.
-
-        Raises:
-            InvalidArgumentError: The selector selects nothing; suggests similar names.
-        """
+        """Raise InvalidArgumentError if `selected` is empty; the message suggests similar names."""
         if selected:
             return
         segments = {segment for name in self.all_names for segment in name.split(".")}

@@ -28,7 +28,7 @@ _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 
 @cache
 def option_parameters() -> tuple[Parameter, ...]:
-    """Return the keywords of options, with their types."""
+    """Return a keyword-only parameter for each option, with type and default."""
     mode = Parameter.KEYWORD_ONLY
     return tuple(
         Parameter(
@@ -64,7 +64,10 @@ def _parse_argument_notes() -> Notes:
 
 
 def parse_notes(doc: str | None, label: str) -> Notes:
-    """Return {name: description} of a section of a docstring, with line breaks."""
+    """Return {name: description} from a docstring's section, with line breaks.
+
+    `label` is the heading of the section, such as "Args:". Return {} without such a section.
+    """
     notes: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
     names: list[str] = []
@@ -80,10 +83,10 @@ def parse_notes(doc: str | None, label: str) -> Notes:
 
 
 def with_options(signature: Signature, *extra_parameters: Parameter) -> Signature:
-    """Return a constructor's signature with `self` and the keywords of all options.
+    """Return a constructor's signature extended by `self` and the keywords of all options.
 
     Args:
-        signature: The signature without options; keywords of options come before its `**keywords`.
+        signature: The signature without options; its `**keywords` stay last.
         *extra_parameters: Parameters to insert before those of options.
     """
     args = [arg for arg in signature.parameters.values() if arg.kind is not arg.VAR_KEYWORD]
@@ -112,10 +115,10 @@ def _type_params(parameter: Parameter) -> Parameter:
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """Return the docstring of a constructor, with a description of each parameter except `self`.
+    """Return the docstring of a constructor, with descriptions of all parameters but `self`.
 
-    A description is taken from the docstring of the class, else of an option, else of common
-    arguments.
+    A description comes from the docstring of the class, else of an option, else from `NOTES`. A
+    parameter without a description is left out.
     """
     sources: list[Notes] = [
         parse_notes(cls.__doc__, "Args:"),
@@ -132,10 +135,10 @@ def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
 
 
 def publish(cls: Any, accepted: Signature) -> None:
-    """Set the signature and docstring of a class's constructor.
+    """Set the signature and docstring of a class's constructor, in place.
 
     Args:
-        cls: The class. If it has no constructor of its own, it gets a copy of its parent's.
+        cls: The class. If it inherits the constructor, it receives a copy.
         accepted: The signature, with `self`.
     """
     if "__init__" not in vars(cls):
@@ -150,9 +153,9 @@ def publish(cls: Any, accepted: Signature) -> None:
 
 
 class OfConstructor:
-    """`__signature__` of classes: that of their constructor, which a subclass may replace.
+    """Descriptor for `__signature__` of classes, which returns their constructor's signature.
 
-    `inspect` would ask `__new__` otherwise, which takes anything.
+    `inspect` would use `__new__` otherwise, which accepts anything.
     """
 
     def __get__(self, instance: object, owner: Any) -> Signature:

@@ -16,10 +16,10 @@ from thalweg.optim.state_mismatch import kind_of, told
 
 
 def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tensor, int]]) -> None:
-    """Raise InvalidTypeError for a slot that is not a tensor, or not in the storage of its codec.
+    """Raise InvalidTypeError for a slot that is not a tensor, or is not stored in its codec.
 
     Args:
-        indexed_params: Parameters with the indices of their groups.
+        indexed_params: (parameter, index of its group) pairs.
     """
     slots = [slot for slot in rule.slots if not slot.scalar]
     for param, group_index in indexed_params:

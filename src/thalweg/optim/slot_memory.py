@@ -17,9 +17,9 @@ Span = tuple[str, int, int, dict[str, Any] | None, str]
 
 
 def separate_slots(optimizer: Any, step_options: Any) -> None:
-    """Replace slots by copies if they share memory with parameters or slots, or within themselves.
+    """Copy each slot that shares memory with a parameter or another slot, or overlaps itself.
 
-    Programs create such states by putting one tensor into two places; every step would raise.
+    Programs create such states by storing one tensor twice; every step would raise.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; its state is changed.
@@ -42,7 +42,7 @@ def separate_slots(optimizer: Any, step_options: Any) -> None:
 
 
 def _copy_overlapping(sorted_spans: list[Span]) -> None:
-    """Replace slots in runs of overlapping memory by copies, in their states."""
+    """Copy slots whose memory overlaps; their states receive the copies."""
     run: list[Span] = []
     reach = 0
     # The empty span at the end closes the last run.

@@ -45,7 +45,7 @@ def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, A
 
 
 def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> None:
-    """Write the codecs of slots to a group, and the shapes of encoded slots to the states."""
+    """Write the codecs of slots to a group, and shapes to states with encoded slots."""
     with importing:
         from thalweg._core.quantized_slots import shape_entry
         from thalweg.optim.quantized_state import STORAGE, has_codes, storage_of
@@ -58,16 +58,16 @@ def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> No
 
 
 def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state without empty sums and without entries that a flat state dict lacks.
+    """Return a state without empty sums, and without entries that are missing in the file.
 
     `torch.distributed.checkpoint` reads a missing entry as an empty dict.
 
     Args:
-        optimizer: The optimizer. Its state is cleared if nothing was read.
-        saved_state: The state, of the right form.
+        optimizer: The optimizer. Its state is cleared if no entry was read.
+        saved_state: The state dict, in a valid form; not changed.
 
     Raises:
-        CheckpointMismatchError: No entry was read, because the optimizer does not have a state.
+        CheckpointMismatchError: No entry was read, because the optimizer has no state.
     """
     saved_states = dict(parameter_states(saved_state))
     if not any(saved_states.values()) and not any(optimizer.state.values()):
@@ -86,10 +86,12 @@ def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[st
 
 
 def _check_read(optimizer: Any, names: Sequence[str]) -> None:
-    """Raise if named parameters have empty states, and the rule has slots; clear the state.
+    """Raise if `names` has a parameter and a rule has slots; clear the optimizer's state first.
+
+    `names` are parameters for which no entry was read.
 
     Raises:
-        CheckpointMismatchError: The state was read before the optimizer had one.
+        CheckpointMismatchError: The file was read before the optimizer had a state.
     """
     if names and any(rule.slots for rule in optimizer._rules()):
         # Torch's reads have added empty states, and it allocates none if there are any.

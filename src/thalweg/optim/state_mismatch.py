@@ -31,12 +31,12 @@ class StateEntrySpec(NamedTuple):
 
     Attributes:
         like: A tensor of the required shape; None requires a number, as a tensor or not.
-        dtypes: Optional. The dtypes allowed; by default all of the kind of `like`: real, complex,
-            or else that dtype alone.
+        dtypes: Optional. The allowed dtypes. By default all real dtypes for a real `like`, all
+            complex dtypes for a complex one, or else the dtype of `like`.
         has_rows: True if the value may be sparse.
         is_optional: True if the value may be missing, or None.
         is_count: True if the value is a number of steps.
-        name: The name of the value in messages of `state_mismatches`.
+        name: The name in messages of `state_mismatches`.
     """
 
     like: Tensor | None = None
@@ -58,7 +58,7 @@ class StateEntrySpec(NamedTuple):
 
 
 def check_form(saved_state: Mapping[str, object], label: str) -> None:
-    """Raise unless a dict has the form of a torch-style state.
+    """Raise unless a dict has "state", a dict, and "param_groups", a list of valid groups.
 
     Raises:
         CheckpointMismatchError: A part is missing or has another type.
@@ -124,9 +124,10 @@ def parameter_states(saved_state: Mapping[str, Any]) -> list[tuple[Any, Mapping[
 def matched(
     group: dict[str, Any], saved_group: dict[str, Any], problems: list[str]
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Return (parameter, saved key, title) of a group, matched by name if both sides have names.
+    """Return (parameter, saved key, title) of each parameter of a group.
 
-    Otherwise they are matched by order. Names that only one side has are appended to `problems`.
+    Match by name if both groups have names, else by order. `problems` receives messages about names
+    that only one group has.
     """
     names, saved_names = group.get("param_names"), saved_group.get("param_names")
     if not names or not saved_names or len(saved_names) != len(saved_group["params"]):
@@ -161,11 +162,11 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 def of_options(
     group: Group, option_names: Iterable[str], flags: Iterable[str], index: int, beta_count: int
 ) -> list[str]:
-    """Return messages why a step cannot be taken with the options of a group; [] if it can.
+    """Return a message for each option of a group that prevents a step; [] for none.
 
     Args:
         option_names: The options that a step reads.
-        flags: The options that are read as true or false.
+        flags: The options that must be true or false.
         index: The index of the group.
         beta_count: The number of betas that the rule has.
     """
@@ -225,8 +226,9 @@ def state_mismatches(
 
     Args:
         entries: The state.
-        specs: The requirements of its entries, by their keys.
-        allowed: The other keys that the state may have; any if None.
+        specs: {key: requirements of the entry}.
+        label: The name of the parameter in messages.
+        allowed: Further keys that the state may have; None allows all.
     """
     if not isinstance(entries, Mapping):
         return [f"the state of '{label}' is {told(entries)}, no dict"]
@@ -252,7 +254,7 @@ def _convertible_dtypes(dtype: torch.dtype) -> Collection[torch.dtype]:
 
 
 def _describe_difference(candidate: object, spec: StateEntrySpec, label: str) -> str | None:
-    """Return why a value does not meet its requirements, or None."""
+    """Return why `candidate` does not meet the requirements in `spec`, or None if it does."""
     template = spec.like
     if template is None:
         if is_number(candidate):
@@ -318,7 +320,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Return True if a value is a real number, or a tensor or an array of one that is in memory."""
+    """Return True for a real number, and for a tensor or array in memory with one real number."""
     if isinstance(value, Tensor):
         is_not_real = value.is_complex() or value.dtype == torch.bool
         is_in_memory = is_on_mesh(value) or flaw(value) is None

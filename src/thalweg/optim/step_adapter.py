@@ -50,14 +50,14 @@ _KEEP = Selection(denormals="keep")  # as torch does
 class ParamGroupAdapter(StepAdapter):
     """Adapter of one step over parameters in groups.
 
-    A *target* is the tensor that a step updates: the parameter, or its master or offloaded copy.
-    Values that other code wrote to a parameter count, not those of its master.
+    A *target* is the tensor that a step updates: the parameter, or its master or offloaded copy. If
+    other code wrote to a parameter, its values replace those of the master.
 
     Args:
         optimizer: The optimizer.
         param_state: The state of the parameters.
-        params: The parameters of the part.
-        group_indices: The index of the group of each parameter, also an attribute.
+        params: The parameters that a rule updates.
+        group_indices: The index of each parameter's group; the attribute `places`.
     """
 
     from_copies = True
@@ -95,12 +95,11 @@ class ParamGroupAdapter(StepAdapter):
         return self.places
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
-        """Return (gradient, target) pairs, and for each target the parameter that it stands for.
+        """Return (gradient, target) pairs, and the parameter behind each target.
 
-        A target is what the step updates: the parameter, its master or its offloaded copy. The
-        parameter is None where it is the target itself, and the second result is None if all
-        targets are parameters. Rows of equal index in sparse gradients are summed first if
-        gradients are clipped.
+        A target is the parameter, its master or its offloaded copy. The second list has None for a
+        target that is the parameter; it is None if all targets are. If gradients are clipped, rows
+        of equal index in a sparse gradient are summed first.
 
         Args:
             pairs: (gradient, parameter) pairs.
@@ -120,9 +119,9 @@ class ParamGroupAdapter(StepAdapter):
         return all_summed(pairs, self.names_of) if self.optimizer.step_options.clips else pairs
 
     def _pair_with_targets(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
-        """Return (gradient, target) pairs and the parameters that targets stand for, as `aim` does.
+        """Return the result of `aim` for pairs whose rows are not summed.
 
-        Rows are not summed. The parameters are recorded in `self._real`, for `owners_of`.
+        `self._real` receives {id(target): parameter}, for `owners_of`.
         """
         targets = self.part.targets(self.optimizer.state, self._params, self.repeats)
         if targets is self._params:
@@ -160,10 +159,10 @@ class ParamGroupAdapter(StepAdapter):
         return [self._converted(grad, param) for grad, param in pairs]
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
-        """Return one (gradient, parameter) pair in the form that the engines take.
+        """Return a (gradient, parameter) pair in the form that the engines take.
 
-        A sparse gradient becomes `IndexedSlices` on the device of the parameter. A complex pair
-        becomes two real views, and the view's parameter is recorded in `self._real`.
+        A sparse gradient becomes `IndexedSlices` on the parameter's device. A complex pair becomes
+        two real views, and `self._real` receives the parameter of the view.
         """
         if grad.layout == torch.sparse_coo:
             rows = rows_of(grad, *self.names_of([param]))
@@ -182,9 +181,8 @@ class ParamGroupAdapter(StepAdapter):
         """Raise if a gradient cannot update its variable; change nothing.
 
         Args:
-            pairs: (gradient, variable) pairs. The variable is what the step updates: a parameter,
-                its master or a real view of it. The device of a gradient must be that of the
-                parameter.
+            pairs: (gradient, variable) pairs. A variable is a parameter, its master or a real view.
+                A gradient must be on the device of its parameter.
             narrow: True to accept 16-bit gradients of float32 variables.
 
         Raises:
@@ -206,9 +204,9 @@ class ParamGroupAdapter(StepAdapter):
         check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=devices)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
-        """Validate the state's numbers and create missing state of all parameters, for the commit.
+        """Check the numbers in the state, and create missing state of all parameters.
 
-        The optimizer's state does not change before `counting_calls` run.
+        The calls of `counting_calls` add the new state to the optimizer.
         """
         optimizer = self.optimizer
         state_scalars: list[tuple[Tensor, str]] = []
@@ -229,7 +227,9 @@ class ParamGroupAdapter(StepAdapter):
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        """Return the optimizer-wide slots of each parameter that has them, in old or new state."""
+        """Return a list of optimizer-wide slots for each parameter that has them, old states
+        first.
+        """
         optimizer, param_state = self.optimizer, self.part
         states = [
             optimizer.state.get(param)
@@ -247,10 +247,10 @@ class ParamGroupAdapter(StepAdapter):
         return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
-        """Return for each variable its index in the optimizer and element positions, for random
-        bits.
+        """Return (index in the optimizer, element positions) of each variable, for random bits.
 
-        () if neither rounding nor codecs need them; without rounding, the indices are None.
+        Return () if neither rounding nor codecs of DTensors need them. Without rounding, indices
+        are None.
         """
         optimizer, param_state = self.optimizer, self.part
         params = [self._real.get(id(var), var) for var in variables]
@@ -269,7 +269,10 @@ class ParamGroupAdapter(StepAdapter):
         return [indices[id(self._real.get(id(var), var))] for var in variables]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Read the per-parameter numbers; set a key for each parameter, equal for equal scalars."""
+        """Read the per-parameter numbers, and set the keys that `group_variables` returns.
+
+        Parameters with equal scalars have equal keys.
+        """
         param_state, group_indices = self.part, self.places
         for column in param_state.columns:
             column.read()
@@ -293,7 +296,7 @@ class ParamGroupAdapter(StepAdapter):
         return self._keys
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        """Return C functions that add new state and write the next per-parameter numbers."""
+        """Return calls that add new state and write the next per-parameter numbers."""
         calls = self.part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self.part.columns:
@@ -323,15 +326,15 @@ class ParamGroupAdapter(StepAdapter):
         raise NotImplementedError
 
     def split_key(self, key: Any) -> tuple[int, dict[str, Any]]:
-        """Return the group index and the scalars of the parameters with a key.
+        """Return (group index, {name: scalar}) of the parameters with a key.
 
-        Return the group index; and a new dict by name with the numbers of the state, such as the
-        step count (on a device: a tensor of all parameters' numbers), `is_first`, and the scalars
-        of options and codecs. Hyperparameters of the group are not in it.
+        The dict is new. It has numbers of the state, such as the step count, `is_first`, and
+        scalars of options and codecs, but no hyperparameters of the group. A number on a device is
+        a tensor with an element per parameter.
 
         Args:
-            key: An element of the result of `group_variables`: the group index, or a tuple of it
-                and the numbers and flags that differ between parameters. None if nothing differs.
+            key: An element of the result of `group_variables`: the group index, or a tuple of the
+                index and the values that differ between parameters. None if nothing differs.
         """
         param_state = self.part
         group_index, *differing_scalars = key if isinstance(key, tuple) else (key,)
@@ -390,11 +393,10 @@ class TorchStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[group]
 
     def prepare_scalars(self, key: Hashable) -> dict[str, Any]:
-        """Return the scalars of the parameters with a key by name: options, numbers, results of
-        `prepare`.
+        """Return {name: scalar} of a key's parameters: options, numbers, results of `prepare`.
 
         Raises:
-            InvalidArgumentError: `prepare` fails with these options.
+            InvalidArgumentError: The rule's `prepare` fails with these options.
         """
         rule, optimizer = self.part.rule, self.optimizer
         group_index, state_scalars = self.split_key(key)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SetChanges:
-    """Counter of changes in which parameters have gradients: decides when to plan for absent ones.
+    """Counter of changes of the set of gradients: decides when to plan for absent gradients.
 
     Attributes:
         needs_plan: True if the next step should be planned for absent gradients.
@@ -44,12 +44,13 @@ class SetChanges:
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a planned step; set `needs_plan` once the set of gradients has changed often
-        enough.
+        """Count a step if a gradient is absent in it or in the last one.
+
+        At the limit of the count, set `needs_plan`, reset the count and double the limit.
 
         Args:
             gradients: The number of parameters with a gradient in the step.
-            trainable: The number of parameters that may have one.
+            trainable: The number of parameters that need a gradient.
         """
         has_absent = gradients < trainable
         self._changes += has_absent or self._lacked
@@ -67,9 +68,7 @@ class SetChanges:
 
 
 class StepCache:
-    """Caches and counters of an optimizer outside its state; copied or loaded optimizers have new
-    ones.
-    """
+    """Caches and counters of an optimizer outside its state; a copied optimizer has new ones."""
 
     # Plans of steps in which other parameters had gradients; see `absent_gradients.select_set`.
     sets: dict[tuple[bool, ...], Any] | None = None
@@ -145,8 +144,8 @@ class StepCache:
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
         """Drop the present replay after a step that repeated its plan with all checks.
 
-        At steps that the plans choose, also set `due_adapters` to `adapters`, so that the next step
-        plans a replay. Do nothing if the step was measured and `replay` repeats the same plans.
+        If the plans choose this step, `due_adapters` becomes `adapters`: the next step plans a
+        replay. Do nothing if the step was measured and `replay` repeats the last plans.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

@@ -17,10 +17,9 @@ from thalweg.errors import InvalidArgumentError
 
 
 def register_hooks(optimizer: Any) -> None:
-    """Register a hook on each trainable parameter that updates it as soon as its gradient is
-    complete.
+    """Register a hook on each trainable parameter: it updates the parameter in the backward pass.
 
-    A parameter that is frozen now gets its hook in the first step after it is unfrozen.
+    A frozen parameter gets its hook in the first step after it is unfrozen.
 
     Raises:
         InvalidArgumentError: A rule sums over all parameters.
@@ -43,11 +42,11 @@ def register_hooks(optimizer: Any) -> None:
 
 
 def _make_hook(optimizer: ref[Any]) -> Callable[[Tensor], None]:
-    """Return the hook that updates a parameter; it holds the optimizer by a weak reference."""
+    """Return the hook `apply(param)`, which refers weakly to the optimizer."""
 
     # A parameter outlives its optimizer.
     def apply(param: Tensor) -> None:
-        """Update a parameter, or start the transfer of its gradient."""
+        """Update a parameter; or, if its state is offloaded, start to copy its gradient."""
         updater = optimizer()
         if updater is None:
             return
@@ -65,11 +64,10 @@ def _make_hook(optimizer: ref[Any]) -> Callable[[Tensor], None]:
 
 
 def _fetch(optimizer: Any, param: Tensor) -> None:
-    """Start to copy a gradient to the CPU, set `param.grad` to None, and apply gradients that
-    arrived.
+    """Start to copy a gradient to the CPU, set `param.grad` to None, and apply finished copies.
 
-    The CPU thus updates parameters while the GPU computes further gradients. The rest is applied at
-    the end of the backward pass.
+    The CPU thus updates parameters while the GPU computes further gradients. The end of the
+    backward pass applies all other copies.
     """
     with importing:
         from thalweg._engines.offload import Prefetch

@@ -89,11 +89,11 @@ class LastStep(NamedTuple):
 
     Args:
         taken: True if the step was taken.
-        reason: The reason if it was not; "" if it was.
+        reason: Why the step was not taken; "" if it was.
         count: The number of steps that this optimizer has taken since it was made or loaded.
-        grad_norm: The common norm of the gradients, unscaled, their elements clipped. None where
+        grad_norm: The norm of all gradients together, unscaled and with clipped elements. None if
             no option needs it.
-        clip_factor: The factor that gradients were multiplied by; 1 if their norm was small enough.
+        clip_factor: The factor by which clipping multiplied the gradients; 1 without an effect.
     """
 
     taken: bool
@@ -104,22 +104,22 @@ class LastStep(NamedTuple):
 
 
 class StepOptions:
-    """Options of a constructor, one of each kind, most of them off.
+    """Options of a constructor, one object of each class in `OPTIONS`, most of them off.
 
     Args:
-        **keywords: By the names of their fields.
+        **keywords: {keyword: value} of the constructor.
 
     Attributes:
-        on: The options that are on, by keyword.
-        arguments: Those of these options that files describe.
-        wrapping: The options that do something beside the rule, in the same pass over memory.
+        on: {keyword: value} of the options that are on.
+        arguments: {keyword: value} of the options that files describe.
+        wrapping: The options that change the update of a rule, in the same pass over memory.
         clips: True if gradients are clipped, or their norm decides on the step.
         accumulate: The number of calls of `step` with gradients that are summed up for one step.
-        in_backward: True if each gradient is applied as it arrives.
+        in_backward: True if each gradient is applied in the backward pass.
         counts: True if an option needs the number of a step.
-        keeps_as_torch: True if torch would keep the same entries of its state.
+        keeps_as_torch: True if no option changes the entries of torch's state.
         kinds: The storage of the state of parameters.
-        zero_warning: As `without` of a `Wrapper`, if there is one.
+        zero_warning: `Sphere.without` if this option is on, else ().
         base_transforms: The gradient transforms that do not depend on the step.
         judge: The judge of steps; None without `spikes`.
 
@@ -273,13 +273,10 @@ def pop_options(keywords: dict[str, object]) -> StepOptions:
 
 
 def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
-    """Raise if a hyperparameter has the name of an option of all groups or optimizers.
+    """Raise RuleError if a hyperparameter has a reserved name: an option's or a group entry's.
 
     Args:
-        titles: Its hyperparameters, as groups call them.
-
-    Raises:
-        RuleError: Names the first.
+        titles: The rule's hyperparameters, as groups call them.
     """
     reserved = sorted({"params", "param_names", "rule", *KEYWORDS}.intersection(titles))
     if reserved:
@@ -307,13 +304,13 @@ def gradient_transforms(
     is_torchs: bool,
     factor: Factor | None = None,
 ) -> GradientTransforms:
-    """Return the transforms of the gradients of a step by these options.
+    """Return the transforms of a step's gradients: unscaling, and clipping by the options.
 
     Args:
-        unscaling: The first factor of gradients, or None; a tensor stays one.
+        unscaling: The first factor of gradients: a float, a tensor or None.
         count: The number of gradients.
-        grad_report: Receives the norm and factor if the global norm is computed.
-        is_torchs: True if the global norm clips with torch's formula, not with TensorFlow's.
+        grad_report: Receives norm and clip factor if the global norm is computed.
+        is_torchs: True to clip by the global norm with torch's formula, False with TensorFlow's.
         factor: The factor that clips by the global norm, if it is known; see `global_norm.py`.
     """
     if not options.clips and unscaling is None:

@@ -24,10 +24,10 @@ class _Swap(NamedTuple):
     """Parameter that is swapped with its average in a block.
 
     Attributes:
-        label: Its name.
+        label: The parameter's name.
         param: The parameter.
-        memory: Its memory, where the block began.
-        average: Its average.
+        memory: The parameter's memory at the start of the block.
+        average: The parameter's average.
         buffer: Holds the parameter's value in the block.
     """
 
@@ -57,7 +57,9 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
 
 
 def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
-    """Return C functions that copy averages to parameters, and those that restore the parameters.
+    """Return (calls that copy averages to parameters, calls that restore the parameters).
+
+    The second list is empty until the calls of the first have run.
 
     Raises:
         FailedPreconditionError: The parameters are averages already.
@@ -99,8 +101,7 @@ def _raise_nested() -> None:
 
 
 def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
-    """Return the parameters that have averages, with their memory and a new buffer for their
-    values.
+    """Return the swap of each parameter that has an average, with a new buffer.
 
     Raises:
         InvalidArgumentError: A parameter and its average have different shapes.
@@ -125,8 +126,9 @@ def _find_swaps(optimizer: Any, average_of: AverageOf) -> list[_Swap]:
 
 
 def _restore_moved(swaps: list[_Swap]) -> None:
-    """Write values back to parameters whose memory was replaced in the block; raise the first
-    error.
+    """Write values back to parameters whose memory was replaced in the block.
+
+    Raise the first error after trying all parameters.
     """
     errors: list[BaseException] = []
     with writable():

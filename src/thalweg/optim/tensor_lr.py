@@ -24,7 +24,7 @@ class TensorRate:
     raises `TypeError`, and the caller leaves the step to torch.
 
     Args:
-        value: Its number, of its dtype.
+        value: The number, a NumPy scalar of the tensor's dtype.
     """
 
     __slots__ = ("value",)
@@ -34,7 +34,7 @@ class TensorRate:
 
     @staticmethod
     def of(tensor: Tensor) -> TensorRate:
-        """Return the rate that a tensor of one number holds now.
+        """Return the present number of a tensor as a `TensorRate`.
 
         Raises:
             TypeError: The tensor is not on the CPU, or its dtype is not supported.

@@ -31,10 +31,10 @@ def __dir__() -> list[str]:
 
 
 class SGD(RuleOptimizer):
-    """`thalweg.keras.optimizers.SGD`: the learning rate is inside of the velocity.
+    """`thalweg.keras.optimizers.SGD`: the velocity includes the learning rate.
 
     Args:
-        params: As torch takes them.
+        params: Parameters or groups, as torch's optimizers take them.
         lr: The learning rate, a number or a tensor of shape ().
         momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
         nesterov: True if momentum is Nesterov's.
@@ -57,7 +57,7 @@ class SGD(RuleOptimizer):
 
 
 class Momentum(RuleOptimizer):
-    """`thalweg.v1.train.MomentumOptimizer`: the learning rate is outside of the velocity."""
+    """`thalweg.v1.train.MomentumOptimizer`: the learning rate multiplies the velocity."""
 
     def __init__(
         self,
@@ -72,8 +72,7 @@ class Momentum(RuleOptimizer):
 
 
 class MomentumW(RuleOptimizer):
-    """`thalweg.v1.contrib.opt.MomentumWOptimizer`: decay independent of the rate, then
-    `Momentum`."""
+    """`thalweg.v1.contrib.opt.MomentumWOptimizer`: decay without the rate, then `Momentum`."""
 
     _exact = ("weight_decay",)
 
@@ -113,7 +112,7 @@ class Adam(RuleOptimizer):
 
 
 class LazyAdam(RuleOptimizer):
-    """`thalweg.v1.contrib.opt.LazyAdamOptimizer`: rows that are not named stay as they are."""
+    """`thalweg.v1.contrib.opt.LazyAdamOptimizer`: a sparse gradient changes only its rows."""
 
     product_hypers = _POWERS
 
@@ -129,8 +128,7 @@ class LazyAdam(RuleOptimizer):
 
 
 class AdamW(RuleOptimizer):
-    """`thalweg.v1.contrib.opt.AdamWOptimizer`: decay independent of the rate, then a step of
-    Adam."""
+    """`thalweg.v1.contrib.opt.AdamWOptimizer`: decay without the rate, then a step of Adam."""
 
     _exact = ("weight_decay",)
     product_hypers = _POWERS
@@ -209,7 +207,7 @@ class Adagrad(RuleOptimizer):
 
 
 class AdagradDA(RuleOptimizer):
-    """`thalweg.v1.train.AdagradDAOptimizer`, which makes the variable anew from sums of gradients.
+    """`thalweg.v1.train.AdagradDAOptimizer`: recomputes parameters from sums of gradients.
 
     Raises:
         ValueError: initial_accumulator_value is negative.
@@ -240,15 +238,15 @@ class Adadelta(RuleOptimizer):
 
 
 class RMSprop(RuleOptimizer):
-    """`thalweg.keras.optimizers.RMSprop`: with momentum epsilon is inside of the root.
+    """`thalweg.keras.optimizers.RMSprop`: with momentum, epsilon is inside the root.
 
     Args:
-        params: As torch takes them.
+        params: Parameters or groups, as torch's optimizers take them.
         lr: The learning rate.
-        rho: Share of the averages that is kept.
+        rho: The fraction of the averages that a step keeps.
         momentum: A number in [0, 1], fixed in the constructor: 0 has no momentum.
         eps: Epsilon.
-        centered: True if to divide by the root of the variance.
+        centered: True to divide by the root of the variance.
     """
 
     _exact = ("epsilon",)
@@ -274,12 +272,12 @@ class RMSprop(RuleOptimizer):
 
 
 class Ftrl(RuleOptimizer):
-    """`thalweg.keras.optimizers.Ftrl`, which makes the variable anew from `linear`.
+    """`thalweg.keras.optimizers.Ftrl`: recomputes parameters from the slot `linear`.
 
     Args:
         learning_rate_power: The power by which the rate falls; not above 0.
-        l2_shrinkage: Strength of a penalty of the size of the variable, in its gradient.
-        beta: Is added to the root of the accumulator.
+        l2_shrinkage: Strength of an L2 penalty that is added to the gradient.
+        beta: Added to the root of the accumulator.
 
     Raises:
         ValueError: A number has the wrong sign.

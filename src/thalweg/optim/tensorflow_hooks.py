@@ -28,11 +28,12 @@ from thalweg.optim.step_adapter import ParamGroupAdapter
 class TensorFlowStepAdapter(ParamGroupAdapter):
     """Adapter of one step of a `RuleOptimizer`.
 
-    TensorFlow counts the steps of an optimizer, not those of a variable: the numbers of all
-    parameters change, also of those without a gradient.
+    TensorFlow counts the steps of an optimizer. So the numbers of all parameters change, even
+    without a gradient.
 
     Args:
-        optimizer, part, params, places: As in `ParamGroupAdapter`, for all parameters.
+        optimizer, param_state, params, group_indices: As in `ParamGroupAdapter`, for all
+            parameters.
         members: Indices of the parameters that have a gradient.
     """
 
@@ -53,7 +54,10 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return [self.places[member] for member in self._members]
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise if shapes, dtypes or memory of the pairs are invalid."""
+        """Raise if shapes, dtypes or memory of the pairs are invalid.
+
+        Also raise for complex variables if the rule is not linear.
+        """
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]
         if unreal and not self.part.rule.linear:
@@ -70,9 +74,9 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return None if keys is None else [keys[member] for member in self._members]
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """Return the scalars of the variables with a key by name, in a compute dtype.
+        """Return {name: scalar} of the variables with a key, in a compute dtype.
 
-        On a device, vectors have only the elements of parameters with a gradient.
+        A vector on a device has only the elements of parameters with a gradient.
         """
         scalars = self._scalars_of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
@@ -90,9 +94,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[dtype, group]
 
     def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
-        """Return the scalars of the parameters with a key by name: options, numbers, results of
-        `prepare`.
-        """
+        """Return {name: scalar} of a key's parameters: options, numbers, results of `prepare`."""
         rule = self.part.rule
         group_index, state_scalars = self.split_key(key)
         values = self.hypers(dtype, group_index)
@@ -121,7 +123,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         """Return a hyperparameter of a group as a scalar of a compute dtype.
 
         Raises:
-            InvalidArgumentError: It is NaN; names it.
+            InvalidArgumentError: The value is NaN; names the hyperparameter.
         """
         if self.is_on_step_device(value):
             return value.detach().to(TORCH[dtype])
@@ -135,9 +137,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.part.options(group_index, self.optimizer).given()
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
-        """Return the per-parameter number of a column after the step, for the parameters with a
-        key.
-        """
+        """Return the number of a column after the step, for the parameters with a key."""
         group_index, state_scalars = self.split_key(key)
         state_scalar = state_scalars[column.name]
         if column.name == STEP:

@@ -9,8 +9,8 @@ def format_table(rows: Sequence[Sequence[str]], right_aligned: Collection[int] =
     """Return rows as lines of aligned columns, two spaces apart.
 
     Args:
-        rows: The cells of each row; all rows have as many.
-        right_aligned: Indices of columns to align to the right; all others are to the left.
+        rows: The cells of each row; all rows have equally many.
+        right_aligned: Indices of columns to align to the right; all others are left-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [">" if index in right_aligned else "<" for index in range(len(widths))]

@@ -26,12 +26,12 @@ _OF_TORCH = "The step was torch's own, which may have written a part of it."
 
 
 def check_memories(optimizer: Any) -> None:
-    """Raise if torch's step would access memory outside of a tensor's storage.
+    """Raise if torch's step would access memory outside a tensor's storage.
 
     Raises:
         LayoutError: A parameter, gradient or slot has no memory for its elements, or torch would
-            add sparse rows elsewhere.
-        InvalidArgumentError: An index of a sparse tensor is not in its shape.
+            add sparse rows to the wrong elements.
+        InvalidArgumentError: An index of a sparse tensor is out of range.
     """
     params = [p for p in params_of(optimizer.param_groups) if p.grad is not None and not p.is_meta]
     tensor_lists = [_select_tensors(param, param.grad, *(optimizer.state.get(param) or {}).values())
@@ -44,12 +44,11 @@ def check_memories(optimizer: Any) -> None:
 
 
 def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bool) -> None:
-    """Raise as `check_memories` for one parameter; replace slots by copies that torch would
-    corrupt.
+    """Check one parameter as `check_memories` does; copy slots that torch would corrupt.
 
     Args:
-        state: Its state; changed.
-        coalesces: True if torch's step coalesces gradients, so that one element may be left.
+        state: The parameter's state, in which copies replace such slots.
+        coalesces: True if torch's step coalesces gradients, which may leave one row.
     """
     gradient = param.grad
     named_tensors: dict[str, Any] = {"": param, "The gradient of ": gradient}
@@ -84,13 +83,13 @@ def _select_tensors(*values: object) -> list[Tensor]:
 def whole(optimizer: Any) -> Generator[None]:
     """Restore parameters and state if torch's step in the `with` block raises.
 
-    Torch updates one parameter after the other, and rejects a gradient only when it gets there. So
-    all tensors are copied before the step, unless torch certainly accepts it: gradients and state
-    have the form of their parameters and options are numbers, or the last step had the same kinds.
-    Tensor subclasses with dispatch are not restored.
+    Torch updates parameters one by one, and may reject a later gradient. So all tensors are copied
+    before the step, unless torch certainly accepts it: gradients and state have the form of their
+    parameters and options are numbers, or the last step had equal kinds of tensors. Tensor
+    subclasses with their own dispatch are not restored.
 
     Args:
-        optimizer: A `FusedTorchOptimizer`. Its `progress` gets the notes about a failed step.
+        optimizer: A `FusedTorchOptimizer`. `step_cache.progress` receives notes for errors.
     """
     members = [
         (group, param)
@@ -120,9 +119,10 @@ def whole(optimizer: Any) -> Generator[None]:
 
 
 def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
-    """Return a key of all facts that decide if torch accepts a step; None if it certainly does.
+    """Return a hashable key of all facts that decide whether torch accepts a step.
 
-    None also stands for tensor subclasses with their own dispatch, which are not restored.
+    Return None if torch certainly accepts it. Return None for tensor subclasses with their own
+    dispatch, too, which are not restored.
     """
     kinds: list[Any] = []
     is_ordinary = True
@@ -156,7 +156,7 @@ def _has_torch_form(
 ) -> bool:
     """Return True if a state has the form that torch's steps create.
 
-    Only names distinguish slots from numbers: both have the shape () if the parameter has.
+    Slots and numbers are told apart by name, as both may have the shape ().
     """
     rule, kind = optimizer.base_rule(group, param), _describe_kind(param)
     numbers = {slot.name for slot in rule.scalar_slots} | {STEP} & {*entries}

@@ -34,7 +34,7 @@ class TorchGroups(FusedOptimizer):
 
     Attributes:
         constructor_signature: The signature of the constructor, with options.
-        fixed_options: Values of hyperparameters that groups may lack.
+        fixed_options: {hyperparameter: value} of those that groups may lack.
     """
 
     _torch: ClassVar[Any]  # the class of `torch.optim`, which is the last base
@@ -102,9 +102,7 @@ class TorchGroups(FusedOptimizer):
             self._check_common(kind, group, group_index)
 
     def _check_common(self, kind: type[TorchGroups], group: Group, group_index: int) -> None:
-        """Raise InvalidArgumentError if a group differs from others of its class in a shared
-        option.
-        """
+        """Raise InvalidArgumentError if two groups of one class differ in a shared option."""
         for index, other_group in enumerate(self.param_groups):
             if self._kind_of(other_group) is not kind:
                 continue
@@ -117,7 +115,7 @@ class TorchGroups(FusedOptimizer):
     def _describe_difference(
         cls, group: Group, group_index: int, other_group: Group, index: int
     ) -> str:
-        """Return a message about a shared option in which two groups differ; "" if they agree."""
+        """Return a message about the first shared option in which two groups differ; "" if none."""
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
                 f"{name} of group {group_index} is {show_value(group.get(name))}, and of group"
@@ -178,9 +176,9 @@ class TorchGroups(FusedOptimizer):
     def _initial_entries(
         self, params: Sequence[Tensor], places: Sequence[int]
     ) -> dict[int, Entries]:
-        """Return the initial state of parameters by `id`, as far as the rule does not define it.
+        """Return {id(parameter): {key: initial value}} of entries that the rule does not define.
 
-        Warn of parameters of zeros.
+        Warn of all-zero parameters.
         """
         self._warn_of_zeros(params, places)
         starts = list(map(self._initials_of_group, self.param_groups))
@@ -191,7 +189,7 @@ class TorchGroups(FusedOptimizer):
         }
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Return True if parameters of a group have all entries of their state."""
+        """Return True if all of `params`, in `group`, have all entries of their state."""
         if not params:
             return True
         step = {STEP} if self._keeps_step(self._kind_of(group)) else set[str]()
@@ -205,7 +203,7 @@ class TorchGroups(FusedOptimizer):
         )
 
     def _has_slot_dtypes(self, group: Group, param: Tensor) -> bool:
-        """Return True if the slots of a parameter have the dtypes that the rule defines for it."""
+        """Return True if the slots of a parameter have the dtypes that its rule defines."""
         entries = self.state.get(param, {})
         slots = [slot for slot in self.base_rule(group, param).slots if slot.shape is None]
         dtypes = {slot.name: slot.dtype or param.dtype for slot in slots if not slot.scalar}
@@ -226,7 +224,7 @@ class TorchGroups(FusedOptimizer):
         return True
 
     def _numbers(self, rule: Rule, kind: type[TorchGroups]) -> dict[str, ScalarSpec]:
-        """Return specifications of a rule's per-parameter numbers, by state key."""
+        """Return {state key: specification} of a rule's per-parameter numbers."""
         specs = {
             slot.name: ScalarSpec(
                 slot.initial,
@@ -275,7 +273,7 @@ class TorchGroups(FusedOptimizer):
         return self._kind_of(group).read_options
 
     def _unfit_options(self, group: Group, group_index: int) -> list[str]:
-        """Return reasons why a step cannot be taken with the options of a group; [] if none."""
+        """Return a message for each option of a group that prevents a step; [] for none."""
         unfit = super()._unfit_options(group, group_index)
         kind = self._kind_of(group)
         if not unfit and kind._of_matrices:
@@ -288,7 +286,7 @@ class TorchGroups(FusedOptimizer):
     def _unfit_state(
         self, group: Group, entries: object, param: Tensor, label: object, may_lack: bool = False
     ) -> list[str]:
-        """Return messages why no step could be taken with the state of a parameter; [] if one can.
+        """Return messages why a step cannot use the state of a parameter; [] if it can.
 
         Args:
             group: The group of the parameter.
@@ -340,13 +338,12 @@ class TorchGroups(FusedOptimizer):
         label: object,
         checked_keys: set[object],
     ) -> list[str]:
-        """Return messages why the rule's `prepare` fails with these options and numbers; [] if it
-        works.
+        """Return messages if the rule's `prepare` fails with these options and numbers; else [].
 
-        Rules with functions of users are not checked.
+        Rules that call functions of users are not checked.
 
         Args:
-            checked_keys: Keys of combinations to skip; new ones are added.
+            checked_keys: Keys of checked combinations, which are skipped; new ones are added.
         """
         rule = self.wrapped_rule(group, param)
         scalars = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}

@@ -16,12 +16,12 @@ from thalweg.optim.rule_names import KINDS
 
 
 def alias_torch_module(name: str, public: Sequence[str]) -> None:
-    """Set `__getattr__` and `__dir__` of a module, to offer the names of the torch module, too.
+    """Let a module also offer the names of its torch module: set `__getattr__` and `__dir__`.
 
-    Type checkers do not see them, and report names that are misspelt.
+    Type checkers do not see these functions, and report misspelt names.
 
     Args:
-        name: The module's name; its last part is that of the module of `torch.optim`.
+        name: The module's name; its last part is the name of the module in `torch.optim`.
         public: The names that `dir` lists.
     """
     module_name = name.rpartition(".")[2]

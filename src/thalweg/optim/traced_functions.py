@@ -102,8 +102,8 @@ def covers(output: Tensor, shape: Sequence[int]) -> bool:
 def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tensor | None:
     """Return the matrices that a tensor of indices selects from a weight, as a view.
 
-    The view repeats the first matrix, as the indices depend on data. None if the function is no
-    such selection.
+    The selection depends on data, so the view repeats the first matrix. Return None for any other
+    function.
     """
     index = None
     if name == "__getitem__":
@@ -120,7 +120,7 @@ def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tenso
 def positional(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with input and weight by position, and the remaining keyword arguments."""
+    """Return (arguments, keyword arguments) with input and weight among the former."""
     kwargs = dict(kwargs)
     for position, names in enumerate((("input",), ("weight", "other", "mat2"))):
         keyword = next((candidate for candidate in names if candidate in kwargs), None)

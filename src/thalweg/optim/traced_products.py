@@ -12,16 +12,18 @@ from torch import Tensor
 def product_roles(
     name: str, args: Sequence[Any], operands: Sequence[Any], weight_index: int
 ) -> tuple[str, list[int | None]] | None:
-    """Return the role of each dimension of a weight in a product, and its dimension in the result.
+    """Return the roles of a weight's dimensions in a product.
 
-    Return a letter per dimension, as for `WeightUse.add_product`, and for each dimension that of
-    the result, from the end, or None. None in place of the pair if this is not a product of a
-    weight and activations.
+    Return None if this is not a product of a weight and activations.
 
     Args:
         name: The name of the torch function.
         operands: The two tensors that are multiplied.
-        weight_index: The index of the weight among these.
+        weight_index: The index of the weight in `operands`.
+
+    Returns:
+        A letter per dimension, as for `WeightUse.add_product`; and for each dimension its index in
+        the result, counted from the end, or None.
     """
     name = name.strip("_")
     if name == "einsum":
@@ -46,7 +48,7 @@ def product_roles(
 
 
 def _einsum_roles(equation: str, weight_index: int) -> tuple[str, list[int | None]] | None:
-    """Return the roles of a weight in an `einsum`, as `product_roles`."""
+    """Return the roles of a weight in an `einsum`, or None; see `product_roles`."""
     terms, output = _terms(equation)
     if len(terms) != 2 or not output or "." in terms[weight_index]:
         return None
@@ -73,9 +75,9 @@ def product_shape(
     kwargs: Mapping[str, Any],
     factors: Sequence[Tensor],
 ) -> tuple[int, ...]:
-    """Return the shape of a product for which `product_roles` has roles.
+    """Return the shape of a product that `product_roles` recognizes.
 
-    Torch computes shapes of meta tensors, too, but imports its compiler for this.
+    Torch computes shapes of meta tensors, too, but imports its compiler to do so.
 
     Args:
         func: The function of torch.

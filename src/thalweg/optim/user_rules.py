@@ -54,11 +54,10 @@ class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
 
 @cache
 def class_of(rule: Rule) -> type[UserRuleOptimizer]:
-    """Return the optimizer class of a user-defined rule, made once; its name is that of the rule.
+    """Return the optimizer class of a user-defined rule, named like the rule and made once.
 
     Raises:
-        RuleError: No step is possible with the rule, or a hyperparameter has the name of an entry
-            of all groups.
+        RuleError: The rule cannot take a step, or a hyperparameter has a reserved name.
     """
     hypers = defaults_of(rule)
     check_rule(rule, hypers)
@@ -81,8 +80,8 @@ def class_of(rule: Rule) -> type[UserRuleOptimizer]:
 def _with_powers(rule: Rule) -> Rule:
     """Return a copy of a rule whose `prepare` also returns the powers `hyper ** t`.
 
-    The engines compute `Rule.powers` with TensorFlow's rounding; here they are Python floats, as
-    all scalars of torch-style optimizers. The copy has no `powers`.
+    The engines compute `Rule.powers` with TensorFlow's rounding. Torch-style optimizers need Python
+    floats instead. The copy has no `powers`.
     """
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)

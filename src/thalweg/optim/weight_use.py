@@ -59,11 +59,12 @@ class WeightUse:
     def add_product(self, view: Tensor, roles: str) -> Indices:
         """Record a product with a view of the weight.
 
-        Return the output of each element of the view, with size 1 in the dimensions of inputs.
+        Return an integer array: the output's index for each element of the view. Dimensions of
+        inputs have size 1.
 
         Args:
-            roles: For each dimension of the view "o" (outputs), "i" (inputs, which are summed
-                over) or "b" (a batch).
+            roles: A letter for each dimension of the view: "o" (outputs), "i" (inputs, which are
+                summed over) or "b" (a batch).
         """
         shape, ndim = self.shape, view.dim()
         grids = [
@@ -104,10 +105,9 @@ class WeightUse:
         return outputs % row_size if transposed else outputs // row_size
 
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
-        """Record whether outputs are rows or columns of the weight, and conflicts with earlier
-        products.
+        """Record whether outputs are rows or columns of the weight; return True for columns.
 
-        Return True if outputs are columns.
+        A contradiction to earlier products is recorded, too.
         """
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:
@@ -163,8 +163,7 @@ class WeightUse:
         """Return the layout of the weight that the recorded products and uses of outputs define.
 
         Raises:
-            UnusedError: No product was recorded, or some outputs are neither used or reduced by a
-                function nor returned by the model.
+            UnusedError: No product was recorded, or some outputs are not used, reduced or returned.
             UndecidedError: Products contradict each other, or rows and columns both hold several
                 matrices and only one of the two is interleaved.
         """
@@ -211,11 +210,11 @@ def _make_flags(indices: Indices, size: int) -> Flags:
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
     """Return sets that together contain every index of a weight's rows or columns.
 
-    Sets that do already are returned unchanged. A pass with few tokens uses only some experts of a
-    weight: if the sets are aligned ranges of one length, the missing ranges are appended.
+    Complete sets are returned unchanged. A pass with few tokens uses only some experts of a weight.
+    So if the sets are aligned ranges of one length, the missing ranges are appended.
 
     Raises:
-        UndecidedError: Indices are missing, and the sets are not such ranges.
+        UndecidedError: Indices are missing, and the sets are not aligned ranges of one length.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -249,7 +248,7 @@ def _number_segments(sets: Sequence[Flags]) -> Indices:
 
 
 def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
-    """Return the number of equal blocks, or their sizes; and True if they are interleaved.
+    """Return (number of equal blocks or tuple of their sizes, True if blocks are interleaved).
 
     Raises:
         UndecidedError: The parts do not repeat evenly.

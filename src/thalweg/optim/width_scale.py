@@ -33,7 +33,7 @@ _INDEPENDENT_DECAY = frozenset(("AdamWIndependent",))
 
 
 class WidthFactor(NamedTuple):
-    """Factor `up / down` of a learning rate, of which one is 1 but for rules of matrices."""
+    """Factor `up / down` of a learning rate; one of them is 1, except in rules for matrices."""
 
     up: float = 1.0
     down: float = 1.0
@@ -78,14 +78,14 @@ class BaseWidths:
         self._shapes = shapes
 
     def scale(self, name: str, options: Group, scale_decay: bool) -> WidthFactor:
-        """Multiply the learning rate of a parameter, and divide the weight decay.
-
-        Return the factor of the rate.
+        """Scale the learning rate of a parameter, and the weight decay inversely; return the
+        factor.
 
         Args:
-            options: The rule of the parameter, as "rule", and the options of the rule; changed in
-                place. A decay that they lack is the default of the rule.
-            scale_decay: Whether to change the decay.
+            name: The name of the parameter.
+            options: The rule of the parameter, as "rule", and its options; changed in place. A
+                missing decay is the rule's default.
+            scale_decay: False to keep the decay.
 
         Raises:
             InvalidArgumentError: No factor is known for the rule, or for a parameter of this shape.
@@ -101,8 +101,7 @@ class BaseWidths:
         return factor
 
     def _factor(self, name: str, options: Group) -> WidthFactor:
-        """Return the factor of a parameter's learning rate, by its rule and the dimensions that are
-        widths.
+        """Return the factor of a parameter's learning rate, by rule and number of width dimensions.
 
         Raises:
             InvalidArgumentError: No factor is known for the rule, or for a parameter of this shape.
@@ -157,11 +156,11 @@ class BaseWidths:
 
 
 def _read_shapes(shapes: object, target: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
-    """Return the shapes of a base model by name, validated against those of the module.
+    """Return {name: shape} of a base model, validated against the shapes of the module.
 
     Args:
-        shapes: A module, or a mapping of shapes by name.
-        target: The shapes of the module by name.
+        shapes: A module, or {name: shape}.
+        target: {name: shape} of the module.
 
     Raises:
         InvalidTypeError: `shapes` is neither.

@@ -13,11 +13,11 @@ from thalweg.errors import NumericsWarning, warn
 
 
 def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
-    """Warn of each parameter that is 0 before a slot of it is created.
+    """Warn of each all-zero parameter whose state lacks a certain slot.
 
     Args:
         optimizer: A `FusedOptimizer`.
-        pairs: Parameters, each with (name of the slot, text of the warning), which may be empty.
+        pairs: (parameter, (slot, text of the warning)); an empty tuple gives no warning.
     """
     new = [
         (param, note[1])

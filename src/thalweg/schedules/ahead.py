@@ -16,12 +16,11 @@ _ERRORS = (TypeError, ValueError, ArithmeticError)
 class RatesAhead:
     """A learning rate that depends on the step alone, computed for several steps at a time.
 
-    Between the steps of a training the processor's caches hold other things, and a formula takes
-    several times as long as when it runs again and again. So it runs for steps to come, too:
-    first for one, then, as long as they come one after the other, for twice as many each time.
+    During training, other data fill the processor's caches, and a single evaluation of a formula is
+    slow. So coming steps are evaluated, too: while steps are consecutive, each time twice as many.
 
     Args:
-        rate_at: Returns the learning rate of a step. Its value depends on nothing else.
+        rate_at: `rate_at(step)` returns the learning rate, which depends on nothing else.
     """
 
     def __init__(self, rate_at: Callable[[int], Any]) -> None:
@@ -30,11 +29,7 @@ class RatesAhead:
         self._cached_rates: tuple[int, list[Any]] = (0, [])
 
     def at(self, step_count: int) -> Any:
-        """Return the learning rate of a step.
-
-        Raises:
-            Whatever `rate_at` raises for this step.
-        """
+        """Return the learning rate of a step; raise what `rate_at` raises for this step."""
         first, rates = self._cached_rates
         offset = step_count - first
         if 0 <= offset < len(rates):

@@ -60,13 +60,13 @@ class LearningRateSchedule:
         )
 
     def value(self, step: Step) -> Scalar:
-        """Return the learning rate at `step` as a NumPy scalar; what an optimizer asks for.
+        """Return the learning rate at `step` as a NumPy scalar, for optimizers.
 
-        `__call__` is given a tensor with the step, and may return a number or a tensor.
+        `__call__` receives the step as a tensor, and may return a number or a tensor.
 
         Raises:
-            InvalidTypeError: It returned something else.
-            InvalidArgumentError: It returned a whole number that no float can hold.
+            InvalidTypeError: `__call__` returned something else.
+            InvalidArgumentError: `__call__` returned an integer too large for a float.
         """
         result = self(_as_tensor(step))
         try:
@@ -120,9 +120,9 @@ class FormulaSchedule(LearningRateSchedule):
 
     @untraced
     def __call__(self, step: Step) -> Any:
-        """The learning rate at `step` as a 0-d tensor on the CPU.
+        """Return the learning rate at `step` as a 0-d tensor on the CPU.
 
-        While a graph is built, or of a tensor of one, it is a tensor of the graph.
+        Return a tensor of a graph while the graph is built, or if `step` is one of its tensors.
         """
         fields = self._own()
         graph = graph_of(*_leaves([step, fields]))

@@ -27,7 +27,7 @@ def exponential(
     staircase: bool = False,
     folded: bool = False,
 ) -> Scalar:
-    """rate decay_rate^(step / span), the quotient rounded down for a staircase."""
+    """Return rate * decay_rate^(step / span); a staircase rounds the quotient down."""
     return rate * power(decay_rate, _periods(step, span, staircase, folded))
 
 
@@ -41,7 +41,7 @@ def natural_base(decay_rate: Scalar) -> Scalar:
 def inverse_time(
     rate: Scalar, step: Scalar, span: Scalar | int, decay_rate: Scalar, staircase: bool
 ) -> Scalar:
-    """rate / (1 + decay_rate step / span), the quotient rounded down for a staircase."""
+    """Return rate / (1 + decay_rate * step / span); a staircase rounds the quotient down."""
     return rate / (1 + decay_rate * _periods(step, span, staircase))
 
 
@@ -55,11 +55,11 @@ def polynomial(
     folded: bool = False,
     has_constant_rate: bool = False,
 ) -> Scalar:
-    """Return (rate - end) (1 - step / span)^degree + end, step at most span.
+    """Return (rate - end) * (1 - step / span)^degree + end, with step at most span.
 
-    `cycle` is None, or `span` once more, but in the one rounding in which TensorFlow divides by it;
-    then `span` becomes its first multiple that is not below the step. `has_constant_rate` says
-    that the graph of a folded formula has `rate` as a constant.
+    `cycle` is None, or `span` with the rounding of TensorFlow's division. Then `span` becomes its
+    first multiple that is not below the step. `has_constant_rate` is True if `rate` is a constant
+    of the folded graph.
     """
     if cycle is None:
         step = min(step, span)
@@ -100,10 +100,11 @@ def cosine(
     warmup: Sequence[Any] = (),
     folded: bool = False,
 ) -> Scalar:
-    """rate ((1 - alpha) (1 + cos(pi step / span)) / 2 + alpha), step at most span.
+    """Return rate * ((1 - alpha) * (1 + cos(pi * step / span)) / 2 + alpha), with step at most
+    span.
 
-    A `warmup` is a target and steps: the rate goes there along a line, and the cosine begins there.
-    `alpha` comes as it was given: TensorFlow rounds 1 - alpha once.
+    `warmup` is (target, steps): the rate first goes to the target along a line, and the cosine
+    starts there. Pass `alpha` unrounded, because TensorFlow rounds 1 - alpha once.
     """
     target, warmup_steps = warmup or (rate, 0)
     step = min(step, span + warmup_steps)
@@ -116,7 +117,10 @@ def cosine(
 def cosine_restarts(
     rate: Scalar, step: Scalar, span: Scalar, t_mul: Scalar, m_mul: Scalar, alpha: Any
 ) -> Scalar:
-    """rate ((1 - alpha) m_mul^i (1 + cos(pi x)) / 2 + alpha), x the share done of period i."""
+    """Return rate * ((1 - alpha) * m_mul^i * (1 + cos(pi * x)) / 2 + alpha).
+
+    x is the fraction of period i that is over.
+    """
     progress = step / span
     if t_mul == 1:
         period = np.floor(progress)
@@ -138,7 +142,10 @@ def linear_cosine(
     beta: object,
     noise: Any = 0,
 ) -> Scalar:
-    """rate ((alpha + 1 - s + noise) (1 + cos(2 pi num_periods s)) / 2 + beta), s the share done."""
+    """Return rate * ((alpha + 1 - s + noise) * (1 + cos(2 * pi * num_periods * s)) / 2 + beta).
+
+    s is step / span, at most 1.
+    """
     step = min(step, span)
     line = (span - step) / span + noise
     wave = 0.5 * (1 + cos(math.pi * (2 * num_periods * (step / span))))

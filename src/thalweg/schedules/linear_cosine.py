@@ -87,11 +87,11 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         tensor(0.0251)
 
     Differs from:
-        The random numbers are NumPy's (PCG64), not TensorFlow's. In both, every call draws the next
-        one, so two calls with the same step differ; there a run that is resumed starts the sequence
-        again. Here `load_state_dict` goes on with it, and so does `thalweg.checkpoint.restore`; an
-        optimizer's own `state_dict`, `train.Checkpoint` and `Saver` do not have it. `torch.optim`
-        has no counterpart.
+        The random numbers are NumPy's (PCG64), not TensorFlow's. In both, every call draws a new
+        number, so two calls with one step differ. There, a resumed run starts the sequence again.
+        Here `load_state_dict` and `thalweg.checkpoint.restore` continue it. The `state_dict` of an
+        optimizer, `train.Checkpoint` and `Saver` do not contain it. `torch.optim` has no
+        counterpart.
 
     Reference: `tf.keras.experimental.NoisyLinearCosineDecay`, https://arxiv.org/abs/1709.07417
     """
@@ -115,10 +115,10 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         return copy.deepcopy(dict(self._generator.bit_generator.state))
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Go on with the sequence from where `state_dict()` was taken.
+        """Continue the sequence of random numbers from the position that `state_dict()` returned.
 
         Raises:
-            CheckpointMismatchError: It is no such state. Nothing was loaded.
+            CheckpointMismatchError: `state_dict` is not a position. Nothing was loaded.
         """
         bits: Any = np.random.PCG64(0)
         try:

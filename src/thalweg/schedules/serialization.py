@@ -52,8 +52,9 @@ def deserialize(
     """Return the schedule that a dict from `serialize` describes.
 
     Args:
-        config: `{"class_name": ..., "config": ...}`; `module` and `registered_name` may be there.
-        custom_objects: Classes by name, or by registered name, searched before the library's own.
+        config: `{"class_name": ..., "config": ...}`, optionally with `module` and
+            `registered_name`.
+        custom_objects: {name or registered name: class}, searched before the library's classes.
 
     Example:
         >>> deserialize({"class_name": "CosineDecay", "config": {

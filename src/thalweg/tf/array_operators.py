@@ -30,11 +30,11 @@ _torch_equal: Callable[[Tensor, Any], Any] = torch.Tensor.__eq__
 
 
 def apply_ufunc(tensor: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-    """Return the result of an operator, or of any other NumPy function, of a tensor and an array.
+    """Return the result of a NumPy function of a tensor and an array, as a tensor.
 
-    The array of an operator takes the dtype and the device of the tensor, and autograd records the
-    operation. As in TensorFlow, `array += tensor` makes a new tensor and leaves the array alone.
-    All other functions work as torch lets them: on the tensor's memory, for a new tensor.
+    For an operator such as `+`, the array is converted to the dtype and device of the tensor, and
+    autograd records the operation. `array += tensor` leaves the array unchanged. Other functions
+    read the tensor's memory through NumPy.
     """
     function = _OPERATORS.get(ufunc) if method == "__call__" and len(inputs) == 2 else None
     is_augmented = options.keys() == {"out"} and options["out"][0] is inputs[0]
@@ -67,10 +67,9 @@ def _operate(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor)
 def _call_numpy(
     tensor: Tensor, function: Callable[..., Any], inputs: Any, options: dict[str, Any]
 ) -> Any:
-    """Call a function of NumPy on the memory of tensors, and return its arrays as tensors.
+    """Call a NumPy function on the memory of tensors; return resulting arrays as tensors.
 
-    Raises:
-        InvalidTypeError: `out` is a tensor.
+    With `out`, return NumPy's result unchanged. Raise InvalidTypeError if `out` is a tensor.
     """
     targets = options.get("out", ())
     if any(isinstance(target, Tensor) for target in targets):

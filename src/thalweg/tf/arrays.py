@@ -35,10 +35,9 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 def constant(
     value: object, dtype: object = None, shape: object = None, name: str | None = "Const"
 ) -> Tensor:
-    """Return a new tensor from a number, array or nested lists, optionally laid out in a shape.
+    """Return a new tensor from a number, array or nested lists, optionally reshaped to `shape`.
 
-    Raises:
-        InvalidTypeError: The value is not numeric, or does not fit the shape.
+    Raise InvalidTypeError if the value is not numeric, or does not fit the shape.
     """
     if shape is not None and not _graph.executing_eagerly():
         capacity, count = math.prod(sizes(shape)), as_asked(value, dtype).numel()
@@ -53,10 +52,9 @@ def constant(
 def convert_to_tensor(
     value: object, dtype: object = None, dtype_hint: object = None, name: str | None = None
 ) -> Tensor:
-    """Convert a value to a tensor; return tensors unchanged and the value of variables.
+    """Return a value as a tensor; return a tensor itself, and the value of a variable.
 
-    Raises:
-        InvalidTypeError: The value is a tensor of another dtype.
+    Raise InvalidTypeError if a tensor has another dtype than `dtype`.
     """
     if dtype is not None and isinstance(value, np.ndarray | np.generic):
         return _graph.constant(value, dtype, name=name)
@@ -132,10 +130,10 @@ def eye(
 def range(
     start: object, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = "range"
 ) -> Tensor:
-    """Return numbers from `start`, or 0, below a limit; int32 or float32 by default.
+    """Return the numbers from `start` to below `limit`. `range(n)` begins at 0.
 
-    Raises:
-        InvalidArgumentError: `delta` is 0, or does not lead to the limit.
+    The dtype is by default that of the arguments: int32 or float32 for numbers of Python. Raise
+    InvalidArgumentError if `delta` is 0, or does not lead to the limit.
     """
     name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
@@ -165,7 +163,7 @@ def range(
 
 
 def linspace(start: object, stop: object, num: object, name: str | None = None) -> Tensor:
-    """Return `num` equally spaced numbers with both ends; float32 between integers."""
+    """Return `num` equally spaced numbers from `start` to `stop`; integers become float32."""
     first, end = pair(start, stop)
     kind = first.dtype if first.dtype.is_floating_point else torch.float32
 
@@ -186,10 +184,10 @@ def one_hot(
     dtype: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return `on_value` (1) at each index along a new axis, by default the last, else `off_value`.
+    """Return `on_value` (1) at each index along a new axis, by default the last, or `off_value`.
 
-    An index out of range gives `off_value` (0) only. The dtype is by default that of the values, or
-    float32.
+    An index out of range has `off_value` (0) only. The default dtype is that of `on_value` or
+    `off_value`, else float32.
     """
     values = [None if entry is None else tensor_or_value(entry) for entry in (on_value, off_value)]
     dtypes = [entry.dtype for entry in values if entry is not None]
@@ -225,7 +223,7 @@ def tensor_or_value(operand: object, dtype: object = None) -> Tensor:
 
 @named_in_graphs(1, "name")
 def shape(input: object, out_type: object = torch.int32, name: str | None = None) -> Tensor:
-    """Return the sizes of a tensor as a tensor."""
+    """Return the shape of a tensor as a tensor of dtype `out_type`."""
     kind, source = as_dtype(out_type), tensor(input)
 
     def measure(value: Tensor) -> Tensor:
@@ -276,7 +274,10 @@ def reshape(tensor: object, shape: object, name: str | None = None) -> Tensor:
 def transpose(
     a: object, perm: Any = None, conjugate: bool = False, name: str | None = None
 ) -> Tensor:
-    """Return a tensor with its dimensions permuted, by default reversed."""
+    """Return a tensor with dimensions in the order `perm`, by default reversed.
+
+    `conjugate` also conjugates the elements.
+    """
 
     def turn(matrix: Tensor) -> Tensor:
         order = tuple(reversed([*builtins.range(matrix.dim())])) if perm is None else sizes(perm)
@@ -296,12 +297,10 @@ def expand_dims(
 def squeeze(
     input: object, axis: object = None, name: str | None = None, squeeze_dims: object = None
 ) -> Tensor:
-    """Return the tensor without its dimensions of size 1: all, or the named ones.
+    """Return the tensor without the dimensions in `axis`, by default all of size 1.
 
-    `squeeze_dims` is the old name of `axis`.
-
-    Raises:
-        InvalidArgumentError: A dimension that is named has another size.
+    `squeeze_dims` is the old name of `axis`. Raise InvalidArgumentError if a dimension in `axis`
+    has a size other than 1.
     """
     axis = squeeze_dims if axis is None else axis
     axes = () if axis is None else sizes(axis)
@@ -331,7 +330,7 @@ def squeeze(
 
 
 def tile(input: object, multiples: object, name: str | None = None) -> Tensor:
-    """Return the tensor repeated along each dimension, a number of times for each."""
+    """Return the tensor repeated `multiples[i]` times along each dimension i."""
     source, repeats = tensor(input), sizes_of(multiples)
 
     def static_shape() -> list[int | None] | None:
@@ -369,18 +368,18 @@ def gather(
     batch_dims: int = 0,
     name: str | None = None,
 ) -> Tensor:
-    """Gather slices along an axis; along the first axis of a variable the gradient is slices.
+    """Return the slices of a tensor at indices along an axis.
+
+    For axis 0 of a variable the gradient is `IndexedSlices`.
 
     Args:
-        params: A tensor.
-        indices: int32 or int64; their shape replaces the axis in the result.
+        indices: int32 or int64. The shape of `indices` replaces the axis in the result.
         validate_indices: Ignored: indices are always validated.
         axis: By default `batch_dims`.
         batch_dims: Number of leading dimensions that `params` and `indices` share.
-        name: Optional.
 
     Raises:
-        InvalidArgumentError: On the CPU, if an index is out of range.
+        InvalidArgumentError: On the CPU, an index is out of range.
     """
     gather_axis = batch_dims if axis is None else as_known_int(axis)
     if gather_axis == 0 and not batch_dims:

@@ -51,8 +51,8 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
 def _asserting(label: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that makes an assertion from a function that describes a condition.
 
-    The decorated function returns the arguments `check` and `tensors` of `must_hold`, and the
-    beginning of the message. The assertion also takes `data`, `summarize`, `message` and `name`.
+    The decorated function returns (check, tensors, beginning of the message), see `must_hold`. The
+    assertion has four further arguments: `data`, `summarize`, `message` and `name`.
     """
 
     def hold(
@@ -107,7 +107,7 @@ assert_non_positive = _compare_with_zero(lambda x: x <= 0, "<=", "assert_non_pos
 def assert_near(x: object, y: object, rtol: object = None, atol: object = None) -> Any:
     """Raise InvalidArgumentError unless |x - y| <= atol + rtol |y| for all elements.
 
-    Both tolerances are by default 10 times the machine epsilon of the dtype.
+    `atol` and `rtol` are by default 10 times the machine epsilon of the dtype.
     """
 
     def near(lhs: Any, rhs: Any) -> Tensor:
@@ -128,8 +128,8 @@ def _check_rank(
 ) -> Any:
     """Check the number of dimensions: now if known, otherwise in each run.
 
-    `condition` has the tensor, a function that returns True for a valid number, and a description
-    of the valid numbers. `summarize` is ignored.
+    `condition` is (tensor, function that returns True for a valid number, text about valid
+    numbers). `summarize` is ignored.
     """
     x, accepts, rank_text = condition
     source, name = tensor(x), name or label
@@ -148,16 +148,14 @@ def _check_rank(
 def assert_rank(x: object, rank: int) -> Any:
     """Raise InvalidArgumentError unless `x` has `rank` dimensions.
 
-    A known shape is checked at once, an unknown one of graph mode when the returned operation runs.
+    A known shape is checked now. In graph mode an unknown shape is checked by a run of the
+    returned operation.
 
     Args:
-        x: The tensor.
         rank: The number of dimensions.
-        data: Optional values that the error shows if the operation raises it; or, as in
-            TensorFlow 2, the message.
+        data: Optional values that the run's error shows; or, as in TensorFlow 2, the message.
         summarize: Ignored.
         message: Optional text at the beginning of the error's message.
-        name: Optional name of the operation.
 
     Returns:
         In graph mode an operation, otherwise None.
@@ -192,7 +190,10 @@ def assert_scalar(tensor: object, name: str | None = None, message: str | None =
 def assert_type(
     tensor: object, tf_type: object, message: str | None = None, name: str | None = None
 ) -> Any:
-    """Raise InvalidTypeError unless a tensor is of a dtype; an operation in graph mode."""
+    """Raise InvalidTypeError unless a tensor has the dtype `tf_type`.
+
+    Return an operation without effect in graph mode, otherwise None.
+    """
     dtype, expected = as_tensor(tensor).dtype, as_dtype(tf_type)
     if dtype != expected:
         dtype_text = "not known" if dtype is None else dtype_name(dtype)
@@ -212,10 +213,10 @@ def assert_integer(x: object, message: str | None = None, name: str | None = Non
 
 
 def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
-    """Return the tensor if it has the shape, in which None accepts any size.
+    """Return a copy of the tensor if its shape is `shape`; None in `shape` accepts any size.
 
     Raises:
-        InvalidArgumentError: The shape differs, for unknown shapes when the graph runs.
+        InvalidArgumentError: The shape differs. For unknown shapes raised by a run.
     """
     expected, source = _graph.Shape(shape), tensor(x)
 
@@ -239,7 +240,7 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
 
 
 def check_numerics(tensor: object, message: str, name: str | None = None) -> Tensor:
-    """Return the tensor; raise InvalidArgumentError if an element is NaN or infinite."""
+    """Return a copy of the tensor; raise InvalidArgumentError if an element is NaN or infinite."""
 
     def check(operand: Tensor) -> Tensor:
         if operand.device.type == "meta":
@@ -254,7 +255,7 @@ def check_numerics(tensor: object, message: str, name: str | None = None) -> Ten
 
 
 def add_check_numerics_ops() -> Any:
-    """Return an operation that checks all floating-point tensors of the default graph.
+    """Return an operation that checks all floating-point tensors of the default graph for NaN.
 
     Tensors in branches and loops are not checked. Return None in eager mode.
     """

@@ -24,11 +24,8 @@ _SLICES = (IndexedSlices, _graph.SymbolicSlices)
 def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | None = None) -> Any:
     """Return a tensor, or slices, scaled to a norm of at most `clip_norm`.
 
-    The norm is that of each part along `axes`, or of all elements. A NaN makes all elements NaN
-    that share its norm.
-
-    Raises:
-        InvalidArgumentError: `clip_norm` does not broadcast to the tensor's shape.
+    The norm is computed along `axes`, or over all elements. A NaN norm makes all scaled elements
+    NaN. Raise InvalidArgumentError if `clip_norm` does not broadcast to the tensor's shape.
     """
     if isinstance(t, _SLICES):
         return type(t)(clip_by_norm(t.values, clip_norm, axes, name), t.indices, t.dense_shape)
@@ -46,7 +43,7 @@ def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | 
 
 
 def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
-    """Return the common norm of tensors and slices, or None if all items are None."""
+    """Return the norm over all elements of all tensors and slices; None if all items are None."""
     _check_list(t_list)
     operands = [_get_values(operand) for operand in t_list if operand is not None]
     if not operands:
@@ -61,16 +58,15 @@ def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
 def clip_by_global_norm(
     t_list: Sequence[object], clip_norm: object, use_norm: object = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
-    """Return tensors and slices scaled to a common norm of at most `clip_norm`.
+    """Return tensors and slices scaled to a norm over all elements of at most `clip_norm`.
 
     Args:
-        t_list: A list; None stays None.
-        clip_norm: The limit.
-        use_norm: Optional. The norm, if it is known already.
-        name: Name of the nodes.
+        t_list: A list of tensors and slices; None stays None.
+        clip_norm: Maximum norm.
+        use_norm: Optional. The present norm, to save the computation.
 
     Returns:
-        The list and the norm. If that is not finite, all become NaN.
+        (scaled list, norm before scaling). All elements are NaN if the norm is not finite.
     """
     _check_list(t_list)
     norm = global_norm(t_list, name) if use_norm is None else tensor(use_norm)

@@ -36,10 +36,13 @@ def stack(values: Sequence[object], axis: int = 0, name: str | None = "stack") -
 def unstack(
     value: object, num: int | None = None, axis: int = 0, name: str | None = "unstack"
 ) -> list[Tensor]:
-    """Return a list of the tensors along an axis; `num` is their number if not known.
+    """Return the list of slices at each index of an axis, without the axis.
+
+    Args:
+        num: Number of slices; only needed if the size of the axis is unknown.
 
     Raises:
-        InvalidArgumentError: The number is unknown, or is not `num`.
+        InvalidArgumentError: The size is unknown, or is not `num`.
     """
     name = name or "unstack"
     source: Any = tensor(value)
@@ -69,17 +72,15 @@ def split(
     num: int | None = None,
     name: str | None = "split",
 ) -> list[Tensor]:
-    """Return a number of equal parts along an axis, or parts of the given sizes.
+    """Return a list of parts of a tensor along an axis.
 
     Args:
-        value: The tensor.
-        num_or_size_splits: A number, or a list of sizes; one of these may be -1 for all the rest.
-        axis: The axis.
-        num: How many sizes there are, where that is not known.
-        name: Optional.
+        num_or_size_splits: Number of equal parts, or a list of sizes. One size may be -1 for the
+            rest.
+        num: Number of parts, if a tensor of sizes has an unknown shape.
 
     Raises:
-        InvalidArgumentError: The parts are not equal, or their sum is not the full size.
+        InvalidArgumentError: The size is not a multiple of the number, or not the sum of the sizes.
     """
     name = name or "split"
     source, dim = tensor(value), as_known_int(axis)
@@ -112,7 +113,7 @@ def _are_sizes(sizes_or_count: object) -> bool:
 
 
 def _resolve_sizes(total: int, num_pieces: int | None, lengths: object, axis: int) -> list[int]:
-    """Return the sizes of `num_pieces` equal pieces, or the split sizes with -1 resolved."""
+    """Return `num_pieces` equal sizes, or `lengths` with -1 replaced; raise if `total` differs."""
     if num_pieces is not None:
         if num_pieces < 1 or total % num_pieces:
             raise InvalidArgumentError(
@@ -136,9 +137,10 @@ def _add_split(
     shapes: Sequence[Any],
     name: str,
 ) -> list[Tensor]:
-    """Return `function(operand, split_sizes)`, in a graph as an operation with these shapes.
+    """Return `function(operand, split_sizes)`, a list; in a graph as an operation.
 
-    Raise InvalidArgumentError in a graph if `shapes` is empty, as the count of pieces is unknown.
+    `shapes` are the static shapes of the parts. Raise InvalidArgumentError in a graph if there are
+    none, as their number is unknown.
     """
     symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:

@@ -1,4 +1,4 @@
-"""Functions, scopes and control flow; functions for graphs do nothing in eager mode."""
+"""Functions, scopes and control flow of `tf`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ def function(
     reduce_retracing: bool = False,
     **options: object,
 ) -> Any:
-    """Return the function unchanged: nothing is traced or compiled.
+    """Return `func` unchanged: nothing is traced or compiled. Return a decorator without `func`.
 
-    Each call runs the Python function. Side effects that TensorFlow has only while tracing, such as
-    printing or making variables, happen in each call. All arguments
-    but the first are ignored.
+    Each call runs the Python function, with side effects such as printing or creating variables,
+    which TensorFlow has only while tracing. All arguments but `func` are ignored.
     """
     if func is None:
         return lambda wrapped: wrapped
@@ -54,9 +53,9 @@ def no_op(name: str | None = None) -> Any:
 def name_scope(
     name: str | None, default_name: str | None = None, values: object = None
 ) -> contextlib.AbstractContextManager[str]:
-    """Enter a prefix for the names of nodes, by default `default_name`; no effect in eager mode.
+    """Return a context manager that adds `name`, or else `default_name`, to names of nodes.
 
-    `values` is ignored.
+    Yield the scope's name. In eager mode it has no effect. `values` is ignored.
     """
     if _graph.executing_eagerly():
         return contextlib.nullcontext(name or default_name or "")
@@ -91,9 +90,9 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function with a custom gradient.
 
     Args:
-        f: Takes tensors; returns a tensor, or a tuple of tensors, and a function that takes a
-            gradient for each of these and returns one for each argument. It is called with values,
-            in graph mode whenever it runs, and reads variables as constants.
+        f: `f(*tensors)` returns (tensor or tuple of tensors, `grad`). `grad(*output_gradients)`
+            returns the gradient of each argument. In graph mode each run calls `f` with values.
+            Variables that `f` reads have no gradient.
     """
 
     class Function(torch.autograd.Function):

@@ -26,13 +26,13 @@ _MEAN = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 
 @dataclass(frozen=True)
 class Windows:
-    """Settings of windows over a tensor.
+    """Stride, padding and dilation of windows over a tensor with spatial dimensions.
 
     Attributes:
-        stride: The distance of two windows, for each size.
-        padding: "SAME", "VALID", or a number before and one after for each size.
-        dilation: The distance of a filter's elements, for each size.
-        channels_first: Whether channels come before the sizes.
+        stride: Distance of successive windows, for each spatial dimension.
+        padding: "SAME", "VALID", or a pair (before, after) for each spatial dimension.
+        dilation: Distance of a filter's elements, for each spatial dimension.
+        channels_first: True if channels come before the spatial dimensions.
     """
 
     stride: tuple[int, ...]
@@ -47,14 +47,14 @@ class Windows:
         """Return the windows for the arguments of TensorFlow's functions.
 
         Args:
-            strides: A number, one for each size, or one for each dimension.
-            padding: "SAME" or "VALID" in any case, or pairs for each dimension.
+            strides: One number, or one per spatial dimension, or one per dimension of the tensor.
+            padding: "SAME" or "VALID" in any case, or (before, after) pairs for each dimension.
             dilations: As `strides`; None is 1.
             data_format: Such as "NHWC", "NCHW", "channels_last"; None is channels last.
-            count: The number of sizes.
+            count: The number of spatial dimensions.
 
         Raises:
-            InvalidArgumentError: An argument is not one of these.
+            InvalidArgumentError: An argument is not valid.
         """
         first = is_first(data_format)
         stride = spatial(strides, count, first, "strides")
@@ -62,7 +62,10 @@ class Windows:
         return Windows(stride, _parse_padding(padding, count, first), dilation, first)
 
     def margins(self, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the padding before and after each of `sizes`."""
+        """Return the padding (before, after) of each spatial dimension.
+
+        `sizes` and `kernel` are the sizes of the data and of the filters.
+        """
         if not isinstance(self.padding, str):
             return list(self.padding)
         if self.padding == "VALID":
@@ -76,10 +79,9 @@ class Windows:
 
 
 def is_first(data_format: str | None) -> bool:
-    """Return True if a data format has channels before the sizes.
+    """Return True if a data format has channels before the spatial dimensions.
 
-    Raises:
-        InvalidArgumentError: The text is not a data format.
+    Raise InvalidArgumentError if the text is not a data format.
     """
     text = data_format or "channels_last"
     if not isinstance(text, str) or not (text.startswith(("N", "channels_"))):
@@ -90,11 +92,10 @@ def is_first(data_format: str | None) -> bool:
 
 
 def spatial(value: Any, count: int, channels_first: bool, argument: str) -> tuple[int, ...]:
-    """Return one number for each size, from one, one for each, or one for each dimension.
+    """Return one number for each of `count` spatial dimensions.
 
-    Raises:
-        InvalidArgumentError: The value is none of these, or is not 1 along the batch or the
-            channels.
+    `value` is one number, or one per spatial dimension, or one per dimension of the tensor. Raise
+    InvalidArgumentError if `value` has another length, or is not 1 along batch and channels.
     """
     entries = list(value) if isinstance(value, Sequence | torch.Size) else [value]
     if len(entries) == count + 2:
@@ -130,7 +131,7 @@ def _parse_padding(padding: Any, count: int, first: bool) -> Any:
 def convolve(
     operand: Tensor, filters: Tensor, windows: Windows, groups: int | None = None
 ) -> Tensor:
-    """Return the convolution of data by filters; by default in as many groups as filters leave."""
+    """Return the convolution of data by filters; `groups` is by default derived from shapes."""
     operand = operand if windows.channels_first else operand.movedim(-1, 1)
     kernel = tuple(filters.shape[:-2])
     groups = _group_count(operand, filters) if groups is None else groups
@@ -164,10 +165,10 @@ def depthwise(operand: Tensor, filters: Tensor, windows: Windows) -> Tensor:
 def spread(
     operand: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows
 ) -> Tensor:
-    """Return the gradient of `convolve` for data of `sizes`; filters (*sizes, outputs, inputs).
+    """Return the gradient of `convolve` with respect to data of `sizes`; filters (*sizes, out, in).
 
-    Raises:
-        InvalidArgumentError: `convolve` does not map `sizes` to the data's sizes.
+    `operand` is the output gradient. Without `sizes` derive them from `windows`. Raise
+    InvalidArgumentError if `convolve` does not map `sizes` to the sizes of `operand`.
     """
     operand = operand if windows.channels_first else operand.movedim(-1, 1)
     kernel, data_sizes = tuple(filters.shape[:-2]), tuple(operand.shape[2:])
@@ -218,7 +219,7 @@ def largest(operand: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tenso
 
 
 def mean(operand: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tensor:
-    """Return the mean of the elements in each window; padding does not count."""
+    """Return the mean of the elements in each window; padding is not counted."""
 
     def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
         function = functools.partial(

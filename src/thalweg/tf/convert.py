@@ -36,11 +36,11 @@ def tensor(value: object, dtype: object = None, name: str | None = None) -> Tens
 
     Args:
         value: A tensor, variable, slices (made dense), array, number, or nested lists of these.
-        dtype: What a new tensor is converted to.
-        name: What a node that is made is called.
+        dtype: Dtype of a new tensor.
+        name: Name of a new node.
 
     Raises:
-        LayoutError: It is a tensor whose storage was cut.
+        LayoutError: The storage of a tensor is too small.
     """
     value = _graph.resolve(tensor_of(value))
     if has_symbol(value) and not _graph.executing_eagerly():
@@ -67,11 +67,11 @@ def _holds_tensor(item: object) -> bool:
 
 
 def tensors_alike(values: Sequence[object], dtype: object = None) -> list[Tensor]:
-    """Return values as tensors; arrays and numbers take the dtype of the first tensor in `values`.
+    """Return values as tensors; arrays and numbers get the dtype of the first tensor in `values`.
 
     Args:
         values: Tensors, arrays, numbers or nested lists of these.
-        dtype: The dtype of arrays and numbers, if not that of the first tensor.
+        dtype: Optional dtype of arrays and numbers, instead of the first tensor's.
     """
     first = next((leaf for leaf in leaves_of(list(values)) if is_tensor(leaf)), None)
     if dtype is None and first is not None:
@@ -93,7 +93,7 @@ def stacked(tensors: Sequence[object], axis: int = 0, name: str | None = None) -
 
 
 def pair(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Convert two operands to tensors; one that is not a tensor takes the other's dtype."""
+    """Return two operands as tensors; a value that is not a tensor gets the dtype of the tensor."""
     if is_tensor(x):
         x = tensor(x)
         return x, tensor(y, x.dtype)
@@ -115,14 +115,12 @@ def call(function: Callable[..., Result], *args: object, name: str | None = None
 def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
     """Return a decorator that rejects ambiguous positional arguments in graph mode.
 
-    TensorFlow 1 reads these arguments differently.
+    TensorFlow 1 has other parameters at these positions. The decorated function raises
+    InvalidTypeError for more than `position` positional arguments.
 
     Args:
         position: Index of the first ambiguous argument.
         older: TensorFlow 1's argument at that position.
-
-    Raises:
-        InvalidTypeError: The decorated function is called with such an argument.
     """
 
     def decorate(function: F) -> F:
@@ -153,12 +151,12 @@ def set_static(
     dtype: torch.dtype | None = None,
     shape: Callable[[], Sequence[int | None] | None] = lambda: None,
 ) -> Result:
-    """Set the dtype and static shape of a symbolic `result` in place; return it.
+    """Set the dtype and static shape of a symbolic `result` in place; return `result`.
 
     Args:
-        result: A tensor; one that is not symbolic is returned unchanged.
+        result: A tensor; an eager tensor is returned unchanged.
         dtype: The dtype if the result has none.
-        shape: Called for a symbolic result; returns sizes to set, or None to set none.
+        shape: `shape()` returns the sizes to set, or None to set none.
     """
     if isinstance(result, _graph.SymbolicTensor):
         result.dtype = dtype if result.dtype is None else result.dtype

@@ -32,7 +32,7 @@ def convolution(
     name: str,
     function: Callable[..., Tensor] = conv_windows.convolve,
 ) -> Tensor:
-    """Return a convolution by filters, as an operation."""
+    """Return `function(input, filters, windows)`, as an operation in graph mode; see `conv2d`."""
     input, filters = pair(input, filters)
     if filters.shape is UNKNOWN:
         raise InvalidArgumentError(f"{name} needs filters whose number of dimensions is known.")
@@ -53,18 +53,15 @@ def conv2d(
     filter: object = None,
     use_cudnn_on_gpu: object = None,
 ) -> Tensor:
-    """Return the convolution of images (batch, height, width, channels) by filters (height, width,
-    channels, outputs).
+    """Return the convolution of images by filters (height, width, channels, outputs).
 
     Args:
-        input: The images; with `data_format="NCHW"` their channels come first.
+        input: Images (batch, height, width, channels), or with "NCHW" channels before height.
         filters: The filters; `filter` is its older name.
-        strides: A number, two, or four.
-        padding: "SAME", "VALID", or pairs for each dimension.
+        strides: One number, two for height and width, or four.
+        padding: "SAME", "VALID", or (before, after) pairs for each dimension.
         data_format: "NHWC" or "NCHW".
         dilations: As `strides`.
-        name: Optional.
-        filter: `filters`.
         use_cudnn_on_gpu: Ignored.
     """
     filters = filter if filters is None else filters
@@ -81,8 +78,9 @@ def conv1d(
     dilations: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return the convolution of sequences (batch, width, channels) by filters (width, channels,
-    outputs); otherwise as `conv2d`.
+    """Return the convolution of sequences (batch, width, channels); otherwise like `conv2d`.
+
+    Filters are (width, channels, outputs).
     """
     return convolution(input, filters, stride, padding, data_format, dilations, name or "conv1d")
 
@@ -96,7 +94,7 @@ def conv3d(
     dilations: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return the convolution of volumes; otherwise as `conv2d`."""
+    """Return the convolution of volumes (batch, depth, height, width, channels), like `conv2d`."""
     return convolution(input, filters, strides, padding, data_format, dilations, name or "Conv3D")
 
 
@@ -118,7 +116,7 @@ def depthwise_conv2d(
     *,
     rate: object = None,
 ) -> Tensor:
-    """Compute `conv2d` of each channel by its filters (height, width, channels, multiplier).
+    """Return the `conv2d` of each channel by its filters (height, width, channels, multiplier).
 
     `rate` is an older name of `dilations`.
     """
@@ -140,7 +138,7 @@ def separable_conv2d(
     *,
     rate: object = None,
 ) -> Tensor:
-    """Compute `depthwise_conv2d`, then `conv2d` by filters of one point."""
+    """Return `depthwise_conv2d`, followed by `conv2d` with `pointwise_filter` of size 1."""
     options = (strides, padding, data_format, dilations)
     depthwise_output = depthwise_conv2d(input, depthwise_filter, *options, rate=rate)
     label = name or "separable_conv2d"
@@ -159,21 +157,18 @@ def conv2d_transpose(
     filter: object = None,
     value: object = None,
 ) -> Tensor:
-    """Return the gradient of `conv2d` with respect to its input, from that of its output.
+    """Return the gradient of `conv2d` with respect to its input; `input` is the output gradient.
 
     Args:
-        input: As what `conv2d` makes; `value` is its older name.
-        filters: (height, width, outputs, channels); `filter` is its older name.
+        input: Tensor in the layout of outputs of `conv2d`; `value` is an older name.
+        filters: (height, width, outputs, channels); `filter` is an older name.
         output_shape: The shape of the result, as numbers, tensors, or a tensor of four.
-        strides: A number, two, or four.
+        strides: One number, two for height and width, or four.
         padding: "SAME" or "VALID".
         data_format: "NHWC" or "NCHW".
-        name: Optional.
-        filter: `filters`.
-        value: `input`.
 
     Raises:
-        InvalidArgumentError: `conv2d` would not make the input's sizes of the result's.
+        InvalidArgumentError: `conv2d` does not map the result's sizes to the input's sizes.
     """
     input = value if input is None else input
     input, filters = pair(input, filter if filters is None else filters)
@@ -186,8 +181,7 @@ def transposed(
 ) -> Tensor:
     """Return the transposed convolution of `input`, see `conv_windows.spread`.
 
-    `output_shape` is the whole shape of the result, of which only the spatial sizes count; None
-    derives them from `windows`.
+    Only the spatial sizes in `output_shape` count; None derives these from `windows`.
     """
     shape_arg = _shape_argument(output_shape)
     inner = slice(2, None) if windows.channels_first else slice(1, -1)
@@ -214,7 +208,10 @@ def _shape_argument(output_shape: Any) -> Any:
 def _known_shape(
     input: Tensor, filters: Tensor, shape_arg: object, windows: Windows
 ) -> list[int | None]:
-    """Return the static shape of a transposed convolution, None for unknown sizes."""
+    """Return the static shape of a transposed convolution, None for unknown sizes.
+
+    `shape_arg` is a list or tensor of the result's sizes, or None.
+    """
     *kernel, outputs, _ = filters.shape
     input_shape = [None] * (len(kernel) + 2) if input.shape is UNKNOWN else list(input.shape)
     sizes: list[int | None] = [None] * len(kernel)
@@ -242,7 +239,7 @@ def pool(
     name: str,
     count: int = 2,
 ) -> Tensor:
-    """Return a pool over windows of `count` sizes, as an operation."""
+    """Return `function(input, kernel, windows)` for `count` spatial dimensions, as an operation."""
     windows = Windows.of(strides, padding, None, data_format, count)
     kernel = conv_windows.spatial(ksize, count, windows.channels_first, "ksize")
     return call(function, tensor(input), kernel, windows, name=name)

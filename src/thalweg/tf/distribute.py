@@ -15,7 +15,7 @@ from thalweg.tf.missing import attribute_of
 
 
 class MirroredStrategy(Strategy):
-    """Strategy over the ranks of `torchrun`, with one device for each.
+    """Strategy over the ranks of `torchrun`, with one device per rank.
 
     Args:
         devices, cross_device_ops: Accepted for compatibility.

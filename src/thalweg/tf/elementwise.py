@@ -33,9 +33,9 @@ __all__ = [
 
 
 def _rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
-    """Return the square root, correctly rounded as in TensorFlow, unlike torch.sqrt on the CPU.
+    """Return the correctly rounded square root, as TensorFlow does on the CPU.
 
-    Under autograd and transformations of torch.func it is torch's.
+    Return `torch.sqrt(x)` under autograd, transformations of torch.func, or on other devices.
     """
     is_unrecorded = not (x.requires_grad and torch.is_grad_enabled())
     if is_unrecorded and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
@@ -121,8 +121,7 @@ subtract = binary(torch.sub, "subtract")
 def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
     """Return the sum of tensors of one shape.
 
-    Raises:
-        InvalidArgumentError: There are no tensors, or their shapes differ.
+    Raise InvalidArgumentError if there are no tensors, or their shapes differ.
     """
     operands = [tensor(item) for item in inputs]
     if not operands:
@@ -138,10 +137,10 @@ def add_n(inputs: Sequence[object], name: str | None = None) -> Tensor:
 
 
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
-    """Clip elements to a minimum and a maximum; a larger minimum replaces all elements.
+    """Return a tensor, or slices, clipped to a minimum and a maximum.
 
-    Raises:
-        InvalidArgumentError: A bound does not broadcast to the tensor's shape.
+    If the minimum is larger than the maximum, all elements are the minimum. Raise
+    InvalidArgumentError if a bound does not broadcast to the tensor's shape.
     """
     if isinstance(t, IndexedSlices | _graph.SymbolicSlices):
         values = clip_by_value(t.values, clip_value_min, clip_value_max, name)
@@ -156,10 +155,9 @@ def _clip_values(t: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torc
 
 
 def as_shaped(operand: torch.Tensor, clipped: torch.Tensor) -> torch.Tensor:
-    """Return a clipped tensor.
+    """Return `clipped` unchanged.
 
-    Raises:
-        InvalidArgumentError: The bound has changed its shape.
+    Raise InvalidArgumentError if `clipped` does not have the shape of `operand`.
     """
     if clipped.shape != operand.shape:
         raise InvalidArgumentError(
@@ -175,11 +173,13 @@ def cast(x: object, dtype: object, name: str | None = None) -> Tensor:
 
 
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
-    """Return elements of `x` where the condition holds, else of `y`; without both, true indices.
+    """Return elements of `x` where `condition` is true, else of `y`.
+
+    Without `x` and `y` return the indices of true elements, of shape (count, dimensions).
 
     Raises:
-        InvalidArgumentError: One of `x` and `y` is missing; or in graph mode a vector of conditions
-            meets a matrix, of which TensorFlow 1 chooses rows, and TensorFlow 2 columns.
+        InvalidArgumentError: One of `x` and `y` is missing. Or in graph mode a vector of conditions
+            selects from a matrix: TensorFlow 1 selects rows, TensorFlow 2 columns.
     """
     condition = tensor(condition)
     if (x is None) != (y is None):

@@ -1,4 +1,4 @@
-"""`tf.errors`: TensorFlow's exceptions, those of the library included."""
+"""`tf.errors`: TensorFlow's exceptions, including the errors of this library."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ _KERAS_MODULES = ("initializers", "losses", "metrics")
 
 
 def anything_else(name: str) -> Any:
-    """Return `tf.name` from Keras or TensorFlow 1, for names that `tf` does not define.
+    """Return the attribute `name` of Keras or TensorFlow 1, for names that `tf` does not define.
 
     Raises:
-        AttributeError: The name is not provided; the message suggests a replacement.
+        AttributeError: There is no such name; the message suggests a replacement.
     """
     if name == "optimizers" or (name in _KERAS_MODULES and executing_eagerly()):
         return getattr(importlib.import_module("thalweg.tf.keras"), name)

@@ -24,12 +24,12 @@ _ASKS_KERAS = "keras.src.utils.module_utils"
 
 
 def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
-    """Return the spec of an OpenSeq2Seq module from thalweg; None if OpenSeq2Seq is installed.
+    """Return the import spec of a module of `thalweg.openseq2seq`; None if the real one exists.
 
     Args:
-        fullname: The module that is imported.
-        path: Its name below the package, "" for that itself.
-        loader: Makes a `View`.
+        fullname: Name of the imported module.
+        path: Name of the module below the package, "" for the package.
+        loader: Loader that creates a `View` of the module in `loader_state`.
 
     Raises:
         ImportError: thalweg has no such module.
@@ -58,12 +58,14 @@ def is_neighbour(module: str) -> bool:
 
 
 def answer(fullname: str, path: Sequence[str] | None, empty: Any) -> ModuleSpec | None:
-    """Return a module spec that hides TensorFlow from a listed package, or None.
+    """Return an import spec that hides TensorFlow from modules of tensorboard and Keras.
+
+    Return None for any other module.
 
     Args:
-        fullname: The module that is imported.
-        path: Where its package lies.
-        empty: The loader of a module without contents.
+        fullname: Name of the imported module.
+        path: Search path of the module's package.
+        empty: Loader of an empty module.
     """
     if fullname == _ASKS_TENSORBOARD:
         return ModuleSpec(fullname, empty)
@@ -88,7 +90,7 @@ def settle() -> None:
 
 
 class _NoTensorFlow:
-    """Replacement of TensorFlow for Keras, which finds its name in `sys.modules`."""
+    """Replacement of TensorFlow in Keras' modules, which look for TensorFlow in `sys.modules`."""
 
     def executing_eagerly(self) -> bool:
         return True  # Keras is in no graph of TensorFlow

@@ -25,19 +25,18 @@ def install_as_tensorflow(version: int = 2) -> None:
     """Make all forms of `import tensorflow` return `thalweg.tf` in this process.
 
     Call it before anything imports tensorflow; `python -m thalweg.tf script.py` does so for a
-    script. Missing names raise AttributeError or ImportError with a replacement. Of TensorFlow's
-    private modules, `tensorflow.python`, those that optimizers import are available. Packages that
-    test for TensorFlow, such as tensorboard, Keras and transformers, find none; Keras uses its
-    torch backend unless KERAS_BACKEND is set. `open_seq2seq`, unless it is installed, is
-    `thalweg.openseq2seq`.
+    script. Missing names raise AttributeError or ImportError with a replacement. The modules of
+    `tensorflow.python` that optimizers import exist. Packages that test for TensorFlow, such
+    as tensorboard, Keras and transformers, do not find it; Keras uses its torch backend unless
+    KERAS_BACKEND is set. `open_seq2seq` is `thalweg.openseq2seq`, unless OpenSeq2Seq is installed.
 
     Args:
         version: 2 for `thalweg.tf` in eager mode; 1 for `thalweg.tf.compat.v1` in graph mode.
 
     Raises:
         InvalidArgumentError: `version` is neither.
-        FailedPreconditionError: A real TensorFlow is installed or imported, or the other version
-            of thalweg's was installed before.
+        FailedPreconditionError: TensorFlow is installed or imported, or this function was called
+            with the other version.
     """
     if version not in _FACADES:
         raise InvalidArgumentError(f"version must be 1 or 2, not {show_value(version)}.")
@@ -96,7 +95,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, **state)
 
     def _find_shown(self, fullname: str) -> object:
-        """Return the object behind a module name; raise AttributeError if it is missing."""
+        """Return the object for a module name; raise AttributeError if there is no such module."""
         path = fullname.split(".")[1:]
         if path[:1] in (["python"], ["core"]):
             return private_modules.module(fullname)
@@ -115,7 +114,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
 
 
 def _importer_of() -> tuple[str, bool]:
-    """Return the importing module's name, and whether it only calls `find_spec`."""
+    """Return (name of the importing module, True if it only calls `find_spec`)."""
     frame, is_query = sys._getframe(2), False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -24,11 +24,10 @@ def matmul(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """Return the matrix product, in batches if there are more dimensions; an adjoint is the
-    conjugate of the transposed matrix. `a_is_sparse` and `b_is_sparse` are ignored.
+    """Return the product of matrices, or of batches of matrices.
 
-    Raises:
-        InvalidArgumentError: An operand is not a matrix, or both transposed and adjoint.
+    An adjoint is the conjugate of the transposed matrix. `a_is_sparse`, `b_is_sparse` are ignored.
+    Raise InvalidArgumentError if an operand is not a matrix, or both transposed and adjoint.
     """
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise InvalidArgumentError("Give one of transpose and adjoint for a matrix.")

@@ -1,4 +1,4 @@
-"""Names of TensorFlow that the facade lacks, with their replacements."""
+"""Names of TensorFlow that `thalweg.tf` lacks, with replacements."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """Return a module's `__getattr__`, which raises AttributeError with a replacement.
+    """Return a `__getattr__` for a module: it raises AttributeError that names a replacement.
 
     Args:
         module: The name of the module below `tf`, "" for `tf` itself.
@@ -74,7 +74,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
 
 
 def not_provided(module: str, name: str) -> AttributeError:
-    """Return the error of a missing name, with its replacement or similar names."""
+    """Return an AttributeError for a missing name, with a replacement or similar names."""
     path = f"{module}.{name}" if module else name
     full = f"thalweg.tf.{module}" if module else "thalweg.tf"
     names = set(vars(sys.modules[full]))

@@ -7,10 +7,10 @@ from typing import Any
 
 
 class View(ModuleType):
-    """Module that looks up every name in another module or object, on access.
+    """Module that looks up each name in another module or object, on access.
 
     Args:
-        name: The name under which it is imported.
+        name: The name under which the view is imported.
         target: The other module or object.
     """
 
@@ -28,12 +28,10 @@ class View(ModuleType):
 
 
 class MergedModules:
-    """Object with the names of several modules, of which the first takes precedence.
+    """Object with the names of several modules; the first module with a name is used.
 
     Args:
-        full_name: Name in messages.
-        modules: The modules.
-        extras: Further names with their values.
+        extras: {name: value} of further names.
     """
 
     def __init__(self, full_name: str, modules: list[object], extras: dict[str, object]) -> None:

@@ -1,8 +1,4 @@
-"""`tf.nest`: nested sequences and mappings, the latter in the order of sorted keys.
-
-optree is not used: it keeps the order of an `OrderedDict`, and takes subclasses of list and dict
-and other mappings for leaves, unlike TensorFlow.
-"""
+"""`tf.nest`: nested sequences and mappings; mappings are in the order of sorted keys."""
 
 from __future__ import annotations
 
@@ -33,10 +29,9 @@ def flatten(structure: object, expand_composites: bool = False) -> list[Any]:
 def pack_sequence_as(
     structure: object, flat_sequence: Iterable[object], expand_composites: bool = False
 ) -> Any:
-    """Return a nest like `structure` with the leaves of a sequence.
+    """Return a copy of the nested `structure` with its leaves replaced by `flat_sequence`.
 
-    Raises:
-        ValueError: The numbers of leaves differ.
+    Raise ValueError if the numbers of leaves differ.
     """
     leaves, leaf_count = list(flat_sequence), len(flatten(structure))
     if len(leaves) != leaf_count:
@@ -47,16 +42,15 @@ def pack_sequence_as(
 
 
 def map_structure(func: Callable[..., object], *structure: object, **options: object) -> Any:
-    """Return a nest of the results of `func` for corresponding leaves of nests.
+    """Return a nested structure of `func(*leaves)` for corresponding leaves of structures.
 
     Args:
-        func: The function.
-        structure: The nests; the result is like the first.
+        structure: One structure or several; the result is like the first.
         options: Ignored: `check_types`, `expand_composites`.
 
     Raises:
-        TypeError: No nest is given.
-        ValueError: The nests differ in structure.
+        TypeError: No structure is given.
+        ValueError: The structures differ.
     """
     if not structure:
         raise TypeError("map_structure needs a structure.")
@@ -71,9 +65,10 @@ def map_structure(func: Callable[..., object], *structure: object, **options: ob
 def assert_same_structure(
     nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False
 ) -> None:
-    """Raise ValueError unless both have as many elements in the same places, of the same keys;
-    TypeError unless their nests are of the same types, if those are checked. All lists are of one
-    type, and so are all mappings, and named tuples of one name with the same fields.
+    """Raise ValueError unless both structures have equal lengths and keys at all levels.
+
+    With `check_types` raise TypeError for different types at one place. All lists count as one
+    type, as do all mappings, and named tuples of equal names and fields.
     """
     if is_nested(nest1) != is_nested(nest2):
         raise _structure_error(nest1, nest2)

@@ -80,7 +80,7 @@ def softmax_cross_entropy_with_logits(
     """Return the cross entropy of probabilities `labels` and `softmax(logits)`, for each row.
 
     Raises:
-        InvalidArgumentError: In graph mode the labels depend on variables that are trained.
+        InvalidArgumentError: In graph mode the labels depend on trainable variables.
     """
     logits, labels = pair(logits, labels)
     if isinstance(labels, _graph.SymbolicTensor) and _is_trained(labels):
@@ -100,7 +100,7 @@ def cross_entropy(
     name: str | None = None,
     dim: int | None = None,
 ) -> Tensor:
-    """Compute the cross entropy of TensorFlow 2, whose gradient flows into the labels, too.
+    """Return the cross entropy of `labels` and `softmax(logits)`; gradients also flow into labels.
 
     `dim` is an older name of `axis`.
     """
@@ -116,7 +116,7 @@ softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
 
 
 def _is_trained(target: _graph.SymbolicTensor) -> bool:
-    """Return True if a gradient of the tensor reaches a variable that is trained."""
+    """Return True if a gradient of the tensor reaches a trainable variable."""
     pending, visited = [target], {target}
     while pending:
         symbol = pending.pop()
@@ -136,11 +136,10 @@ def sparse_softmax_cross_entropy_with_logits(
     Args:
         labels: Integers of the shape of `logits` without its last dimension.
         logits: Unscaled logarithms of probabilities, with the classes along the last dimension.
-        name: Optional.
 
     Raises:
         InvalidTypeError: The labels are not integers.
-        InvalidArgumentError: Their shape is wrong, or, on the CPU, one is not a class number.
+        InvalidArgumentError: The shape of the labels is wrong, or, on the CPU, a class number.
     """
 
     def entropy(logit: Tensor, label: Tensor) -> Tensor:
@@ -173,9 +172,7 @@ def _check_labels(labels: torch.Tensor, shape: Sequence[int]) -> None:
 def sigmoid_cross_entropy_with_logits(
     labels: object, logits: object, name: str | None = None
 ) -> Tensor:
-    """Return the cross entropy of probabilities `labels` and `sigmoid(logits)`, for each
-    element.
-    """
+    """Return the cross entropy of probabilities and `sigmoid(logits)`, for each element."""
 
     def entropy(logit: Tensor, label: Tensor) -> Tensor:
         loss = torch.nn.functional.binary_cross_entropy_with_logits
@@ -192,7 +189,7 @@ def l2_loss(t: object, name: str | None = None) -> Tensor:
 def l2_normalize(
     x: object, axis: object = None, epsilon: float = 1e-12, name: str | None = None
 ) -> Tensor:
-    """Return the tensor divided by its Euclidean norm, along axes or of all elements."""
+    """Return `x` divided by its Euclidean norm along `axis`, by default over all elements."""
     axes = None if axis is None else sizes(axis)
 
     def scale(operand: Tensor) -> Tensor:
@@ -205,10 +202,9 @@ def l2_normalize(
 def bias_add(
     value: object, bias: object, data_format: str | None = None, name: str | None = None
 ) -> Tensor:
-    """Return a bias added along the last dimension, or with "NC..." along the second.
+    """Return `value` plus a bias along the last dimension, or for "NC..." along the second.
 
-    Raises:
-        InvalidArgumentError: The bias is not a vector of this size.
+    Raise InvalidArgumentError if the bias is not a vector of this size.
     """
     first = data_format is not None and data_format.startswith("NC")
 
@@ -240,7 +236,7 @@ def zero_fraction(value: object, name: str | None = None) -> Tensor:
 def weighted_cross_entropy_with_logits(
     labels: object, logits: object, pos_weight: object, name: str | None = None
 ) -> Tensor:
-    """Compute `sigmoid_cross_entropy_with_logits` with `pos_weight` for positive labels."""
+    """Return `sigmoid_cross_entropy_with_logits`, with positive labels weighted by `pos_weight`."""
     logits, labels = pair(logits, labels)
 
     def entropy(logit: Tensor, label: Tensor, weight: Tensor) -> Tensor:
@@ -259,19 +255,15 @@ def dropout(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Set elements to 0 with probability `rate`, and scale the others by 1 / (1 - rate).
+    """Set elements to 0 with probability `rate`; scale the rest by 1 / (1 - rate).
 
     Args:
-        x: A tensor.
-        rate: A number or tensor.
-        noise_shape: Optional. Sizes of 1 for dimensions along which elements fare alike, or -1
-            or None for those that the tensor has.
-        seed: Optional.
-        name: Optional.
+        noise_shape: Optional. A size of 1 drops whole slices along the dimension. -1 or None
+            means the size of the tensor.
 
     Raises:
         InvalidArgumentError: `rate` is a number that is not in [0, 1).
-        InvalidTypeError: `x` are integers; or in graph mode `rate` is given by position.
+        InvalidTypeError: `x` has integers; or in graph mode `rate` is given by position.
     """
     return apply_dropout(tensor(x), rate, noise_shape, seed, name or "dropout")
 
@@ -279,7 +271,7 @@ def dropout(
 def apply_dropout(
     x: Any, rate: object, noise_shape: Any, seed: int | None, name: str, training: object = True
 ) -> Tensor:
-    """Apply `dropout` if `training`, a bool or a tensor, is true; else return the values of `x`.
+    """Return `dropout` of `x` if `training`, a bool or a tensor, is true; otherwise return `x`.
 
     Raises:
         InvalidArgumentError: `rate` is a number outside of [0, 1).
@@ -324,14 +316,13 @@ def embedding_lookup(
     *,
     partition_strategy: str | None = None,
 ) -> Tensor:
-    """Return the rows that `ids` names; the gradient of a variable is slices.
+    """Return the rows of `params` at `ids`; the gradient of a variable is `IndexedSlices`.
 
     Args:
         params: A table, a list of tables, or a partitioned variable.
         ids: Integers of any shape.
         max_norm: Not supported; clip the rows with `clip_by_norm`.
-        name: Optional.
-        partition_strategy: Place of the rows in several tables, see `partitioned_lookup.look_up`.
+        partition_strategy: Order of rows in several tables, see `partitioned_lookup.look_up`.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: `max_norm` is given, or see

@@ -86,12 +86,12 @@ def fused_batch_norm(
     name: str | None = None,
     exponential_avg_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize images by moments of the batch, or, if not `is_training`, by the given moments.
+    """Return images normalized by batch moments in training, otherwise by `mean` and `variance`.
 
     Returns:
-        The images, mean and variance. In training the moments of the batch, the variance
-        unbiased; if `exponential_avg_factor` is not 1, the given moments moved towards them
-        by this fraction. Otherwise the given moments.
+        (images, mean, variance). Without training the arguments `mean` and `variance`. In training
+        the batch's mean and unbiased variance; if `exponential_avg_factor` is not 1, the arguments
+        moved towards the batch's moments by this fraction.
     """
     axis, fraction = 1 if data_format == "NCHW" else -1, exponential_avg_factor
     operands = [tensor(x), tensor(scale), tensor(offset)]

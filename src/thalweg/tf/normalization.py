@@ -25,7 +25,7 @@ def moments(
     *,
     keep_dims: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean and the biased variance along axes.
+    """Return (mean, biased variance) along `axes`.
 
     `shift` is ignored, as in TensorFlow; `keep_dims` is an older name of `keepdims`.
     """
@@ -75,7 +75,7 @@ def batch_norm_with_global_normalization(
     scale_after_normalization: bool,
     name: str | None = None,
 ) -> Tensor:
-    """Apply `batch_normalization`, with `gamma` if `scale_after_normalization`."""
+    """Return `batch_normalization`, with `gamma` only if `scale_after_normalization`."""
     scale = gamma if scale_after_normalization else None
     return batch_normalization(input, mean, variance, beta, scale, variance_epsilon, name)
 
@@ -88,9 +88,9 @@ def local_response_normalization(
     beta: float = 0.5,
     name: str | None = None,
 ) -> Tensor:
-    """Divide images by (bias + alpha s)^beta, with s the sum of squares of near channels.
+    """Return images divided by (bias + alpha s)^beta; channels are the last dimension.
 
-    Near channels are at most `depth_radius` away.
+    s is the sum of squares over channels at a distance of at most `depth_radius`.
     """
     width = 2 * depth_radius + 1
 
@@ -116,7 +116,7 @@ def normalized(
     epsilon: float,
     axis: int,
 ) -> Tensor:
-    """Normalize data along all axes but one, by given moments or those of the batch if None.
+    """Return a tensor normalized over all axes but `axis`, by moments of the batch for None.
 
     `scale` and `offset` may be None.
     """
@@ -134,7 +134,7 @@ def normalized(
 
 
 def batch_moments(operand: Tensor, axis: int, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """Return the mean and the variance along all axes but one, outside of gradients."""
+    """Return (mean, variance) over all axes but `axis`, without gradients."""
     operand = operand.detach()
     reduced_axes = [
         dimension for dimension in range(operand.dim()) if dimension != axis % operand.dim()

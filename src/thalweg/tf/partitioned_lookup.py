@@ -18,14 +18,13 @@ Strategy = Callable[[Tensor, list[int]], tuple[Tensor, Tensor]]
 
 
 def look_up(params: Any, ids: object, strategy: str | None = None, name: str | None = None) -> Any:
-    """Return the rows that `ids` names in a table, in several, or in a partitioned variable.
+    """Return the rows at `ids` of a table, of several tables, or of a partitioned variable.
 
     Args:
         params: A table, a list of tables, or a partitioned variable.
         ids: Integers of any shape.
-        strategy: Place of the rows in several tables, see `lookup_in_tables`. By default "mod" in
+        strategy: Order of the rows in several tables, see `lookup_in_tables`. By default "mod" in
             graph mode, as in TensorFlow 1, and "div" in eager mode, as in TensorFlow 2.
-        name: Optional.
 
     Raises:
         InvalidTypeError: `params` is an empty list.
@@ -41,20 +40,19 @@ def look_up(params: Any, ids: object, strategy: str | None = None, name: str | N
 def lookup_in_tables(
     params: Sequence[object], ids: object, strategy: str, name: str | None = None
 ) -> Any:
-    """Return the rows that `ids` names in a table that is partitioned by rows.
+    """Return the rows at `ids` of a table that is divided into several tables.
 
-    The gradient of each table that is a variable is slices.
+    The gradient of a variable in `params` is `IndexedSlices`.
 
     Args:
-        params: Two or more tables, whose numbers of rows are known.
+        params: Two or more tables with known numbers of rows.
         ids: Integers of any shape.
-        strategy: "mod": row `i` of the whole is in table `i % len(params)`. "div": each table has
-            consecutive rows, the first ones one more if they must.
-        name: Optional.
+        strategy: "mod": row `i` is in table `i % len(params)`. "div": each table has consecutive
+            rows, and the first tables one more if the numbers differ.
 
     Raises:
-        InvalidArgumentError: The strategy is another, or the number of rows of a table is not
-            known, or in a run an id is not in [0, rows).
+        InvalidArgumentError: The strategy is unknown, or a number of rows is unknown, or in a run
+            an id is not in [0, rows).
     """
     if strategy not in _STRATEGIES:
         raise InvalidArgumentError(f"partition_strategy is 'mod' or 'div', not {strategy!r}.")

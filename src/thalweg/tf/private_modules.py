@@ -112,7 +112,7 @@ _ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
 
 
 class SaveType(enum.StrEnum):
-    """Kinds of saving, which `_trackable_children` receives."""
+    """Kind of saving: an argument of `_trackable_children`."""
 
     SAVEDMODEL = "savedmodel"
     CHECKPOINT = "checkpoint"
@@ -213,10 +213,9 @@ def has(fullname: str) -> bool:
 
 
 def module(fullname: str) -> MergedModules:
-    """Return the module of a full name below `tensorflow`.
+    """Return the module of the full name, such as "tensorflow.python.framework.ops".
 
-    Raises:
-        AttributeError: The module is not available.
+    Raise AttributeError if the module is not available.
     """
     name = fullname.removeprefix("tensorflow.python").removeprefix(".")
     is_python = fullname.startswith("tensorflow.python")
@@ -263,7 +262,7 @@ class _Resources(type):
 
 
 def _make_resource_names() -> dict[str, Any]:
-    """Return names for resource variables, with the variables as their handles."""
+    """Return {name: value} of functions and classes for resource variables."""
     old = _attribute_at("compat.v1")
 
     class ResourceVariable(metaclass=_Resources):

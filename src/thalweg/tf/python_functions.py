@@ -29,22 +29,20 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Call a function of NumPy arrays; no gradient flows through it.
+    """Return the results of a function of NumPy arrays as tensors; no gradient flows through it.
 
     Args:
-        func: Takes the values of `inp` as NumPy arrays and scalars; returns one, or one for
-            each dtype.
-        inp: Tensors.
+        func: `func(*arrays)` returns an array or scalar, or a sequence with one for each dtype.
+        inp: Tensors; `func` is called with their values.
         Tout: The dtype of the result, or a list of dtypes.
-        stateful: Ignored: each run calls it once.
-        name: Optional.
+        stateful: Ignored: each run calls `func` once.
 
     Returns:
-        A tensor, or a list of tensors if `Tout` is a list; if that is empty, None, or in graph
-        mode the operation.
+        A tensor, or a list of tensors if `Tout` is a list. For an empty list None, or in graph mode
+        the operation.
 
     Raises:
-        InvalidArgumentError: It returns another number of values, or other dtypes.
+        InvalidArgumentError: `func` returns another number of values, or other dtypes.
     """
     return _call_python(
         lambda *tensors: func(*map(exported, tensors)), inp, Tout, False, name or "PyFunc"
@@ -108,16 +106,15 @@ def print(
     end: str = "\n",
     name: str | None = None,
 ) -> Any:
-    """Print values: at once in eager mode; in graph mode the operation that is returned does.
+    """Print values now; in graph mode return an operation that prints in each run.
 
     Args:
-        inputs: Tensors, nests of these, and other objects.
+        inputs: Tensors, nested lists, tuples and dicts of tensors, and other objects.
         output_stream: A stream, by default standard error, or a function such as `logging.info`.
-        summarize: How many elements are printed at the beginning and the end of each dimension;
+        summarize: Number of elements printed at the beginning and the end of each dimension;
             None or -1 for all.
-        sep: What stands between inputs.
-        end: What stands at the end.
-        name: Optional.
+        sep: Text between inputs.
+        end: Text at the end.
     """
 
     def show(nests: Any) -> None:
@@ -166,15 +163,13 @@ def print_identity(
     summarize: int | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return `input_`; print the values of `data` to standard error when it is computed.
+    """Return a copy of `input_`, and print `data` to standard error; in a graph, in each run.
 
     Args:
-        input_: A tensor.
         data: Tensors and other objects.
-        message: Optional. What stands before them.
-        first_n: Optional. How often they are printed.
-        summarize: How many elements of each are printed; 3 by default, all if negative.
-        name: Optional.
+        message: Optional. Text before the values.
+        first_n: Optional. Maximum number of prints.
+        summarize: Number of elements printed of each tensor; 3 by default, all if negative.
     """
     source: Any = tensor(input_)
     count = 0

@@ -1,4 +1,4 @@
-"""`tf.random`: random tensors with torch's numbers."""
+"""`tf.random`: random tensors; random numbers come from torch's generators."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ def normal(
     seed: int | None = None,
     name: str | None = "random_normal",
 ) -> Tensor:
-    """Return numbers from a normal distribution.
-
-    `mean` and `stddev` may be tensors, through which gradients flow.
-    """
+    """Return a tensor of normal random numbers; gradients flow to `mean` and `stddev`."""
     name = name or "random_normal"
     if is_tensor(mean) or is_tensor(stddev):
         return _graph.random_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
@@ -49,9 +46,9 @@ def truncated_normal(
     seed: int | None = None,
     name: str | None = "truncated_normal",
 ) -> Tensor:
-    """Return normal numbers at most two `stddev` from `mean`.
+    """Return a tensor of normal random numbers, redrawn beyond two `stddev` from `mean`.
 
-    `mean` and `stddev` may be tensors, through which gradients flow.
+    Gradients flow to `mean` and `stddev`.
     """
     name = name or "truncated_normal"
     if is_tensor(mean) or is_tensor(stddev):
@@ -67,9 +64,9 @@ def uniform(
     seed: int | None = None,
     name: str | None = "random_uniform",
 ) -> Tensor:
-    """Return numbers from [minval, maxval); `maxval` is 1 by default, required for integers.
+    """Return a tensor of random numbers in [minval, maxval).
 
-    Both may be tensors, through which gradients flow.
+    `maxval` is 1 by default, and required for integers. Gradients flow to bounds that are tensors.
     """
     name = name or "random_uniform"
     if not (is_tensor(minval) or is_tensor(maxval)):
@@ -89,14 +86,12 @@ def categorical(
     seed: int | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """Sample classes from each row of logits; return them in shape (batch, num_samples).
+    """Return random class numbers of shape (batch, num_samples), drawn by probabilities per row.
 
     Args:
         logits: Unscaled logarithms of probabilities, of shape (batch, classes).
-        num_samples: How many are drawn from each row, independently.
+        num_samples: Number of independent samples per row.
         dtype: int64 or int32.
-        seed: Optional.
-        name: Optional.
 
     Raises:
         InvalidArgumentError: The logits are not a matrix.
@@ -124,7 +119,7 @@ def categorical(
 
 
 def shuffle(value: object, seed: int | None = None, name: str | None = None) -> Tensor:
-    """Return the rows in random order, new in each run."""
+    """Return the rows of a tensor in random order; in a graph each run has a new order."""
     generator = _graph.numbers_of(seed)
 
     def mix(operand: Tensor) -> Tensor:

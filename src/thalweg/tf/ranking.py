@@ -26,10 +26,8 @@ class TopK(NamedTuple):
 def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> TopK:
     """Return the `k` largest elements of each row in descending order; ties keep their order.
 
-    They are sorted even if `sorted` is False.
-
-    Raises:
-        InvalidArgumentError: Rows have fewer elements.
+    Elements are sorted even if `sorted` is False. Raise InvalidArgumentError if rows have fewer
+    than `k` elements.
     """
 
     def find(operand: Tensor, k: Tensor | int) -> list[Tensor]:
@@ -62,10 +60,10 @@ def _check_k(k: int, shape: Any) -> None:
 
 
 def in_top_k(targets: object, predictions: object, k: int, name: str | None = None) -> Tensor:
-    """Return True if the prediction of each target is among the `k` largest of its row.
+    """Return for each row True if the prediction of its target is among the `k` largest.
 
-    Predictions equal to the k-th count as among them. A target that is no class, and a row with NaN
-    or infinity, give False. The two tensors may be swapped, as their
+    Predictions equal to the k-th largest are included. The result is False for a target that
+    is not a class, and for a row with NaN or infinity. The two tensors may be swapped, since the
     order differs between TensorFlow 1 and 2.
     """
 

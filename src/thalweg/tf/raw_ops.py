@@ -48,10 +48,9 @@ def ResourceGather(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Return the rows of a variable at `indices`; `dtype` must be the variable's.
+    """Return the rows of a variable at `indices`; `dtype` is ignored.
 
-    Raises:
-        ValueError: `batch_dims` is not 0.
+    Raise ValueError if `batch_dims` is not 0.
     """
     if batch_dims:
         raise ValueError(f"ResourceGather takes batch_dims=0 alone, not {batch_dims}.")

@@ -47,9 +47,8 @@ def _reduction_function(
     """Return a function `(input_tensor, axis=None, keepdims=False, name=None)`.
 
     Args:
-        function: Takes a tensor, the axes, and whether they are kept.
-        label: Name of the function.
-        unreduced: Function of a tensor without axes to reduce.
+        function: `function(tensor, axes, keepdims)` returns the reduced tensor.
+        unreduced: `unreduced(tensor)` is called if there are no axes to reduce.
     """
 
     def reduce(operand: Tensor, axis: object, keepdims: bool) -> Tensor:
@@ -98,7 +97,10 @@ def _numeric_reduction(function: Callable[..., Tensor], label: str) -> Callable[
 def _extreme_reduction(
     function: Callable[..., Tensor], label: str, largest: bool
 ) -> Callable[..., Tensor]:
-    """Return a reduction to the largest or smallest element, the limit of the dtype for none."""
+    """Return a reduction to the largest or smallest element.
+
+    The extreme of no elements is the limit of the dtype.
+    """
 
     def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
         if all(operand.shape[axis] for axis in axes):
@@ -113,7 +115,7 @@ def _extreme_reduction(
 
 
 def _mean_over(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """Return the mean, for integers rounded toward 0 as TensorFlow's Mean kernel does."""
+    """Return the mean along axes; the mean of integers is rounded toward 0, as in TensorFlow."""
     if not _is_exact(operand):
         return operand.mean(axes, keepdims)
     count = math.prod(operand.shape[axis] for axis in axes)
@@ -130,7 +132,7 @@ def _of_fractions(
     label: str,
     unreduced: Callable[[Tensor], Tensor] = torch.clone,
 ) -> Callable[..., Tensor]:
-    """Return a reduction that rejects integers, as in TensorFlow."""
+    """Return a `_reduction_function` that rejects integers with InvalidTypeError."""
 
     def check_inexact(operand: Tensor) -> Tensor:
         if _is_exact(operand):
@@ -199,7 +201,7 @@ def count_nonzero(
     dtype: object = torch.int64,
     name: str | None = None,
 ) -> Tensor:
-    """Count the elements that are not 0, along an axis, several, or all."""
+    """Return the number of elements that are not 0, along one axis or several, by default all."""
 
     def count(operand: Tensor) -> Tensor:
         return reduce_sum((operand != 0).to(as_dtype(dtype)), axis, keepdims)
@@ -218,14 +220,13 @@ def norm(
 
     Args:
         tensor: Real or complex numbers.
-        ord: "euclidean", 1, 2, infinity or another number above 0; of matrices "euclidean" or
+        ord: For vectors "euclidean" or a number above 0, also infinity. For matrices "euclidean",
             "fro", 1, 2 or infinity.
         axis: One axis, or a list of two.
-        keepdims: Whether the axes are kept, with size 1.
-        name: Optional.
+        keepdims: True to keep the axes, with size 1.
 
     Raises:
-        InvalidArgumentError: `ord` is not one of these norms.
+        InvalidArgumentError: `ord` is not a listed norm.
     """
     of_matrices = isinstance(axis, list | tuple) and len(axis) == 2
     is_euclidean = ord == "euclidean" or (of_matrices and ord == "fro")

@@ -29,9 +29,9 @@ class Candidates(NamedTuple):
     """Sampled classes and expected counts of classes.
 
     Attributes:
-        sampled_candidates: int64, of shape (num_sampled,).
-        true_expected_count: Of the true classes, float32, of their shape.
-        sampled_expected_count: Of the sampled classes, float32.
+        sampled_candidates: Sampled classes, int64, of shape (num_sampled,).
+        true_expected_count: Expected counts of the true classes, float32, (batch, num_true).
+        sampled_expected_count: Expected counts of the sampled classes, float32.
     """
 
     sampled_candidates: Tensor
@@ -47,9 +47,8 @@ class _Sampler(NamedTuple):
     """Distribution of classes.
 
     Attributes:
-        name: Name of the operation.
-        draw: Returns a number of random classes.
-        probability: Returns the probabilities of classes.
+        draw: `draw(count, generator)` returns random classes.
+        probability: `probability(classes)` returns probabilities.
         range_max: The number of classes.
     """
 
@@ -76,13 +75,11 @@ def log_uniform_candidate_sampler(
         true_classes: Integers of shape (batch, num_true).
         num_true: Number of true classes of each example.
         num_sampled: Number of classes to sample for the batch.
-        unique: Whether to sample different classes.
+        unique: True to sample different classes.
         range_max: The number of classes.
-        seed: Optional.
-        name: Optional.
 
     Raises:
-        InvalidArgumentError: There are fewer unique classes.
+        InvalidArgumentError: `unique` and fewer classes than `num_sampled`.
     """
     span = math.log1p(range_max)
 
@@ -124,7 +121,7 @@ def uniform_candidate_sampler(
 def _sample_classes(
     sampler: _Sampler, true_classes: object, count: int, unique: bool, seed: int | None
 ) -> Candidates:
-    """Return sampled classes and the expected counts of them and of the true classes."""
+    """Return `count` sampled classes, with expected counts of the sampled and the true classes."""
     draw, range_max = sampler.draw, sampler.range_max
     if unique and count > range_max:
         raise InvalidArgumentError(f"{count} unique classes cannot be sampled from {range_max}.")
@@ -155,7 +152,7 @@ def _sample_classes(
 def _draw_unique(
     draw: Draw, count: int, generator: torch.Generator | None
 ) -> tuple[torch.Tensor, int]:
-    """Return `count` different classes, and the number of draws for them."""
+    """Return (`count` different classes, number of draws until the last one)."""
     draws = np.empty(0, np.int64)
     first = np.empty(0, np.int64)
     while len(first) < count:
@@ -189,17 +186,16 @@ def nce_loss(
     """Return the noise-contrastive estimation loss of each example.
 
     Args:
-        weights: A row for each class. The gradient is slices: of the true and the sampled rows.
-        biases: A number for each class.
+        weights: One row per class. The gradient is `IndexedSlices` of true and sampled rows.
+        biases: One number per class.
         labels: The true classes, of shape (batch, num_true).
-        inputs: Of shape (batch, row).
-        num_sampled: How many classes are sampled.
-        num_classes: How many there are.
-        num_true: How many are true for each example.
-        sampled_values: What a sampler gives; by default `log_uniform_candidate_sampler`.
-        remove_accidental_hits: Whether a sampled class that is true for an example does not count.
-        name: Optional.
-        partition_strategy: Place of the rows in several tables, as of `embedding_lookup`.
+        inputs: Tensor of shape (batch, row length).
+        num_sampled: Number of sampled classes.
+        num_classes: Number of classes.
+        num_true: Number of true classes of each example.
+        sampled_values: Result of a sampler; by default of `log_uniform_candidate_sampler`.
+        remove_accidental_hits: True to ignore sampled classes that are true for an example.
+        partition_strategy: Order of the rows in several tables, see `embedding_lookup`.
     """
     logits, targets = _SampledClasses(
         weights=weights, biases=biases, labels=labels, inputs=inputs, num_sampled=num_sampled,
@@ -231,9 +227,9 @@ def sampled_softmax_loss(
     *,
     partition_strategy: str | None = None,
 ) -> Tensor:
-    """Return the cross entropy of each example over its true and the sampled classes.
+    """Return the cross entropy of each example over the true and the sampled classes.
 
-    `seed` is that of the sampler; the other arguments are those of `nce_loss`.
+    `seed` is the sampler's seed; other arguments are those of `nce_loss`.
     """
     logits, targets = _SampledClasses(
         weights=weights, biases=biases, labels=labels, inputs=inputs, num_sampled=num_sampled,
@@ -266,9 +262,9 @@ class _SampledClasses:
     partition_strategy: str | None
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Return logits of the true and sampled classes, and their target probabilities.
+        """Return (logits, target probabilities) of the true and sampled classes, per example.
 
-        The logarithm of its expected count is subtracted from the logit of each class.
+        Each logit is reduced by the logarithm of the expected count of the class.
         """
         labels = cast(self.labels, torch.int64)
         sampled_values = self.sampled_values
@@ -287,7 +283,10 @@ class _SampledClasses:
     def _compare(
         self, inputs: Tensor, rows: Tensor, shifts: Tensor, labels: Any, *sampled: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return logits and target probabilities from the rows of the true and sampled classes."""
+        """Return (logits, target probabilities) from the rows of true, then sampled classes.
+
+        `shifts` are the biases; `sampled` are the three values of `Candidates`.
+        """
         sampled_classes, true_expected, sampled_expected = sampled
         labels = labels.reshape(-1, self.num_true)
         true_expected = true_expected.reshape(-1, self.num_true)

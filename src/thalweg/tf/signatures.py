@@ -1,4 +1,4 @@
-"""Signatures of TensorFlow's functions: other orders and names of arguments, and common ones."""
+"""Signatures of TensorFlow's functions: orders and names of arguments, and common arguments."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _REQUIRED = inspect.Parameter.empty
 def bind_arguments(
     signature: inspect.Signature, name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> inspect.BoundArguments:
-    """Return the arguments of a call by their names, without those that are not given.
+    """Return the arguments of a call by parameter name, without defaults.
 
     Raises:
-        TypeError: The arguments do not fit the signature; the message lists its parameters.
+        TypeError: The arguments do not fit the signature; the message lists all parameters.
     """
     try:
         return signature.bind(*args, **kwargs)
@@ -34,12 +34,12 @@ def with_common_arguments(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the arguments of `finish` to those of a function.
 
-    The decorated function returns `finish(function(...), ...)`: each of both receives its own
-    arguments.
+    The decorated function passes its arguments on by name: it returns
+    `finish(function(...), ...)`.
 
     Args:
-        finish: Its first parameter takes what the function returns; the others are added.
-        order: Names of all arguments in their order; by default those of the function come first.
+        finish: `finish(result, ...)` returns the final result. Its further parameters are added.
+        order: Names of all arguments, separated by spaces; by default those of `function` first.
     """
     common_parameters = dict(list(inspect.signature(finish).parameters.items())[1:])
 
@@ -67,18 +67,17 @@ def with_older_arguments(
     label: str = "",
     **defaults: object,
 ) -> Callable[..., Result]:
-    """Return a function with the arguments of TensorFlow 1 that calls one of TensorFlow 2.
+    """Return a function with TensorFlow 1's arguments that calls a function of TensorFlow 2.
 
     Args:
-        function: The function of TensorFlow 2; it is called with keyword arguments.
-        order: Names of TensorFlow 1's arguments, in their order. One that `function` does not take
-            and that has no newer name is ignored.
-        newer_by_older: TensorFlow 2's names by older names. The returned function raises ValueError
-            if an argument has a value under both names. If both are None, the default of
-            `function` applies.
+        function: The function of TensorFlow 2, called with keyword arguments.
+        order: Names of TensorFlow 1's arguments in order, separated by spaces. Names unknown to
+            `function` and without a newer name are ignored.
+        newer_by_older: {TensorFlow 1's name: TensorFlow 2's name}. Values for both names raise
+            ValueError. If both are None, the default of `function` applies.
         label: Name of the returned function, by default that of `function`.
-        defaults: Defaults of TensorFlow 1 that are not those of `function`. By default an argument
-            that `function` does not take is None.
+        defaults: Defaults of TensorFlow 1 that differ from those of `function`. Arguments unknown
+            to `function` are None by default.
     """
     newer_parameters, newer_by_older = inspect.signature(function).parameters, newer_by_older or {}
     names, label = order.split(), label or function.__name__

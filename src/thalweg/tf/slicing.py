@@ -29,10 +29,10 @@ __all__ = [
 
 
 def slice(input_: object, begin: object, size: object, name: str | None = None) -> Tensor:
-    """Return the part of a tensor from `begin` on; a size of -1 reaches to the end.
+    """Return the part of a tensor that begins at `begin` and has the shape `size`.
 
-    Raises:
-        InvalidArgumentError: The part is not inside the tensor.
+    A size of -1 reaches to the end of a dimension. Raise InvalidArgumentError if the part is not
+    inside the tensor.
     """
     source, start_sizes, requested_sizes = tensor(input_), sizes_of(begin), sizes_of(size)
 
@@ -83,11 +83,9 @@ def strided_slice(
     """Return `input_[begin:end:strides]` for the first dimensions.
 
     Args:
-        input_: A tensor.
-        begin, end, strides: Numbers for the first dimensions; strides of 1 by default.
-        begin_mask, end_mask: Bits of dimensions in which `begin` or `end` does not count.
-        shrink_axis_mask: Bits of dimensions of which `begin` names one element.
-        name: Optional.
+        begin, end, strides: One number per dimension; strides are 1 by default.
+        begin_mask, end_mask: Bit i ignores `begin[i]` or `end[i]`.
+        shrink_axis_mask: Bit i selects the element `begin[i]` and drops dimension i.
 
     Raises:
         InvalidArgumentError: `ellipsis_mask`, `new_axis_mask` or `var` is given; index the tensor.
@@ -125,15 +123,13 @@ def pad(
     """Return the tensor with elements added before and after each dimension.
 
     Args:
-        tensor: The tensor.
-        paddings: For each dimension how many before and how many after.
+        paddings: For each dimension the numbers of elements added before and after.
         mode: "CONSTANT", "REFLECT", which mirrors at the first and last element, or "SYMMETRIC",
-            which mirrors before and after them.
-        constant_values: What is added with "CONSTANT".
-        name: Optional.
+            which also repeats the first and last element.
+        constant_values: The added value for "CONSTANT".
 
     Raises:
-        InvalidArgumentError: The mode is unknown, or `paddings` has not two numbers per dimension.
+        InvalidArgumentError: The mode is unknown, or `paddings` is not two numbers per dimension.
     """
     kind = mode.lower()
     if kind not in ("constant", "reflect", "symmetric"):
@@ -189,9 +185,9 @@ def meshgrid(*args: object, indexing: str = "xy", name: str | None = None) -> li
 def boolean_mask(
     tensor: object, mask: object, name: str = "boolean_mask", axis: int | None = None
 ) -> Tensor:
-    """Return the slices of a tensor where a mask is true, stacked along one dimension.
+    """Return the slices of a tensor where `mask` is true, stacked along one dimension.
 
-    The dimensions of the mask are those of the tensor from `axis` on, 0 by default.
+    The shape of the mask equals dimensions of the tensor from `axis` on, 0 by default.
     """
 
     def choose(x: Tensor, bools: Tensor) -> Tensor:
@@ -218,12 +214,10 @@ def boolean_mask(
 def gather_nd(
     params: object, indices: object, name: str | None = None, batch_dims: int = 0
 ) -> Tensor:
-    """Return elements or slices of `params`, whose indices the last dimension of `indices` has.
+    """Return the elements or slices of `params` at indices along the last dimension of `indices`.
 
-    `batch_dims` is 0, or 1 to index each row of `params` by the same row of `indices`.
-
-    Raises:
-        InvalidArgumentError: `batch_dims` is another number, or on the CPU an index is too large.
+    `batch_dims` is 0, or 1 to index row i of `params` by row i of `indices`. Raise
+    InvalidArgumentError if `batch_dims` is another number, or on the CPU an index is too large.
     """
 
     def pick(x: Tensor, positions: Tensor) -> Tensor:
@@ -241,10 +235,10 @@ def _pick_elements(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return the last dimension of `positions` as indices of a tensor of this shape.
+    """Return a tuple of index tensors from the last dimension of `positions`.
 
     Raises:
-        InvalidArgumentError: On the CPU, if one is out of range.
+        InvalidArgumentError: On the CPU, an index is not inside a tensor of shape `shape`.
     """
     if positions.device.type == "cpu":  # elsewhere the check would wait for the device
         limits = torch.tensor(shape[: positions.shape[-1]], dtype=torch.int64, device="cpu")
@@ -259,7 +253,7 @@ def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def scatter_nd(indices: object, updates: object, shape: object, name: str | None = None) -> Tensor:
-    """Return zeros of a shape with updates added at indices, the last dimension of `indices`."""
+    """Return zeros of shape `shape` with updates added at `indices`; see `gather_nd`."""
     positions, values, output_sizes = tensor(indices), tensor(updates), sizes_of(shape)
 
     def put(positions: object, values: Tensor, shape: Tensor) -> Tensor:
@@ -273,7 +267,7 @@ def scatter_nd(indices: object, updates: object, shape: object, name: str | None
 def sequence_mask(
     lengths: object, maxlen: object = None, dtype: object = torch.bool, name: str | None = None
 ) -> Tensor:
-    """Return a row for each length: that many ones, then zeros up to `maxlen`.
+    """Return a row for each length n: n ones, then zeros up to `maxlen`.
 
     `maxlen` is by default the largest length.
     """
@@ -315,7 +309,7 @@ def unique(x: object, out_idx: object = torch.int32, name: str | None = None) ->
 def unique_with_counts(
     x: object, out_idx: object = torch.int32, name: str | None = None
 ) -> UniqueWithCounts:
-    """Return the results of `unique` and the counts of the elements."""
+    """Return (y, index, count): distinct elements y, `x == y[index]`, and the count of each y."""
     kind, vector = as_dtype(out_idx), tensor(x)
 
     def find(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,18 +20,17 @@ class Variable(metaclass=EagerOrGraphMeta):
 
     Args:
         initial_value: A number, nested list, array, tensor, or a callable that returns one.
-        trainable: Whether `minimize` without a list of variables includes it; by default unless
-            `synchronization` is `ON_READ`.
+        trainable: True if `minimize` without a list of variables includes it. By default False if
+            `synchronization` is `ON_READ`, otherwise True.
         validate_shape: In graph mode False leaves the shape open.
         caching_device: Ignored, as are `variable_def` and `import_scope`.
-        name: Optional.
         dtype: Optional; converts the initial value.
         constraint: Optional. A function that an optimizer applies after each update.
-        synchronization: `ON_READ` stands for a value of each replica of a strategy.
-        aggregation: How values that replicas assign become one; see
+        synchronization: `ON_READ` means a separate value for each replica of a strategy.
+        aggregation: Reduction of the values that replicas assign; see
             `thalweg.keras.optimizers.Optimizer.add_weight`.
-        shape: Optional; for an initializer, or what `assign` may give the variable: None for sizes
-            that change.
+        shape: Optional. Shape for an initializer, or declared shape. None marks a size that
+            assignments may change.
     """
 
     CLASSES = (eager.Variable, _graph.GraphVariable)

@@ -1,4 +1,4 @@
-"""Checks of arguments: numbers of seconds, and bounds in TensorFlow's words."""
+"""Checks of arguments: numbers of seconds, and bounds with TensorFlow's error texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 1e9
 
 
 def check_seconds(name: str, seconds: object, *, non_negative: bool = False) -> None:
-    """Raise unless the argument is a number of seconds; infinity is valid.
+    """Raise unless `seconds` is a number; infinity is valid.
 
     Raises:
         InvalidTypeError: `seconds` is not a number.

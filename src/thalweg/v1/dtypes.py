@@ -1,4 +1,4 @@
-"""dtypes: those of torch."""
+"""The dtypes of torch under TensorFlow's names."""
 
 import torch
 

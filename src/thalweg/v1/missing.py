@@ -112,11 +112,10 @@ INSTEAD = {
 
 
 def attribute_of(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module, which raises an AttributeError that names a
-    replacement.
+    """Return a module's `__getattr__`, which raises an AttributeError that names a replacement.
 
     Args:
-        module: The name of the module below `thalweg.v1`; "" for `thalweg.v1`.
+        module: Name of the module below `thalweg.v1`; "" for `thalweg.v1` itself.
     """
 
     def missing(name: str) -> object:
@@ -135,13 +134,13 @@ def not_provided(
 ) -> AttributeError:
     """Return the AttributeError for a name that a package lacks; the caller raises the error.
 
-    The message has the replacement of the name; otherwise a similar existing name; otherwise
+    The message has the name's replacement. Without one it suggests a similar existing name, or else
     `default_hint`.
 
     Args:
         facade: The module that users import.
         path: The missing name, relative to `facade`.
-        replacements: Advice for each missing path.
+        replacements: {missing path: advice}.
         names: The existing names.
         default_hint: Advice if there is neither a replacement nor a similar name.
     """

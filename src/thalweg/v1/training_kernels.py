@@ -1,7 +1,7 @@
-"""Implementation of the functions of `training_ops`: arguments in TensorFlow's order, and a rule.
+"""Implementation of the functions of `training_ops` by update rules.
 
-A kernel is one update of one variable. Its scalars are the caller's, converted once to the dtype of
-the variable; its slots are any tensors of the variable's shape.
+A kernel updates one variable and its slots. Its scalars are arguments, converted once to the
+variable's dtype. Slots are tensors of the variable's shape.
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ _SCALARS = {"lr": "learning_rate", "lr_power": "learning_rate_power", "global_st
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel of TensorFlow, for dense and for sparse gradients.
+    """Signature and rule of one of TensorFlow's kernels, for dense and sparse gradients.
 
     Attributes:
         inputs: The names of the arguments in TensorFlow's order, separated by spaces: the variable
             first, then slots, scalars and the gradient.
         slots: The names of the slots, in the order of the rule.
-        choose: Called with the arguments; returns the rule.
-        options: Further arguments with their defaults.
-        constants: Scalars of the rule that are not arguments.
+        choose: `choose(arguments)` returns the rule.
+        options: {further argument: default}.
+        constants: {scalar of the rule: value} for scalars that are not arguments.
         rule_names: {argument: scalar of the rule} if the names differ for this kernel only.
-        check: Called with the arguments and whether the gradient is sparse; raises for invalid
-            scalars.
-        prefixes: The prefixes of its functions; TensorFlow lacks some of the four.
+        check: `check(arguments, is_sparse)` raises for invalid scalars.
+        prefixes: The prefixes of the functions that TensorFlow has, up to four.
     """
 
     inputs: str
@@ -66,7 +65,7 @@ class Kernel:
     prefixes: tuple[str, ...] = (*DENSE, "sparse_apply", "resource_sparse_apply")
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return the public function of this name, with TensorFlow's signature.
+        """Return a new function named `name` with TensorFlow's signature, which updates `var`.
 
         Args:
             name: A prefix and the kernel's name, such as "resource_sparse_apply_momentum".
@@ -139,7 +138,7 @@ def _describe_kernel(kernel: Kernel, name: str) -> str:
 
 
 def _add_operation(kernel: Kernel, name: str, arguments: Arguments) -> object:
-    """Return the kernel as an operation of a graph."""
+    """Add a graph operation that runs the kernel; return its output."""
     updated_names = ["var", *kernel.slots.split()]
     variables = {key: _graph.graph_variable_of(arguments[key]) for key in updated_names}
     for key, variable in variables.items():
@@ -163,8 +162,8 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
     """Update `arguments["var"]` and its slots in place, in one commit.
 
     Raises:
-        InvalidTypeError: A tensor is missing or of another dtype, or the gradient is
-            `IndexedSlices`.
+        InvalidTypeError: A variable or slot is not a tensor or has another dtype, or the gradient
+            is `IndexedSlices`.
         InvalidArgumentError: A scalar is invalid.
     """
     sparse = _is_sparse(name)

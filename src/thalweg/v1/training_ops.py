@@ -1,13 +1,13 @@
 """TensorFlow's training kernels, for optimizers that call them directly.
 
-`apply_x` and `resource_apply_x` take a dense gradient, `sparse_apply_x` and
-`resource_sparse_apply_x` the rows of one and their indices; a row that is named twice is updated
-twice. Arguments come in TensorFlow's order, as `tf.raw_ops` documents it. The variable and its
-slots are updated in place, whatever is wrong is said before that. They may be called in eager mode
-and in the hooks of an optimizer; with symbolic arguments they make operations of a graph.
+`apply_x` and `resource_apply_x` take a dense gradient. `sparse_apply_x` and
+`resource_sparse_apply_x` take rows of a gradient and their indices; a repeated row is updated
+repeatedly. Arguments have TensorFlow's order, as in `tf.raw_ops`. The variable and its slots are
+updated in place; invalid arguments raise before any change. Call the functions in eager mode and in
+hooks of an optimizer; symbolic arguments create graph operations.
 
-Scalars are converted straight to the dtype of the variable: 0.1 beside a float64 variable is
-0.1, where TensorFlow's optimizers make a float32 of it first.
+Scalars are converted directly to the variable's dtype: 0.1 is 0.1 for a float64 variable.
+TensorFlow's optimizers first round it to float32.
 
 Example:
     >>> from thalweg import Variable

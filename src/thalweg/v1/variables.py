@@ -1,4 +1,4 @@
-"""`Variable` and `get_variable`, with values of several replicas that become one."""
+"""`Variable` and `get_variable`, with aggregation of values over replicas."""
 
 from thalweg import _graph, distribute
 from thalweg.variable import VariableAggregation, VariableSynchronization

@@ -47,7 +47,7 @@ def add_to_sums(
     sum_in_float32: bool,
     report_count: Callable[[int], Call],
 ) -> int:
-    """Add all gradients to the sums in the state atomically, and set `param.grad` to None.
+    """Add all gradients to the sums in `state` atomically, and set `param.grad` to None.
 
     Return the number of backward passes that the sums now include.
 
@@ -55,7 +55,7 @@ def add_to_sums(
         groups: Parameter groups of the optimizer; `COUNT` is updated in each.
         state: State of the optimizer; `SUM` is updated in the state of each parameter.
         unscaling: Factor of the gradients, or None.
-        sum_in_float32: Whether sums of 16-bit gradients are float32.
+        sum_in_float32: True if sums of 16-bit gradients are float32.
         report_count: Called with the new count; returns a C function that runs after all writes.
 
     Raises:
@@ -88,7 +88,7 @@ def _add_calls(
 ) -> list[Call]:
     """Return calls that add the gradients to their sums and set `param.grad` to None.
 
-    A first gradient becomes the sum itself if nothing else holds it.
+    A parameter's first gradient becomes the sum without a copy if nothing else refers to it.
     """
     calls: list[Call] = []
     sums: list[Tensor] = []
@@ -144,7 +144,7 @@ def is_count(count: object) -> bool:
 
 
 def _count_passes(groups: Sequence[Group]) -> int:
-    """Return the largest `COUNT` of the groups, or raise InvalidArgumentError if one is invalid."""
+    """Return the largest `COUNT` of the groups; raise InvalidArgumentError if one is invalid."""
     counts = [group.get(COUNT, 0) for group in groups]
     for group_index, count in enumerate(counts):
         if not is_count(count):
@@ -157,9 +157,10 @@ def _count_passes(groups: Sequence[Group]) -> int:
 def _check_all(
     grads: Sequence[Tensor | None], sums: Sequence[object], get_names: Callable[[], list[str]]
 ) -> None:
-    """Raise if a gradient cannot be added to its sum.
+    """Raise an error if a gradient cannot be added to its sum; `get_names` is for the message.
 
-    Dense tensors are checked together first; only mismatches and sparse pairs are checked singly.
+    Dense pairs are checked all at once; if that fails, all pairs are checked one by one. Sparse
+    pairs are always checked one by one.
     """
     pairs = list(zip(grads, sums, strict=True))
     if _are_addable(pairs):
@@ -177,7 +178,7 @@ def _is_sparse(grad_or_sum: object) -> bool:
 
 
 def _are_addable(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
-    """Return True if `_check_sum` accepts all pairs of gradient and sum; False if unsure."""
+    """Return True if `_check_sum` accepts all pairs (gradient, sum); False if it may raise."""
     gradients = [grad for grad, _ in pairs if grad is not None]
     sums = [grad_sum for _, grad_sum in pairs if grad_sum is not None]
     if not (all_have_memory(gradients) and all_have_memory(sums)):
@@ -194,7 +195,7 @@ def _are_addable(pairs: Sequence[tuple[Tensor | None, Any]]) -> bool:
 
 
 def _check_sum(grad: Tensor | None, grad_sum: object, name: str) -> None:
-    """Raise if the gradient cannot be added in place to the sum of earlier gradients."""
+    """Raise an error unless the gradient can be added in place to the sum of earlier gradients."""
     if grad is not None:
         check_parts(grad, f"The gradient of '{name}'")
         if grad.is_sparse:
@@ -231,12 +232,12 @@ def _copy_shared(
     gradients: list[Tensor],
     get_names: Callable[[Sequence[Tensor]], list[str]],
 ) -> list[Tensor]:
-    """Return the gradients, with those that share memory with a dense sum replaced by copies.
+    """Return the gradients; a gradient that shares memory with a dense sum is copied.
 
     Args:
         params, sums: All parameters and their sums.
         gradients: Gradients of dense sums.
-        get_names: Function from parameters to their names, for messages.
+        get_names: `get_names(params)` returns names for messages.
 
     Raises:
         LayoutError: A dense sum shares memory with another sum or a parameter.
@@ -264,9 +265,9 @@ def _list_storages(tensors: Iterable[Tensor]) -> Iterable[int]:
 def _begin_sum(
     grad: Tensor, unscaling: float | None, in_float32: bool, is_sole_holder: bool
 ) -> Tensor:
-    """Return the first gradient of a sum, scaled, in memory that nothing else holds.
+    """Return the first gradient of a sum, scaled, in memory that nothing else uses.
 
-    Only a gradient with a single holder is returned without a copy.
+    The gradient itself is returned only if `is_sole_holder`, and without scaling or conversion.
     """
     if in_float32 and grad.dtype in REDUCED:
         grad = grad.float()
@@ -276,10 +277,9 @@ def _begin_sum(
 
 
 def _is_sole_holder(param: Tensor) -> bool:
-    """Return True if only `param.grad` refers to the gradient and its memory, so that it may become
-    a sum.
+    """Return True if nothing but `param.grad` refers to the dense gradient and its memory.
 
-    Other holders are DDP buckets, lists and NumPy arrays.
+    Return False if a DDP bucket, list or NumPy array shares the gradient.
     """
     grad = cast("Tensor", param.grad)
     # A gradient whose elements share memory cannot become a sum: sums are written in place.
@@ -291,11 +291,11 @@ def _is_sole_holder(param: Tensor) -> bool:
 
 
 def _count_holders(param: Tensor) -> tuple[int, ...]:
-    """Return the reference counts of `param.grad` and its memory, which `_sole_holder_counts`
-    compares.
+    """Return the reference counts of `param.grad` and its memory.
 
-    They are counts of Python and C++ references to the gradient, of tensors of its storage, and
-    whether the storage is resizable.
+    Returns:
+        The Python references and the C++ references to the gradient, the number of tensors of its
+        storage, and whether the storage is resizable.
     """
     grad = cast("Tensor", param.grad)
     memory = grad.untyped_storage()
@@ -315,7 +315,7 @@ def _sole_holder_counts() -> tuple[int, ...]:
 def set_aside(state: dict[Any, Any]) -> Generator[None]:
     """Remove parameters whose state has only a gradient sum from `state` in a `with` block.
 
-    Torch's own step expects `step` in each state.
+    Torch's own step expects `step` in the state of each parameter.
     """
     states = [(param, entries) for param, entries in states_of(state) if entries.keys() <= {SUM}]
     for param, _ in states:
@@ -327,7 +327,7 @@ def set_aside(state: dict[Any, Any]) -> Generator[None]:
 
 
 def sums_of(state: Mapping[object, object]) -> dict[int, Tensor]:
-    """Return the sums in the state by `id` of their parameters."""
+    """Return {`id` of a parameter: its gradient sum}, without parameters that have no sum."""
     return {
         id(param): grad_sum
         for param, param_state in states_of(state)

@@ -22,7 +22,7 @@ OptionT = TypeVar("OptionT", bound="Option")
 
 
 class Others(Protocol):
-    """Options of an optimizer, one of each class."""
+    """Interface to the options of an optimizer, with one option of each class."""
 
     def of(self, kind: type[OptionT]) -> OptionT:
         """Return the option of the class; a disabled one if the user did not set it."""
@@ -31,19 +31,20 @@ class Others(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """Base class of options; its methods are no-ops that subclasses override.
+    """Base class of options; its methods do nothing, and subclasses override them.
 
-    The fields of a subclass are keywords of optimizer constructors; their defaults disable it.
+    The fields of a subclass are keywords of optimizer constructors. Their defaults disable the
+    option.
 
     Attributes:
         begins: Names of state entries that are initialized with the parameter's value, such as
             slots that `rule` adds.
         keeps_beside: Names of further state entries that exist only with this option.
-        changes_state: Whether the option changes the state of a parameter.
-        has_file_entry: Whether files have the option among the arguments of an optimizer.
-        has_resources: Whether the option has hooks, buffers or devices, which estimates leave out.
-        counts: Whether `scalars` uses the number of steps. Optimizers whose rules use none then
-            keep `step` in the state of a parameter, too; it begins at 0.
+        changes_state: True if the option changes the state of a parameter.
+        has_file_entry: True if files have the option among the arguments of an optimizer.
+        has_resources: True if the option has hooks, buffers or devices, which estimates leave out.
+        counts: True if `scalars` uses the number of steps. Every optimizer then has `step` in the
+            state of a parameter, beginning at 0.
     """
 
     begins: ClassVar[tuple[str, ...]] = ()
@@ -65,7 +66,7 @@ class Option:
 
     @property
     def on(self) -> dict[str, Any]:
-        """Values of the option that differ from its defaults, by keyword."""
+        """{keyword: value} of the fields that differ from their defaults."""
         values_and_defaults = {
             field.name: (getattr(self, field.name), field.default) for field in fields(self)
         }
@@ -76,14 +77,14 @@ class Option:
         }
 
     def check_beside(self, options: Others) -> None:
-        """Check the options of the same optimizer for conflicts with this one.
+        """Do nothing; subclasses check the optimizer's other options for conflicts.
 
         Raises:
-            InvalidArgumentError: Another option conflicts with this one.
+            InvalidArgumentError: Another option conflicts with this option.
         """
 
     def check_param(self, param: Tensor, label: str) -> None:
-        """Check that the option supports a parameter.
+        """Do nothing; subclasses check whether the option supports a parameter.
 
         Args:
             label: Name of the parameter, for the message.
@@ -101,13 +102,13 @@ class Option:
         return rule
 
     def scalars(self, lacked: Container[str], step: object) -> Mapping[str, Any]:
-        """Return the scalars for the formulas that `rule` adds, by name.
+        """Return {name: scalar} for the formulas that `rule` adds; here {}.
 
         Args:
             lacked: Names of the slots that this step creates for its parameters.
-            step: Number of earlier steps of the parameters; a tensor if it is counted on a device;
-                1 if neither the rule nor an option counts steps. Under `optim.tensorflow` the
-                number of earlier steps of the optimizer.
+            step: Number of earlier steps of the parameters: a number, or a tensor if a device
+                counts. 1 if neither the rule nor an option counts. Under `optim.tensorflow` it is
+                the optimizer's number of earlier steps.
         """
         return {}
 

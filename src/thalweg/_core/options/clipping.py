@@ -14,12 +14,11 @@ from thalweg.errors import InvalidArgumentError
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Clipping(Option):
-    """Gradient clipping with torch's keywords.
+    """Gradient clipping with torch's keywords. It first adds up repeated rows of sparse gradients.
 
     Attributes:
         clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-        clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting adds
-            up duplicate rows of sparse gradients first.
+        clip_grad_value: Elements of gradients are clipped to [-value, value].
     """
 
     clip_grad_norm: float | None = None

@@ -18,8 +18,8 @@ class Diagnosed(Option):
     """Periodic statistics of gradients, updates and weights.
 
     Attributes:
-        diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which has
-            the sizes of each parameter's gradient, update and weight; or a
+        diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with the
+            sizes of each parameter's gradient, update and weight. Or a
             `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
             `in_backward` or DTensors.
     """
@@ -34,7 +34,7 @@ class Diagnosed(Option):
 
     @property
     def every(self) -> int | None:
-        """Number of steps from one table to the next; None if diagnostics are off."""
+        """Number of steps between two tables; None if diagnostics are off."""
         diagnostics = self.diagnostics
         interval = (
             diagnostics

@@ -18,8 +18,8 @@ class Flat(Option):
 
     Attributes:
         gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-            `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then, and a
-            frozen parameter None.
+            `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+            frozen parameter has None.
     """
 
     has_resources = True

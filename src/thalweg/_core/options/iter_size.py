@@ -22,7 +22,10 @@ from thalweg.variable import titles_of
 def check_addable(
     gradients: Sequence[Gradient], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> None:
-    """Raise if a gradient or a sum has another shape or dtype than its target, or no memory."""
+    """Raise an error if a gradient or sum differs from its target in shape or dtype.
+
+    A sum without memory for its elements raises, too.
+    """
     check_memories(sums)
     names = titles_of(targets)
     for total, var, name in zip(sums, targets, names, strict=True):
@@ -37,8 +40,7 @@ def check_addable(
 def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Call]:
     """Return C functions that add each gradient times 1 / `count` to its sum in place.
 
-    The factor is rounded as by a session, which divides by a constant. Gradients that are None are
-    skipped.
+    The factor is rounded as in a TensorFlow session. Gradients that are None are skipped.
     """
     calls: list[Call] = []
     for total, grad in zip(sums, gradients, strict=True):
@@ -54,7 +56,7 @@ def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) ->
 
 
 def totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
-    """Return copies of the sums with these gradients added as by `adding`; `sums` are not changed.
+    """Return copies of the sums with the gradients added as by `adding`; `sums` are not changed.
 
     The entry of a variable is None if it has no gradient and its sum is 0.
     """

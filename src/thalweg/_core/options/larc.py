@@ -44,9 +44,8 @@ class Larc(NamedTuple):
     ) -> Any:
         """Return r of each variable before the cap at 1; float32 of shape (n,).
 
-        The returned object is a tensor on the device of the norms if they are tensors, or else a
-        NumPy array. A variable of norm 0 has `min_update`; with `zero_by_zero` and a learning rate
-        of 0 it has NaN, as 0 / 0.
+        The result is a tensor on the device of the norms, or an array if the norms are an array. A
+        variable of norm 0 gets `min_update`. With `zero_by_zero`, 0 / 0 gives NaN instead.
         """
         xp, device = functions_of(variable_norms), place_of(variable_norms)
         with np.errstate(all="ignore"):
@@ -60,10 +59,10 @@ class Larc(NamedTuple):
             return xp.maximum(ratio, xp.full_like(ratio, float(self.min_update)))
 
     def factors(self, ratios: object, dtypes: Sequence[torch.dtype]) -> Any:
-        """Return r of each gradient as its update multiplies by it.
+        """Return the factor of each gradient: its ratio r, limited as in the update.
 
-        Return an array or a tensor as `ratios`: capped at 1 in the mode "clip", and at the largest
-        number of the dtype of each gradient; NaN stays.
+        r is capped at 1 in the mode "clip", and at the largest number of the gradient's dtype. NaN
+        stays. An array gives an array, a tensor a tensor.
         """
         is_array = not isinstance(ratios, torch.Tensor)
         factors = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore

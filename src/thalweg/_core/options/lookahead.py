@@ -46,9 +46,9 @@ class Lookahead(Option):
     """Lookahead with slow weights in the state of each parameter.
 
     Attributes:
-        lookahead: Number of steps between updates of the slow weights, which are in the state as
-            `slow`: they move toward the parameter, and the parameter is set to them. They are
-            float32 for parameters of 16 bits.
+        lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+            update moves them toward the parameter and sets the parameter to them. They are float32
+            for 16-bit parameters.
         lookahead_alpha: Interpolation factor in (0, 1].
     """
 
@@ -82,7 +82,7 @@ class Lookahead(Option):
         return {SHARE: self._choose_alpha(step)}
 
     def _choose_alpha(self, step: Any) -> Tensor | float:
-        """Return the interpolation factor in the step after `step` others; 0 between updates."""
+        """Return the interpolation factor after `step` earlier steps; 0 between updates."""
         interval = self.lookahead or 1
         # A loaded step count may have a fraction, so a remainder of 0 is not a safe test.
         if isinstance(step, Tensor):

@@ -14,7 +14,7 @@ class Unscaling(Option):
     """Option that moves the unscaling of `torch.amp.GradScaler` into the step.
 
     Attributes:
-        fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`. The
+        fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`. The
             steps of parameters on a GPU are then counted on the GPU.
     """
 

@@ -35,16 +35,17 @@ def answer(
     amax: Any,
     in_float32: bool = False,
 ) -> Decision:
-    """Return the decision to apply or skip the step, with the calls that write the policy's state.
+    """Return the decision to apply or skip a step, with calls that write the policy's new state.
 
     The step is applied unless a gradient is infinite or NaN.
 
     Args:
+        policy: `policy(state, amax, overflow)` returns the changed scalars by name.
         variables: State of the policy by name; the calls write to these tensors.
         has_nan: Whether a gradient contains NaN, as a bool or a scalar tensor.
-        amax: Largest gradient magnitude: a number, or a scalar tensor, on whose device the policy
-            is then computed.
-        in_float32: Whether the policy gets `amax` in float32, where it may be infinite although the
+        amax: Largest gradient magnitude: a number, or a scalar tensor whose device evaluates the
+            policy.
+        in_float32: True if the policy gets `amax` in float32. It may then be infinite although the
             step is applied.
     """
     is_on_device = isinstance(amax, Tensor)
@@ -81,9 +82,10 @@ def _clamp_scale(scale: object, params: Mapping[str, Tensor]) -> object:
 def dynamic(
     state: State, _: object, overflow: object, *, multiplier: float, increment_period: int
 ) -> State:
-    """Return changes by `tf.train.experimental.DynamicLossScale`; the scale is finite and >= 1.
+    """Return the new scale and count of `tf.train.experimental.DynamicLossScale`, by name.
 
-    Overflow divides the scale; `increment_period` steps without overflow multiply it.
+    Overflow divides the scale, to 1 at least. `increment_period` steps without overflow multiply
+    the scale, unless the product is infinite.
     """
     scale, steps = state["current_loss_scale"], state["good_steps"]
     xp = vectors.functions_of(scale)
@@ -101,7 +103,7 @@ def dynamic(
 
 
 def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
-    """Return changes by OpenSeq2Seq's "Backoff"; `BackoffScaler` documents the parameters."""
+    """Return the new scalars of OpenSeq2Seq's "Backoff", by name; see `BackoffScaler`."""
     scale, iteration = state["scale"], state["iteration"]
     last_overflow = state["last_overflow_iteration"]
     select, factor = vectors.functions_of(scale).where, np.float32(params["step_factor"])
@@ -116,9 +118,9 @@ def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
 
 
 def log_max(state: State, amax: object, overflow: Any, *, as_shipped: bool, **params: Any) -> State:
-    """Return changes by OpenSeq2Seq's "LogMax"; `LogMaxScaler` documents the parameters.
+    """Return the new scalars of OpenSeq2Seq's "LogMax", by name; see `LogMaxScaler`.
 
-    The order of operations is that of a session, whose graph optimizer moves constants.
+    Operations have the order of a TensorFlow session, whose graph optimizer moves constants.
     """
     xp, highest = vectors.functions_of(amax), np.float32(params["log_max"])
     ceiling = _SHIPPED_CEILING if as_shipped else float(highest)

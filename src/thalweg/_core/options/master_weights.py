@@ -19,12 +19,12 @@ from thalweg.variable import REDUCED
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class Masters(Option):
-    """Float32 master weights for parameters of 16 bits.
+    """Float32 master weights for 16-bit parameters.
 
     Attributes:
-        masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-            state, and round it to the parameter. Writes to a parameter update the master, those by
-            `.data`, too; a write that rounds to the same value is not detected.
+        masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+            state, and round it to the parameter. A user's write to a parameter, also by `.data`,
+            updates the master, unless the master already rounds to the written value.
     """
 
     begins = (MASTER,)
@@ -68,9 +68,9 @@ class Offload(Option):
     """State and update on the CPU for parameters on a GPU.
 
     Attributes:
-        state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it, and
-            new values back; with `in_backward`, during the backward pass. None keeps state on the
-            device of its parameter. In-place writes by `.data` are not detected with "cpu".
+        state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the CPU
+            and new values back; with `in_backward`, during the backward pass. In-place writes by
+            `.data` are then not detected. None keeps state on the device of its parameter.
     """
 
     changes_state = has_resources = True

@@ -35,7 +35,7 @@ MOVING_AVERAGE = Rule(
 
 
 def share_of(decay: Any, num_updates: Any, scalar_cls: ScalarType) -> Any:
-    """Return 1 - decay as a scalar of the class.
+    """Return 1 - decay as a scalar of `scalar_cls`.
 
     With `num_updates`, the decay is at most (1 + num_updates) / (10 + num_updates), as in early
     steps of `tf.train.ExponentialMovingAverage`.
@@ -64,7 +64,7 @@ def move(
         averages, values: Averages, and the values to average.
         share: Interpolation factor: 1 sets an average to its value.
         count_calls: Functions in C that run in the same commit.
-        commit_messages: Optional list; a sentence is appended once the averages are written.
+        commit_messages: Optional list that receives a sentence once the averages are written.
     """
     if averages:
         adapter = OneRule(MOVING_AVERAGE, {"share": share}, counts=count_calls)
@@ -91,10 +91,9 @@ def assign_average(
 
     Args:
         variable, value, decay: Arguments of `assign_moving_average`.
-        biased: Optional average that begins at 0 and is moved in place of the variable; the
-            variable is set to its debiased value.
-        step: Optional counter of moves, which is increased; without it each move is treated as the
-            first.
+        biased: Optional average that begins at 0. It is moved instead, and the variable is set to
+            its debiased value.
+        step: Optional counter of moves; increased. None treats each move as the first.
 
     Raises:
         InvalidArgumentError: The shapes of value and variable differ.

@@ -28,15 +28,15 @@ class _Identity(Composed):
 
 
 def follow_rule(rule: Rule, name: str, formula: Formula, slot: str) -> Rule:
-    """Return the rule with a formula that runs after its update in the same pass over memory.
+    """Return the rule with a formula that runs after its update in one pass over memory.
 
-    The formula also runs for rows without a sparse gradient. Duplicate rows are added up, so that
-    the formula runs once per row.
+    The formula also runs for rows without a sparse gradient. Gradients of repeated rows are added,
+    so that the formula runs once per row.
 
     Args:
         name: Name of the new rule.
         formula: Maps a variable and the new slot to their new values; see `ChainedFormula`.
-        slot: Name of the new slot, the last one.
+        slot: Name of the new slot, the last of the rule.
     """
     untouched: Any = rule.update_untouched or _Identity(len(rule.element_slots))
     return replace(

@@ -18,11 +18,11 @@ HISTORY = "spike_history"
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class SpikeActions(Option):
-    """Action in place of a step whose loss or gradient norm leaves its band.
+    """Action instead of a step whose loss or gradient norm is unusual.
 
     Attributes:
         spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`, which
-            leaves out the step. The host waits for the gradient norm of each step. Not with
+            skips the step. The host waits for the gradient norm of each step. Not with
             `in_backward`.
     """
 

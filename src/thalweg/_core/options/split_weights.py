@@ -24,9 +24,9 @@ class SplitWeights(Option):
     Attributes:
         weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight, which
             steps update. The lower 8 bits are in the state as `correction`, a byte per element. A
-            write to a parameter keeps the correction, at most half a last place. Slots are float32
-            by default. Reductions, such as LAMB's norms, use the parameters. Sparse gradients are
-            made dense. Works on CPU and GPU.
+            user's write to a parameter keeps the correction, at most half a last place. Slots are
+            float32 by default. Reductions, such as LAMB's norms, use the parameters. Sparse
+            gradients are made dense. Works on CPU and GPU.
     """
 
     changes_state = True

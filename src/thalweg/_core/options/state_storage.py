@@ -25,8 +25,8 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
     """Return the rule with codecs for its slots; the rule itself if no codec changes.
 
     Args:
-        storage: A codec for all slots, replaced by its counterpart for nonnegative slots; "8bit"
-            for the default of each slot; or pairs of a slot's name and a codec or "float32".
+        storage: A codec for all slots, or its counterpart for nonnegative slots. "8bit" for the
+            default of each slot. Or pairs (slot name, codec or "float32").
 
     Raises:
         InvalidArgumentError: A slot does not exist, or does not support its codec.
@@ -79,9 +79,9 @@ class StateCodec(Option):
     """8-bit codecs for slots.
 
     Attributes:
-        state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit" for
-            the default of each slot; the name of a codec for all slots, with its counterpart for
-            nonnegative ones; or a dict from slot names to codecs or "float32". None stores floats.
+        state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for the
+            default of each slot. A codec's name for all slots, or its counterpart for nonnegative
+            slots. Or {slot name: codec or "float32"}. None stores floats.
     """
 
     changes_state = True
@@ -114,7 +114,7 @@ class StateCodec(Option):
         return store_slots(rule, cast("Storage", self.state_storage))
 
     def check_beside(self, options: Others) -> None:
-        """Raise InvalidArgumentError beside another option that chooses dtype or device."""
+        """Raise InvalidArgumentError if another option sets the dtype or device of slots."""
         storage_settings = {
             "state_dtype": options.of(StateDtype).state_dtype,
             "state_device": options.of(Offload).state_device,
@@ -128,7 +128,7 @@ class StateCodec(Option):
 
 
 def _is_dict(state_storage: object) -> bool:
-    """Return True for a dict of strings, and False for the pairs of one.
+    """Return True for a dict of strings, False for a sequence of pairs of strings.
 
     Raises:
         InvalidTypeError: The setting is neither.

@@ -18,8 +18,8 @@ class InBackward(Option):
     """Separate update of each parameter during the backward pass.
 
     Attributes:
-        in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
-            counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
+        in_backward: True applies and frees each gradient as it arrives; `step` then only counts.
+            Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
             `fused_unscale`.
     """
 
@@ -30,7 +30,7 @@ class InBackward(Option):
         self._check_bool("in_backward")
 
     def check_beside(self, options: Others) -> None:
-        """Raise InvalidArgumentError beside an option that needs all gradients together."""
+        """Raise InvalidArgumentError if another option needs all gradients of a step together."""
         needing = {
             "clip_grad_norm": options.of(Clipping).clip_grad_norm,
             "accumulate": options.of(Accumulation).accumulate > 1,

@@ -56,7 +56,7 @@ class Rounding(Option):
             )
 
     def check_rows(self, label: str) -> None:
-        """Raise for a sparse gradient of the parameter with this name.
+        """Raise an error for the sparse gradient of the parameter named `label`.
 
         Raises:
             NotImplementedError: `round` is "stochastic".

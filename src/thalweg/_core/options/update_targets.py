@@ -28,13 +28,13 @@ class StateStorage(NamedTuple):
     """Dtypes and devices of the state of parameters.
 
     Attributes:
-        masters: Whether parameters of 16 bits have masters.
+        masters: True if 16-bit parameters have float32 master weights.
         state: Dtype of slots, or None for the dtype of the updated tensor.
-        device: Device of slots and updated tensors, or None for that of the parameters.
-        sums: Whether the state has sums of gradients during accumulation.
-        beginning: Names of slots that are initialized with the parameter; they are never 16-bit,
-            where small moves would be rounded away.
-        is_split: Whether parameters are the upper part of split weights.
+        device: Device of slots and updated tensors, or None for the device of the parameters.
+        sums: True if the state has sums of gradients during accumulation.
+        beginning: Names of slots that are initialized with the parameter. They are never 16-bit,
+            which would round small moves away.
+        is_split: True if parameters are the upper part of split weights.
     """
 
     masters: bool = False
@@ -66,10 +66,9 @@ class StateStorage(NamedTuple):
         return param.device if self.device is None or name == SUM else self.device
 
     def brought_home(self, param_state: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
-        """Return copies, on the device of `home_of`, of a parameter's state entries that are on
-        another device.
+        """Copy the state entries of a parameter that are not on the device that `home_of` returns.
 
-        The result has only these entries, by name; it is {} if the state is not offloaded.
+        Return {name: copy on that device}; {} if the parameter's state is not offloaded.
         """
         if not self.is_away(param):
             return {}
@@ -86,10 +85,10 @@ class StateStorage(NamedTuple):
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
         """Return the dtype in which a slot of a parameter is stored.
 
-        A slot that is a scalar, or that has a dtype in the rule, keeps the rule's dtype. Any other
-        slot has the dtype `state`, if that option is set. Otherwise it has the parameter's dtype,
-        but float32 instead of 16 bits if parameters have masters or are parts of split weights. A
-        slot in `beginning` ignores `state`, and has float32 instead of 16 bits.
+        A scalar slot, or a slot with a dtype in the rule, keeps the rule's dtype. A slot in
+        `beginning` has the parameter's dtype. Any other slot has the dtype `state`, or by default
+        the parameter's dtype. float32 replaces a 16-bit parameter's dtype for slots in `beginning`,
+        and with masters or split weights.
         """
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:
@@ -104,7 +103,9 @@ class StateStorage(NamedTuple):
     def widen_slots(
         self, param_state: dict[str, object], slots: Sequence[Slot], param: Tensor
     ) -> None:
-        """Convert 16-bit slots of a parameter with a master or correction to the dtype of `of`.
+        """Convert 16-bit slots of a parameter to the dtype that `of` returns.
+
+        Do nothing unless the parameter has a master or is the upper part of a split weight.
 
         Args:
             param_state: State of the parameter, changed in place.
@@ -122,9 +123,9 @@ PLAIN = StateStorage()
 class UpdateTargets:
     """Tensors that steps update in place of parameters.
 
-    A target is a master, a CPU copy of an offloaded parameter (its stand-in), or the parameter
-    itself. The update detects user writes to a parameter by a comparison with its master; writes to
-    an offloaded parameter are detected by torch's version counter.
+    A target is a master weight, a CPU copy of an offloaded parameter (its stand-in), or the
+    parameter itself. User writes to a parameter are detected by comparing it with its master, or by
+    torch's version counter for an offloaded parameter.
 
     Args:
         storage: Dtypes and devices of state and targets.
@@ -142,10 +143,10 @@ class UpdateTargets:
         self._stand_ins: dict[int, tuple[Tensor, Any, Tensor]] = {}
 
     def stand_for(self, params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> list[Tensor]:
-        """Set the parameters of the next steps; create their missing masters and offloaded copies.
+        """Set the parameters of the next steps; create missing masters and offloaded copies.
 
-        New masters are not put into `state`. Return the tensor to update for each parameter: its
-        master, its copy on the device of the state, or the parameter itself.
+        Return the tensor to update for each parameter: its master, its copy on the device of the
+        state, or the parameter itself. New masters are not put into `state`.
 
         Args:
             state: State of the optimizer, with masters.
@@ -182,7 +183,8 @@ class UpdateTargets:
     def _stand_in_of(self, param: Tensor) -> Tensor:
         """Return the copy of an offloaded parameter on the device of the state.
 
-        A new copy is made and cached if there is none, or if the parameter's memory was replaced.
+        The cached copy is returned unless the parameter's memory was replaced. Otherwise a new copy
+        is made and cached.
         """
         cached = self._stand_ins.get(id(param))
         if cached is not None and cached[0] is param and _lies_at(param, cached[1]):
@@ -200,7 +202,7 @@ class UpdateTargets:
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """Copy the parameters that were written since the last step to their offloaded targets.
+        """Copy parameters that were written since the last step to their offloaded targets.
 
         Return the targets of all parameters, in the order of `stand_for`.
         """

@@ -19,12 +19,12 @@ _LENGTH_CONFLICT = "both say how long a step is"
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Option):
-    """Wrapper with the name of its only keyword. Sparse gradients are made dense.
+    """Option of one keyword that changes the step of a rule. Sparse gradients are made dense.
 
     Attributes:
-        without: A slot that the wrapper adds, and the warning for parameters that are 0 at first;
-            empty without such a slot.
-        conflicts: Reasons why other wrappers cannot be combined with this one, by keyword.
+        without: A slot that the option adds, and the warning for parameters that are 0 at first;
+            empty without a slot.
+        conflicts: {keyword of another wrapper: reason why the two cannot be combined}.
     """
 
     without: ClassVar[tuple[str, ...]] = ()
@@ -56,7 +56,7 @@ class Wrapper(Option):
 
 @lru_cache(None)
 def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
-    """Return the rule wrapped by the function `name` of `thalweg.rules.wrappers`.
+    """Return the result of the function `name` of `thalweg.rules.wrappers` for a rule.
 
     Raises:
         RuleError: The wrapped formula cannot be compiled, or a codec does not support it.
@@ -85,11 +85,12 @@ def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class CautiousDecay(Wrapper):
-    """Weight decay of only the elements that the step moves toward 0.
+    """Weight decay of only those elements that the step moves toward 0.
 
     Attributes:
-        cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves away
-            from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
+        cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+            away from 0. Rules without decoupled decay raise RuleError.
+            https://arxiv.org/abs/2510.12402
     """
 
     conflicts = {"sphere": "a sphere has no decay"}
@@ -102,8 +103,8 @@ class Cautious(Wrapper):
     """Steps that skip elements that would move uphill.
 
     Attributes:
-        cautious: Whether elements stay whose step has the sign of their gradient. The steps of the
-            others are divided by their share of all elements, at least 0.001.
+        cautious: True skips elements whose step and gradient differ in sign. The remaining steps
+            are divided by the fraction of remaining elements, at least 0.001.
             https://arxiv.org/abs/2411.16085
     """
 
@@ -113,11 +114,11 @@ class Cautious(Wrapper):
 @exported_from("thalweg.optim.options")
 @dataclass(frozen=True, kw_only=True)
 class TrustRatio(Wrapper):
-    """Steps with the norm of their parameter times the learning rate.
+    """Steps whose norm is the parameter's norm times the learning rate.
 
     Attributes:
-        trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the step
-            without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes LARS.
+        trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+            without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
             https://arxiv.org/abs/1904.00962
     """
 
@@ -131,9 +132,9 @@ class Sphere(Wrapper):
     """Steps on the sphere of each parameter's initial norm.
 
     Attributes:
-        sphere: Whether a step has the norm of its parameter times the learning rate, and restores
-            the norm before the first step, `radius` in the state. Decoupled decay has no effect.
-            A parameter that is 0 at first has ordinary steps, with a warning.
+        sphere: True gives a step the norm of its parameter times the learning rate, and restores
+            the parameter's initial norm, `radius` in the state. Decoupled decay has no effect. A
+            parameter that is 0 at first has ordinary steps, with a warning.
             https://arxiv.org/abs/2606.16899
     """
 
@@ -144,7 +145,7 @@ class Sphere(Wrapper):
 
 
 class _Share(Wrapper):
-    """Wrapper with a number; True is the default number, and False is None."""
+    """Wrapper with a number as its value; True means the default number, and False means None."""
 
     default: ClassVar[float]
     maximum: ClassVar[float | None]
@@ -168,8 +169,8 @@ class RowFloor(_Share):
     """Minimum norm of the steps of matrix rows.
 
     Attributes:
-        row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the learning
-            rate; True is 0.3825. Parameters that are not matrices raise.
+        row_floor: Minimum norm of a row's step, divided by the row's norm times the learning rate.
+            True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
             https://github.com/KellerJordan/modded-nanogpt/pull/328
     """
 
@@ -191,9 +192,9 @@ class RadialBrake(_Share):
     """Limit on the growth of parameter norms.
 
     Attributes:
-        radial_brake: Factor of the growth of a parameter's norm in a step, compared with the norm
-            after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are unchanged.
-            https://github.com/KellerJordan/modded-nanogpt/pull/294
+        radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+            after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm are
+            unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
     """
 
     default, maximum = 0.5, 1.0

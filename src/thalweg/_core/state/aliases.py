@@ -19,9 +19,9 @@ _Write = tuple[Tensor, Entry, Any]
 
 
 def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
-    """Return a message for each entry that would not keep its value after all values are written.
+    """Return a message for each entry that would lose its value when all values are written.
 
-    A later entry in the same memory would change it. Nothing is written.
+    A later entry in overlapping memory would overwrite it. Nothing is written.
     """
     return [
         message
@@ -31,7 +31,7 @@ def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
 
 
 def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
-    """Yield the writes of each run of overlapping memory, in the order of the pairs."""
+    """Yield a list of writes for each group of overlapping tensors, in the order of `pairs`."""
     writes = [(plain(entry.own), entry, value) for entry, value in pairs]
     spans = [
         (str(write[0].device), *byte_span(write[0]), index)
@@ -51,7 +51,7 @@ def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write
 
 
 def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
-    """Return the writes without repetitions of the same view and value."""
+    """Return the writes without repetitions of a view with an equal value."""
     distinct: list[_Write] = []
     for tensor, entry, value in group:
         if not any(
@@ -63,7 +63,7 @@ def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
 
 
 def _describe_lost_values(group: Sequence[_Write]) -> list[str]:
-    """Simulate the writes in a copy of their memory, and return a message per changed value."""
+    """Simulate the writes in a copy of their memory; return a message per overwritten value."""
     if len(group) < 2:
         return []
     start = min(byte_span(tensor)[0] for tensor, _, _ in group) // _ALIGNED * _ALIGNED
@@ -90,7 +90,7 @@ def _view(memory: Tensor, tensor: Tensor, offset: int) -> Tensor:
 
 
 def _find_later_name(group: Sequence[_Write], index: int) -> str:
-    """Return the name of the first later entry that overlaps the one at the index."""
+    """Return the name of the first later entry that overlaps the entry at `index`."""
     start, end = byte_span(group[index][0])
     for tensor, entry, _ in group[index + 1 :]:
         first, last_byte_end = byte_span(tensor)
@@ -100,7 +100,7 @@ def _find_later_name(group: Sequence[_Write], index: int) -> str:
 
 
 def _are_same_view(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return True if both tensors have the same address, dtype and layout."""
+    """Return True if both tensors have an equal address, dtype and layout."""
 
     def key(tensor: Tensor) -> Any:
         bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()

@@ -46,12 +46,12 @@ def taken(tensor: Tensor, label: str = "") -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """Tensor entry of a state.
+    """Tensor of an optimizer under its name in a state.
 
     Attributes:
         name: Name in a state.
-        own: Tensor of the optimizer, which is read and written.
-        dtypes: Accepted dtypes of new values besides that of the tensor.
+        own: The optimizer's tensor, which is read and written.
+        dtypes: Accepted dtypes of new values besides the tensor's dtype.
         lowest: Minimum of new values of an integer scalar, or None.
     """
 
@@ -80,8 +80,9 @@ class Entry:
         return taken(self.own)
 
     def difference(self, candidate: Any) -> str | None:
-        """Return why the tensor cannot be set to a value, as a message; None if it can. Change
-        nothing.
+        """Return a message why the tensor cannot be set to `candidate`; None if it can.
+
+        Nothing is changed.
         """
         problem = flaw(candidate)
         if problem is not None:
@@ -102,8 +103,7 @@ class Entry:
 
         Args:
             new_value: A value for which `difference` returns None.
-            is_ours: Whether the value is a plain tensor that nothing writes to; it is not copied
-                then.
+            is_ours: True if nothing writes to the value, a plain tensor; then it is not copied.
         """
         value = self.mine(new_value)
         return self._set(value if is_ours else kept(value, self.own.dtype, self.own.device))
@@ -118,7 +118,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Entry):
-    """Entry of a tensor of which this process has a part, and a state all elements.
+    """Entry of a sharded tensor: this process has a part, and a state has all elements.
 
     Attributes:
         var: Variable with the full shape.
@@ -141,10 +141,10 @@ class Part(Entry):
 
 
 def of_slots(store: SlotStore, var: Tensor, key: str) -> list[Entry]:
-    """Return the entries of the slots of a variable, named "<key>/<slot>".
+    """Return an entry named "<key>/<slot>" for each slot of a variable.
 
     Args:
-        store: All slots.
+        store: The optimizer's slots.
         key: Prefix of the names.
     """
     entries: list[Entry] = []
@@ -159,12 +159,12 @@ def of_slots(store: SlotStore, var: Tensor, key: str) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Number:
-    """Entry of a Python number; its methods are those of `Entry`.
+    """Entry of a Python number, with the methods of `Entry`.
 
     Attributes:
         name: Name in a state.
         value: Current value.
-        setting: Function from a new value to the calls that set it; raises InvalidTypeError or
+        setting: `setting(value)` returns the calls that set the number; raises InvalidTypeError or
             InvalidArgumentError for an invalid value.
     """
 
@@ -191,7 +191,7 @@ Item = Entry | Number
 
 
 class Compared(Protocol):
-    """Object that compares values as an `Entry` does."""
+    """Interface of an object that compares values as an `Entry` does."""
 
     @property
     def name(self) -> str: ...
@@ -207,7 +207,7 @@ def room_for(source: Any) -> Tensor:
 
 
 def flaw(candidate: object) -> str | None:
-    """Return why the object is not a dense tensor with memory; None if it is one."""
+    """Return why an object is not a dense tensor with memory, as a phrase; else None."""
     if not isinstance(candidate, Tensor):
         return f"no tensor but {shown(candidate)}"
     with DisableTorchFunctionSubclass():
@@ -223,7 +223,7 @@ def flaw(candidate: object) -> str | None:
 
 
 def readable(tensor: Tensor, label: str) -> Tensor:
-    """Return the tensor, or a plain copy of a tensor of a subclass.
+    """Return the tensor itself, or a plain copy of a tensor of a subclass.
 
     Raises:
         InvalidTypeError: `flaw` rejects the tensor, or reading fails; `label` begins the message.
@@ -247,7 +247,10 @@ def kept(
 
 
 def shown(value: Any) -> str:
-    """Return a short text of the value for messages; for unknown types, only the type's name."""
+    """Return a short text of a value for messages: its `repr`, or only the type's name.
+
+    Only numbers, strings, bools and None are printed.
+    """
     if type(value) not in _PRINTABLE:
         return f"a {type(value).__name__}"
     try:
@@ -289,7 +292,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def is_writable(tensor: Tensor) -> bool:
-    """Return True if `copy_` into the tensor succeeds for a source of the same shape."""
+    """Return True if `copy_` into the tensor succeeds for a source of equal shape."""
     plain_tensor = plain(tensor)
     is_broadcast = any(
         step == 0 and size > 1

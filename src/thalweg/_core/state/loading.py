@@ -56,8 +56,8 @@ def differences(
 
     Args:
         entries: Entries of the optimizer.
-        state: Values by name. Names without an entry are differences.
-        complete: Whether all entries have to be in the state.
+        state: Values by name. A name without an entry is a difference.
+        complete: True if a missing entry is a difference.
     """
     entries_by_name = {entry.name: entry for entry in entries}
     messages: list[str | None] = []
@@ -82,7 +82,7 @@ def differences(
 def mismatch(
     messages: Sequence[str], label: str = "", outcome: str = "Nothing was loaded."
 ) -> CheckpointMismatchError:
-    """Return an error that lists differences.
+    """Return a CheckpointMismatchError that lists differences.
 
     Args:
         messages: The differences.
@@ -106,7 +106,8 @@ class Loading:
         pairs: Entries and their new values.
         then: Functions in C that run after the writes of the entries.
         what: Description of the state for `mismatch`.
-        is_ours: Whether the values are plain tensors that nothing writes to; they are not copied.
+        is_ours: True if the values are plain tensors that nothing writes to. They are then not
+            copied.
     """
 
     pairs: Sequence[tuple[Item, Any]] = ()
@@ -115,7 +116,7 @@ class Loading:
     is_ours: bool = False
 
     def check_memory(self) -> None:
-        """Check that the tensors of all entries can be written.
+        """Raise an error unless the tensors of all entries can be written.
 
         Raises:
             CheckpointMismatchError: Memory of an entry is missing or read-only.
@@ -134,7 +135,7 @@ class Loading:
             raise mismatch([str(error).removesuffix(".")], self.what) from error
 
     def calls(self) -> list[Call]:
-        """Convert and copy all values; return the C functions that write them, followed by `then`.
+        """Convert and copy all values; return the C functions that write the copies, then `then`.
 
         Raises:
             CheckpointMismatchError: A value cannot be read.
@@ -152,11 +153,11 @@ class Loading:
 
 
 def restore(*loadings: Loading) -> None:
-    """Write all of several states, or none of them.
+    """Write several states in one commit: all of them, or none.
 
     Raises:
-        CheckpointMismatchError: A value cannot be converted, memory is read-only, or entries in
-            the same memory get different values.
+        CheckpointMismatchError: A value cannot be converted, memory is read-only, or entries in the
+            same memory get different values.
     """
     with writable():
         for loading in loadings:
@@ -177,7 +178,7 @@ def _check_aliases(loadings: Sequence[Loading]) -> None:
 def fitting(
     entries: Sequence[Item], state: Mapping[str, object], label: str, calls: Iterable[Call] = ()
 ) -> Loading:
-    """Return the loading of a state that must have all entries and no others.
+    """Return the loading of a state that must have a value for each entry and no further names.
 
     Args:
         entries: Entries of the optimizer.
@@ -191,7 +192,7 @@ def fitting(
 
 
 def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Loading:
-    """Return one loading of all parts, or raise CheckpointMismatchError for differences."""
+    """Return one `Loading` of several states; raise CheckpointMismatchError for differences."""
     messages = [message for group in groups for message in differences(*group)]
     if messages:
         raise mismatch(messages, label)
@@ -205,7 +206,7 @@ def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Load
 
 
 class StateDict(Copied):
-    """Base class for saving and loading of optimizers and moving averages.
+    """Base class of optimizers and moving averages that save and load states.
 
     A load creates missing slots on a twin, and changes the object only after all checks.
     """
@@ -220,13 +221,13 @@ class StateDict(Copied):
     def _loading(
         self, state_dict: object, var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
-        """Return a context manager that holds the lock of the object while a state is loaded.
+        """Hold the object's lock in a `with` block that loads a state.
 
-        The block receives the validated `Loading`, and has to write it by `restore`.
+        The block receives the validated `Loading`, and must write it by `restore`.
 
         Args:
-            state_dict, var_list: As given to the public method, for `_given_state`.
-            names: Returns unique names of variables, by which entries are found.
+            state_dict, var_list: The public method's arguments, for `_given_state`.
+            names: `names(variables)` returns unique names, by which entries are found.
 
         Raises:
             CheckpointMismatchError: The state differs from the entries of the object.
@@ -244,8 +245,9 @@ class StateDict(Copied):
         raise NotImplementedError
 
     def _fitting(self, state: object, variables: object, names: Names) -> Loading:
-        """Create missing slots on a twin of this object; return the loading that also copies its
-        attributes.
+        """Return the loading of a state; it also gives this object the missing slots.
+
+        The slots are created on a twin, a copy of this object, whose attributes the loading copies.
         """
         twin = staged(self)
         twin._forget_awaited()

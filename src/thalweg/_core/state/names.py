@@ -13,7 +13,7 @@ Names = Callable[[Sequence[Any]], list[str]]
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return unique names: the second "w" becomes "w#1", whatever follows."""
+    """Return unique names: the second "w" becomes "w#1", or "w#2" if "w#1" exists, etc."""
     counts: Counter[str] = Counter()
     used_names: set[str] = set()
     unique_names: list[str] = []
@@ -34,7 +34,10 @@ def keys_of(variables: Sequence[Any]) -> list[str]:
 
 
 def positioned(names: Sequence[str], mark: str) -> list[str]:
-    """Return unique names: repeated names get `mark` and their index appended."""
+    """Return unique names: `mark` and the index are appended to repeated names.
+
+    The index is increased by the number of names while the result is already used.
+    """
     counts = Counter(names)
     positioned_names: list[str] = []
     used_names = {name for name, count in counts.items() if count == 1}
@@ -56,14 +59,13 @@ def as_now(
 ) -> Mapping[str, Any]:
     """Rename the keys of a state that was saved by an old version.
 
-    Return a new dictionary in which each key `old_names[k]` has become `new_names[k]`; other keys
-    stay. Return `state` itself, not a copy, if it has no key that is in `old_names` alone, or has a
-    key that is in `new_names` alone.
+    Return a new dict in which key `old_names[k]` has become `new_names[k]`. Return `state` itself
+    if it has no name that only `old_names` contains, or has a name that only `new_names` contains.
 
     Args:
         state: Values by name; not changed.
-        old_names, new_names: Names in the old and in the present version, of equal length; the
-            names at an index are those of one entry.
+        old_names, new_names: Names in the old and in the present version, of equal length; names at
+            one index belong to one entry.
     """
     removed_names, added_names = set(old_names) - set(new_names), set(new_names) - set(old_names)
     if not state.keys() & removed_names or state.keys() & added_names:

@@ -22,20 +22,23 @@ _CONTAINERS = (list, dict, set, Hyperparameters)
 
 
 class Staged:
-    """Base class of objects with slots that `staged` copies inside of their holder, too."""
+    """Base class of objects that `staged` copies together with the object that holds them."""
 
 
 def staged(holder: _T) -> _T:
     """Return a copy of a stateful object, its *twin*, to which slots and variables can be added.
 
-    The twin shares tensors with `holder`, but has copies of its lists, dictionaries, sets and
-    slots. Attributes that are `Staged` have twins, too.
+    The twin shares tensors with `holder`, but has copies of its lists, dicts, sets and slots.
+    Attributes that are `Staged` have twins, too.
     """
     return _stage_twin(holder, {})
 
 
 def _stage_twin(holder: _T, twins: dict[int, object]) -> _T:
-    """Return the twin of `holder`; `twins` collects the twins by `id` of their originals."""
+    """Return the twin of `holder`; store it in `twins` as {`id` of the original: twin}.
+
+    Twins that are in `twins` already are reused.
+    """
     twin = twins[id(holder)] = object.__new__(type(holder))
     attributes: dict[str, Any] = {}
     for name, value in vars(holder).items():
@@ -50,16 +53,15 @@ def _stage_twin(holder: _T, twins: dict[int, object]) -> _T:
 
 
 def published(holder: object, twin: object) -> list[Call]:
-    """Return C functions that copy all attributes of a twin to `holder`, and those of the twins of
-    its `Staged` attributes to these.
+    """Return C functions that copy all attributes of a twin to `holder`.
+
+    A `Staged` attribute of `holder` stays, and receives the attributes of its twin.
     """
     return _publish_twin(holder, twin, set())
 
 
 def _publish_twin(holder: object, twin: object, visited: set[int]) -> list[Call]:
-    """Return the calls of `published`; add the `id` of `holder` and of each `Staged` attribute to
-    `visited`.
-    """
+    """Return the calls of `published`; add the `id` of each published object to `visited`."""
     visited.add(id(holder))
     new_attributes: dict[str, Any] = {**vars(twin)}
     calls: list[Call] = []
@@ -74,15 +76,14 @@ def _publish_twin(holder: object, twin: object, visited: set[int]) -> list[Call]
 
 @contextlib.contextmanager
 def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
-    """Return a context manager that undoes the creation of slots and variables if its block raises.
+    """Undo the creation of slots and variables if the `with` block raises an exception.
 
-    If the block raises while `unless` is empty, all attributes of `holder` and of its `Staged`
-    attributes are set back to those before the block. Values in tensors are not restored. The
-    exception is always raised again.
+    All attributes of `holder` and of its `Staged` attributes are then reset, but not the values in
+    tensors. The exception is always raised again.
 
     Args:
         holder: Object with slots, such as an optimizer.
-        unless: List to which the block appends once the step has been written.
+        unless: Nothing is undone if this list has an entry: the step was written.
     """
     backup = staged(holder)
     try:
@@ -96,9 +97,7 @@ def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
 def making(
     holder: Any, variables: Iterable[object], unless: Sequence[object] = ()
 ) -> contextlib.AbstractContextManager[None]:
-    """Return `whole(holder, unless)`; or a context manager that does nothing if each variable has
-    slots.
-    """
+    """Return `whole(holder, unless)`; a context without effect if each variable has slots."""
     owned_ids = set(map(id, holder._slots.owners()))
     requested_ids = (id(handle_of(var)) for var in variables)
     return (
@@ -107,14 +106,14 @@ def making(
 
 
 class Copied(Staged):
-    """Base class for consistent `copy` and `pickle`: steps of other threads wait."""
+    """Base class of objects whose `copy` and `pickle` make steps of other threads wait."""
 
     def _locked(self) -> Guard:
         """Return the lock that blocks steps."""
         raise NotImplementedError
 
     def _foreign(self) -> list[object]:
-        """Return tensors and callables from the user, which copies share with the original."""
+        """Return the user's tensors and callables, which copies share with the original."""
         shared_objects: list[Any] = []
         for value in vars(self).values():
             if isinstance(value, Copied):

@@ -17,11 +17,11 @@ from thalweg.variable import dtype_name
 
 
 def list_codecs(codecs: Sequence[str | None], slots: Sequence[Tensor]) -> list[Codec | None]:
-    """Return for each slot of a variable its codec, or None for a slot that stores numbers.
+    """Return the codec of each slot of a variable, or None for a slot that is not encoded.
 
     Args:
         codecs: The codec names of the rule's slots; empty if it has none.
-        slots: The slots. Encoded ones are uint8; slots of small variables stay numbers.
+        slots: The slots. Encoded slots are uint8; slots of small variables are not encoded.
     """
     if not codecs:
         return [None] * len(slots)
@@ -58,7 +58,7 @@ def check_encoded(request: StepRequest) -> None:
 
 
 def _check_variable(codec: Codec, var: Tensor, grad: object, label: str, name: str) -> None:
-    """Raise an error if the dtype of a variable, or its gradient, is not supported."""
+    """Raise an error if a codec does not support a variable's dtype, or its gradient is sparse."""
     if codec.is_beside and var.dtype != torch.bfloat16:
         raise InvalidTypeError(
             f"'{label}' is {dtype_name(var.dtype)}, and {name} is the lower part of a bfloat16."
@@ -77,7 +77,7 @@ def _check_variable(codec: Codec, var: Tensor, grad: object, label: str, name: s
 
 
 def _check_records(codec: Codec, var: Tensor, slot: Tensor, name: str) -> None:
-    """Raise an error if shape, device, or memory of an encoded slot is wrong."""
+    """Raise an error if an encoded slot has a wrong shape, device or memory layout."""
     expected_shape = (codec.bytes_of(var.numel()),)
     if slot.shape != expected_shape or slot.device != var.device:
         raise InvalidArgumentError(

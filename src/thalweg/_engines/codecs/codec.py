@@ -28,28 +28,27 @@ def as_it_is(value: Any) -> Any:
 class Codec:
     """Codec of float32 numbers: a scale for each block and a code for each number.
 
-    A slot is one tensor of bytes, the records of its blocks one after the other. A record is a
-    float32, the scale, and then as many codes as a block has numbers. The scale is the largest
-    magnitude of the prepared numbers. Blocks are cut in the order of the variable's elements;
-    beyond the last element codes are 0.
+    A slot is one tensor of bytes, with a record for each block of numbers. A record has the scale,
+    a float32, and then the codes. The scale is the largest magnitude of the prepared numbers.
+    Blocks are cut in the order of the variable's elements; codes beyond the last element are 0.
 
-    The formulas are written like those of rules, so that all engines compute the same bits.
-    `encode` returns a real number between two codes. `encode_array` rounds it to the nearest code,
-    ties to even; a step rounds with a dither, see `thalweg._engines.codecs.dither`.
+    Formulas are written like those of rules, so that all engines compute equal bits. `encode`
+    returns a real number between two codes. `encode_numbers` rounds it to the nearest code, ties to
+    even; a step rounds with a dither, see `thalweg._engines.codecs.dither`.
 
     Args:
         name: The name in `Slot.storage`.
-        block: Numbers that share a scale.
-        signed: Whether codes are from -128 to 127 instead of 0 to 255; 128 is stored as -128.
-        encode: `(prepared, scale) -> code`.
-        decode: `(code, scale) -> number`; code 0 is the number 0.
-        prepare: `(number) -> prepared`.
-        positive: Whether all numbers are nonnegative.
+        block: The count of numbers that share a scale.
+        signed: True for codes from -128 to 127; 128 is stored as -128. False for 0 to 255.
+        encode: `encode(prepared, scale)` returns a real code.
+        decode: `decode(code, scale)` returns the number; code 0 is the number 0.
+        prepare: `prepare(number)` returns the prepared number.
+        positive: True if all numbers are nonnegative.
         least: The smallest code that a step gives to a positive number, if `positive`.
-        for_positive: The name of the codec that replaces this one for nonnegative slots, or "". A
-            signed codec rounds a small mean square beside larger ones to 0, a divisor of steps.
-        is_beside: Whether codes are the lower bits of the bfloat16 variable itself, one for each
-            element and without scales: `split8`, whose arithmetic is in its file.
+        for_positive: The name of the codec that replaces this codec for nonnegative slots, or "". A
+            signed codec would round a small mean square to 0, and steps divide by it.
+        is_beside: True if codes are the lower bits of the bfloat16 variable, one per element and
+            without scales: `split8`, whose arithmetic is in its file.
     """
 
     name: str
@@ -77,9 +76,9 @@ class Codec:
         return self.is_beside or (bool(shape) and shape[-1] % self.block == 0)
 
     def shape_of_rows(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of records with the dimensions of a tensor that `divides` accepts.
+        """Return the shape of a slot's bytes as a view whose rows encode the rows of the tensor.
 
-        It is a view of the records, and its rows are those of the tensor.
+        `shape` must be one that `divides` accepts.
         """
         return tuple(shape) if self.is_beside else (*shape[:-1], self.bytes_of(shape[-1]))
 

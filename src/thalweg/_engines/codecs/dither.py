@@ -50,7 +50,7 @@ def dithers_of(
     """Return the float32 dithers of `count` elements in a step; 0.5 if `step` is negative.
 
     Args:
-        origin: The positions of the elements in the full parameter.
+        origin: The positions of the elements in the full parameter. An int is the first position.
     """
     if step < 0:
         return torch.full((count,), 0.5, dtype=torch.float32, device=device)
@@ -61,11 +61,11 @@ def dithers_of(
 
 
 def round_codes(codec: Codec, codes: Tensor, dithers: Tensor) -> Tensor:
-    """Return int16 codes: the sums of real codes and their dithers, without the fraction.
+    """Round real codes to int16 codes: add the dither of each code, and drop the fraction.
 
     Args:
-        codec: The codec. If it is `positive`, a positive code is at least `least`, and others are
-            0.
+        codec: The codec. If it is `positive`, a code above 0 becomes at least `codec.least`; other
+            codes become 0.
         codes: Real numbers from `Codec.encode`.
         dithers: The dither of each code, from `dithers_of`.
     """

@@ -17,12 +17,12 @@ FIRST_POSITIVE = 0.325e-6
 
 
 def border(tenth, count):
-    """Return the middle between a decade's last number and the first of the next with `count`."""
+    """Return the lower border of the decade that ends at `tenth` and has `count` numbers."""
     return tenth * (0.1 + 0.18 / count)
 
 
 def decade(ratio, count):
-    """Return the end of the decade in which a share lies: a power of ten from 1e-6 to 1.
+    """Return the end of the decade that contains a ratio: a power of ten from 1e-6 to 1.
 
     The decade that ends at 1 has `count` numbers.
     """
@@ -57,11 +57,11 @@ def count_of(end, upper_count):
 
 
 def within(ratio, end, count):
-    """Return the real index of a share among the numbers of its decade.
+    """Return the fractional index of a ratio in its decade, which has `count` numbers.
 
-    It is 0 at the first of the `count` numbers and `count - 1` at the last. From there it grows
-    evenly to `count`, the first number of the next decade: that gap is 3 times as wide as those of
-    the decade below it, 3/5 of those above it, and half of the last decade's before 1.
+    It is 0 at the first number and `count - 1` at the last. From there it grows evenly to `count`,
+    at the first number of the next decade. That gap is 3 times as wide as the gaps in this decade
+    (half as wide before 1), and 3/5 as wide as the gaps in the next decade.
     """
     position = (ratio / end - 0.1) * count / 0.9 - 0.5
     gap_position = position - (count - 1.0)
@@ -82,7 +82,7 @@ def power_below(rank):
 
 
 def encode(value, scale):
-    """Return the rank of a number, with its sign."""
+    """Return the fractional code of a number: its rank in the table, with the number's sign."""
     ratio = absolute(value / scale)
     end = decade(ratio, 64.0)
     count = count_of(end, 64.0)
@@ -100,7 +100,7 @@ def decode(code, scale):
 
 
 def encode_positive(value, scale):
-    """Return the rank of a nonnegative number."""
+    """Return the fractional code of a nonnegative number: its rank in the table."""
     ratio = value / scale
     end = decade(ratio, 128.0)
     count = count_of(end, 128.0)

@@ -1,4 +1,4 @@
-"""Encoding and decoding of records with torch on any device, bit for bit as in kernels."""
+"""Encoding of numbers as records (a scale and 8-bit codes per block) with torch, and decoding."""
 
 # torch.from_numpy has no types.
 # pyright: reportUnknownMemberType=false
@@ -37,7 +37,7 @@ def _evaluate(formula: Formula, *tensors: Tensor) -> Tensor:
 
 
 def encode_numbers(codec: Codec, values: Tensor, dithers: Tensor | None = None) -> Tensor:
-    """Return the records of numbers, of shape (codec.bytes_of(len(numbers)),).
+    """Return the records that encode numbers, uint8 of shape (codec.bytes_of(len(values)),).
 
     Args:
         values: Float32 numbers in one dimension.
@@ -62,7 +62,7 @@ def encode_numbers(codec: Codec, values: Tensor, dithers: Tensor | None = None) 
 
 
 def _in_blocks(codec: Codec, values: Tensor) -> Tensor:
-    """Return numbers in rows of a block, the last one padded with 0."""
+    """Return numbers as an array with a row for each block; the last row is padded with 0."""
     missing = -len(values) % codec.block
     if missing:
         values = torch.cat([values, values.new_zeros(missing)])
@@ -81,8 +81,8 @@ def decode_numbers(codec: Codec, records: Tensor, count: int) -> Tensor:
 def encode_tensor(codec: Codec, values: Tensor) -> Tensor:
     """Return the records of a tensor, a new uint8 tensor, in row-major order of its elements.
 
-    Numbers get the nearest code, but a positive number of a positive codec never becomes 0. With
-    `split8` the records are the lower bits alone.
+    Numbers get the nearest code. If `codec.positive`, a code above 0 is at least `codec.least`. The
+    records of `split8` are the lower bits of the numbers.
     """
     flat = _flatten(values)
     if codec.is_beside:
@@ -94,7 +94,7 @@ def encode_tensor(codec: Codec, values: Tensor) -> Tensor:
 def encode_results(
     codec: Codec, values: Tensor, scalars: Scalars, extents: Iterable[tuple[int, Positions]]
 ) -> Tensor:
-    """Return the records of numbers that a step has computed, those of several slots joined.
+    """Encode numbers that a step has computed for one or several slots; return joined records.
 
     Args:
         scalars: The scalars of the step; the dithers depend on its number, if it has one.
@@ -109,7 +109,7 @@ def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
     """Return the numbers of records, a new float32 tensor of the variable's shape and device.
 
     Args:
-        var: The variable; for `split8` the bfloat16 that has the upper bits.
+        var: The variable, which for `split8` holds the upper bits as bfloat16.
     """
     records = records.detach().contiguous().view(-1)
     if codec.is_beside:
@@ -118,7 +118,7 @@ def decode_tensor(codec: Codec, records: Tensor, var: Tensor) -> Tensor:
 
 
 def split_tensor(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return a bfloat16 tensor of the upper bits of numbers, and the records of `split8`.
+    """Return the upper bits of numbers, a bfloat16 tensor, and the lower bits, `split8` records.
 
     Args:
         bits: Random bits for each number, as for `split_numbers`.
@@ -132,13 +132,13 @@ def _flatten(values: Tensor) -> Tensor:
 
 
 def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
-    """Return the lower bits, `split8` records, of numbers whose upper bits are kept in bfloat16.
+    """Return `split8` records: the lower bits of numbers whose upper bits are kept in bfloat16.
 
-    torch rounds ties to even: for a tie half a place up, the restored number is a 256th too low.
+    torch rounds ties to even. A tie that is rounded down is restored 1/256 of a place too low.
 
     Args:
-        upper: Optional. bfloat16 numbers, used where one is a nearest bfloat16 of its number;
-            elsewhere, and by default, the upper bits are those that torch rounds to.
+        upper: Optional. The upper bits, bfloat16. A number that is not a nearest bfloat16 is
+            replaced by torch's rounding, which is also the default.
     """
     flat = _flatten(values)
     base = flat.to(torch.bfloat16)

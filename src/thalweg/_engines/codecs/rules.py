@@ -14,7 +14,7 @@ from thalweg.formula import Rule
 
 
 def find_storage_fault(rule: Rule) -> str:
-    """Return why the codecs of a rule's slots cannot be used, as the end of a sentence; else ""."""
+    """Return why the codecs of a rule's slots are invalid, as the end of a sentence, or ""."""
     for slot in rule.element_slots:
         if slot.storage is None:
             continue

@@ -28,7 +28,8 @@ def split_numbers(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, T
 
     Args:
         values: Float32 numbers of any shape.
-        bits: Optional. Random bits, of which the lower 8 round to 24 bits in place of the nearest.
+        bits: Optional. Random integers, whose lower 8 bits are added before numbers are cut to 24
+            bits. By default numbers are rounded to nearest.
     """
     value_bits = values.view(torch.int32)
     incremented_bits = value_bits + (HALF if bits is None else bits & 0xFF)
@@ -42,7 +43,7 @@ def split_numbers(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, T
 def lower_beside(values: Tensor, upper: Tensor) -> Tensor:
     """Return uint8 codes that correct bfloat16 numbers to float32 numbers of the same shape.
 
-    A correction beyond half a last place is clamped. Beside infinities and NaN the code is 0.
+    A correction outside [-128, 127] is clamped. The code is 0 if `upper` is infinite or NaN.
     """
     rounded_bits = (values.view(torch.int32).long() + HALF) >> 8
     upper_bits = upper.view(torch.int16).long()

@@ -15,7 +15,7 @@ PARTS = ("decode", "prepare", "encode")  # the formulas of a codec
 def define_codecs(
     writer: FormulaWriter, codecs: Iterable[Codec], roles: Iterable[str] = PARTS
 ) -> dict[str, str]:
-    """Return the source of formulas of codecs, by the name of the function without its prefix.
+    """Return {name of a function without its prefix: source} for the formulas of codecs.
 
     Args:
         writer: Writes the source.

@@ -102,9 +102,9 @@ def write_threads(setup: list[str], slice_lines: list[str], flushes: bool = True
     """Return the lines of a kernel function, whose threads take slices of the work.
 
     Args:
-        setup: Lines that read the kernel's argument at `work`; they set `slices`, and `flush`.
-        slice_lines: Lines that run the slice `ticket`.
-        flushes: Whether denormals are treated as `flush` has it, instead of kept.
+        setup: Lines that read the kernel's argument at `work`, and set `slices` and `flush`.
+        slice_lines: Lines that run slice number `ticket`.
+        flushes: True to flush denormals if the kernel's `flush` is 1; False to keep them.
     """
     return fill(
         _KERNEL,
@@ -116,10 +116,10 @@ def write_threads(setup: list[str], slice_lines: list[str], flushes: bool = True
 
 
 def read_table(compute: str, literal: str = LITERAL) -> list[str]:
-    """Return lines that read the work table of a kernel over chunks, with scalars of a type.
+    """Return lines that load the fields of a work table, with scalars of the type `compute`.
 
     Args:
-        literal: The name of the type of `one`, which LLVM does not know to be 1.
+        literal: The name of the type of `one`, a 1 that LLVM does not know to be 1.
     """
     return fill(_TABLE, compute=compute, literal=literal)
 
@@ -132,10 +132,10 @@ def load_scalars(count: int) -> list[str]:
 def name_kernel(
     kind: str, definitions: str, lines: list[str], scalars: tuple[str, ...], measures: int = 0
 ) -> Kernel:
-    """Return a kernel, with a name made of its kind and a hash in place of KERNEL_NAME in its text.
+    """Return a kernel named by `kind` and a hash; the name replaces KERNEL_NAME in the lines.
 
     Args:
-        kind: The letters that the name begins with.
+        kind: The letter with which the name begins.
         definitions: The functions that the text calls; they come first in the source.
     """
     text = join_lines(lines)
@@ -144,7 +144,7 @@ def name_kernel(
 
 
 class Element:
-    """Writer of the update of element i of the streams at pointers p0, p1, ...
+    """Writer of the update of element i of the tensors, or streams, at pointers p0, p1, ...
 
     Args:
         compute: The type of the arithmetic, "float32" or "float64".
@@ -162,10 +162,10 @@ class Element:
         return header + "\n\n".join(definitions.values()) + "\n"
 
     def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
-        """Return lines that load the inputs of the formula, compute it and store changed streams.
+        """Return lines that load the inputs of the formula, compute it, and store its results.
 
         Args:
-            vectors: As for `Update.local_scalars`.
+            vectors: As for `TracedUpdate.local_scalars`.
         """
         update = self.update
         reads = [
@@ -189,9 +189,9 @@ class Element:
         ]
 
     def begins_at(self, stream: int) -> str:
-        """Return an expression of a stream's input to the formula, in the type of the arithmetic.
+        """Return an expression for a stream's input to the formula, in the type of the arithmetic.
 
-        It is the loaded number; for the variable after `before`, if the update has it.
+        It is the loaded number. The variable (stream 0) is first changed by the stages `before`.
         """
         if stream or not self.update.before:
             return self.load_value(stream)
@@ -203,7 +203,7 @@ class Element:
         return STORAGE[self.update.storage[0]].save.format(f"{value} * one")
 
     def load_value(self, stream: int) -> str:
-        """Return an expression for a stream's number in the type of the arithmetic."""
+        """Return an expression for a stream's number, converted to the type of the arithmetic."""
         value, kind = self.read_value(stream), self.update.storage[stream]
         if ("float32" if kind in LARGEST else kind) != self.compute:
             value = f"{LITERAL}({value})"
@@ -237,7 +237,8 @@ def write_kernel(
 
     Args:
         element: The writer of an element, with the scalars and type of the arithmetic.
-        pointers: Lines that set the pointers of each stream of a chunk.
+        pointers: Lines that set pointers to a chunk of each tensor.
+        elements: Lines that update the elements of a chunk.
     """
     lines = write_chunks(element, pointers, elements)
     return name_kernel("k", definitions, lines, element.update.scalars)
@@ -264,7 +265,7 @@ def write_chunks(
 
 
 def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
-    """Return the source of the kernel functions "saturated" and "resumed", by name.
+    """Return {name: source} of the kernel functions "saturated" and "resumed".
 
     Args:
         kind: The storage type of the copy.
@@ -296,9 +297,9 @@ def first_of(update: TracedUpdate, stream: int) -> str:
 
 
 def _update_chunk(definitions: str, element: Element) -> list[str]:
-    """Return kernel lines that update elements 0 to `length` of a chunk.
+    """Return kernel lines that update elements 0 to `length - 1` of a chunk.
 
-    If `Tuning.prefetch` is not 0, updates that write a copy or are slow (`_is_slow`) also prefetch.
+    They also prefetch if `Tuning.prefetch` is not 0 and the update writes a copy or `_is_slow`.
 
     Args:
         definitions: The text of the functions that the lines call.
@@ -323,11 +324,7 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
 
 
 def _is_slow(source: str, streams: int) -> bool:
-    """Return True if an update of more than two tensors divides, chooses, or calls a function.
-
-    Args:
-        streams: The number of tensors that the update reads or writes.
-    """
+    """Return True if an update of over two `streams` divides, or calls a function in `_SLOW`."""
     # Divisions, roots and calls fill the window of the processor before it reaches the next cache
     # lines, above all at the end of a page.
     nodes = list(ast.walk(ast.parse(source)))

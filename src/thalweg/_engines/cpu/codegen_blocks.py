@@ -1,7 +1,7 @@
 """Source of CPU kernels for encoded slots and for random rounding of 16-bit numbers.
 
 A kernel decodes a block of elements onto the stack, updates it with the lines of a kernel without
-codecs, and encodes it.
+codecs, and encodes it. A stream is a tensor of the update: variable, gradient, slot or copy.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def generate_blocks(update: Update) -> Kernel:
 
 
 class _Element(Element):
-    """Writer of the update of an element whose encoded slots are on the stack.
+    """Writer of the update of element i, for which encoded slots are decoded on the stack.
 
-    Numbers are stored after the `prepare` formula of their codec, which the encoder expects.
+    New numbers of a slot are stored as `prepare(number)` of its codec, for the encoder.
     """
 
     def __init__(self, update: TracedUpdate) -> None:
@@ -127,7 +127,7 @@ class _Element(Element):
         return super().begins_at(stream)
 
     def load_value(self, stream: int) -> str:
-        """Return the expression of element i of a stream: joined, decoded, or as it is stored."""
+        """Return the expression of element i of a tensor: joined from parts, decoded, or loaded."""
         if stream == self.update.lower:
             return f"join_bfloat(p0[i], p{stream}[i])"
         codec = self.update.blocks.get(stream)
@@ -137,7 +137,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return the statement that stores a number: split, rounded, or for encoding."""
+        """Return the statement that stores a number: in parts, rounded, or prepared to encode."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"
@@ -151,7 +151,7 @@ class _Element(Element):
 
 
 def _update_chunk(element: Element) -> list[str]:
-    """Return lines that decode, update and encode a chunk, block by block, and draw random bits."""
+    """Return lines that process a chunk by blocks: decode, draw random bits, update, encode."""
     update = element.update
     random_streams, output_codecs = update.random_streams, update.written_blocks
     inline_codecs = {k: codec for k, codec in update.blocks.items() if _is_decoded_inline(codec)}
@@ -184,17 +184,17 @@ def _loop_over_elements(element: Element) -> list[str]:
 
 
 def _is_decoded_inline(codec: Codec) -> bool:
-    """Return True if the loop over elements decodes a slot, instead of a loop of its own.
+    """Return True if the update's own loop decodes a slot; a separate loop decodes other slots.
 
-    This holds for codecs whose blocks have `STEP` numbers and whose `decode` is short.
+    This holds for codecs with blocks of `STEP` numbers and a short formula `decode`.
     """
     return codec.block == STEP and len(trace_formula(codec.decode).nodes) <= _LONGEST
 
 
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
-    """Return loops over the blocks of `count` elements, with a template filled for each stream.
+    """Return loops over blocks of encoded slots, with a template filled for each slot.
 
-    Streams of one block length share a loop; the template's lines begin at element `part`.
+    Slots of one block length share a loop; the block begins at element `part`.
     """
     lines: list[str] = []
     # All slots of one block length share a loop, so that their latencies overlap.
@@ -205,7 +205,7 @@ def _fill_blocks(template: str, coded: Coded) -> list[str]:
 
 
 def _fill(template: str, coded: Coded) -> list[str]:
-    """Return the lines of a template filled for each stream and its codec."""
+    """Return the lines of a template, once for each encoded slot and its codec."""
     lines: list[str] = []
     for stream, codec in coded.items():
         fields = codec_fields(codec)
@@ -223,7 +223,7 @@ def _fill(template: str, coded: Coded) -> list[str]:
 
 
 def _begin_dithers(update: TracedUpdate) -> list[str]:
-    """Return lines with two periods of dithers, so that reads from `turn` on need not wrap."""
+    """Return lines that fill an array with two periods of dithers, so that reads need not wrap."""
     return [
         f"dithers, step_number = numbers({2 * PERIOD}), int64({update.scalar[SCALARS[0]]})",
         f"for rank in range({2 * PERIOD}):",
@@ -232,7 +232,7 @@ def _begin_dithers(update: TracedUpdate) -> list[str]:
 
 
 def _point_at_chunk(update: TracedUpdate) -> list[str]:
-    """Return lines with the address of each stream of a chunk, and arrays for encoded ones."""
+    """Return lines that set address `at{k}` of each tensor k, and array `p{k}` if encoded."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         codec, first = update.blocks.get(stream), first_of(update, stream)
@@ -247,7 +247,7 @@ def _point_at_chunk(update: TracedUpdate) -> list[str]:
 
 
 def _point_at_elements(update: TracedUpdate) -> list[str]:
-    """Return lines that point at the elements from `begin` on of streams that are not encoded."""
+    """Return lines that set pointer `p{k}` to element `begin` of each tensor k without a codec."""
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         if stream in update.blocks:

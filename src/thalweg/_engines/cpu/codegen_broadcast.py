@@ -65,8 +65,8 @@ _NEXT_ROW = [
 def generate_broadcast(update: Update, compute: str) -> Kernel:
     """Return the kernel of an update that reads vectors over rows and columns.
 
-    The table has for each tensor the addresses of its streams and vectors, and the numbers of rows
-    and columns of its matrices.
+    For each variable, the work table has the addresses of its tensors and of vectors, and the
+    numbers of rows and columns of its matrices.
     """
     element = Element(update.traced, compute)
     definitions, pointers = element.define_functions(), point_at_chunk(update.traced)
@@ -122,7 +122,7 @@ def _loop_over_short_rows(element: Element, first: str, count: str, first_vector
 
 
 def _loop_over_long_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
-    """Return a loop over the remaining rows, with a loop over the elements of each."""
+    """Return a loop over the rows that are left, with an inner loop over the elements of a row."""
     fmt = STORAGE[element.compute]
     templates = {
         "row": "{name} = {pointer}(base[{place} + {k}])[line]",
@@ -144,13 +144,14 @@ def spread_name(vector: str) -> str:
 
 
 def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
-    """Return kernel lines that copy each vector's numbers to one lane per element.
+    """Return kernel lines that copy vectors to arrays with one number for each element.
 
-    The lines read `start`, `line` and `along`, and fill the arrays that `spread_name` names, which
-    the kernel has declared. A loop over many short rows is then one loop over elements.
+    The lines read `start`, `line`, `rows` and `columns`, and fill the arrays named by
+    `spread_name`, which the kernel has reserved. A loop over many short rows is then one loop over
+    elements.
 
     Args:
-        pointers: For each vector an expression of a pointer; a name is "row" or "column", with
+        pointers: {vector: expression of a pointer to it}. A vector is named "row" or "column", with
             digits if there are several.
         count: An expression for the number of elements.
     """

@@ -74,11 +74,12 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
     Args:
         update: The update of an element; `can_diagnose` returns True for it.
         stage_count: The number of stages applied to a gradient before it is measured.
-        momentum: The stream of the momentum; None for none.
+        momentum: The index of the momentum among the update's tensors; None without momentum.
         sign: -1 if the momentum averages negative gradients, else 1.
 
     Returns:
-        The kernel. It writes `MEASURED` for each chunk, with 0 for the momentum without one.
+        The kernel. For each chunk it writes the numbers of `MEASURED`, except sums of a missing
+        momentum.
     """
     element = Element(update.traced, "float32")
     quantities = _QUANTITIES if momentum is not None else _QUANTITIES[:3]
@@ -115,7 +116,7 @@ def _store_results(sums: Iterable[str]) -> list[str]:
     """Return lines that write the results of a chunk: sums, largest magnitudes and counts.
 
     Args:
-        sums: Names of sums, of those in `MEASURED`; lane 0 of each is written.
+        sums: The names of sums that are written.
     """
     values = {name: f"lanes_{name}[0]" for name in sums}
     values |= {name: f"float64(float_of({name}))" for name in PEAKS}
@@ -127,10 +128,11 @@ def _store_results(sums: Iterable[str]) -> list[str]:
 def _update_element(
     element: Element, stage_count: int, momentum: int | None, sign: int, magnitude: str
 ) -> list[str]:
-    """Return lines that update element i and store its quantities at `at` of the block.
+    """Return lines that update element i and store the measured numbers at index `at` of arrays.
 
-    Arguments are those of `generate_diagnosed`, and the expression of the stored gradient's
-    `magnitude`.
+    Args:
+        stage_count, momentum, sign: As for `generate_diagnosed`.
+        magnitude: An expression of the magnitude of the stored gradient.
     """
     update = element.update
     gradient = update.name_of(1)
@@ -166,7 +168,7 @@ def _update_element(
 
 
 def _keep(name: str, value: str) -> list[str]:
-    """Return lines that store a quantity in the block and include it in the block's peak."""
+    """Return lines that store a measured number in its array, and raise the array's peak to it."""
     return [
         f"now_{name} = {value}",
         f"kept_{name}[at] = now_{name}",
@@ -175,9 +177,9 @@ def _keep(name: str, value: str) -> list[str]:
 
 
 def _scale(name: str) -> list[str]:
-    """Return lines that set `scale_{name}`, the power of two that scales a quantity in a block.
+    """Return lines that set `scale_{name}`, the power of two by which an array is scaled.
 
-    They also set `undo_{name}`, its inverse, and raise `{name}_max` to the block's peak.
+    They also set `undo_{name}`, the inverse, and raise `{name}_max` to the array's peak.
     """
     return [
         _largest(f"{name}_max", f"{name}_peak"),
@@ -189,7 +191,7 @@ def _scale(name: str) -> list[str]:
 
 
 def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return lines that add the products of a block's rows in a column to its lanes."""
+    """Return lines that add the products of all rows of column `lane` to the sums of this lane."""
     lines: list[str] = []
     for row in range(ROWS):
         index_text = f"lane + {row * COLUMNS}" if row else "lane"

@@ -65,11 +65,11 @@ SIZE_WORDS = ("matrices", "rows", "columns", "down", "across")
 
 @dataclass(frozen=True)
 class LineStage:
-    """Description of the kernel after a sweep: the key of the kernel.
+    """Description of a kernel that runs after a sweep, a traversal of the variables' memory.
 
     Attributes:
         rule: A rule of measures and fused stages.
-        measures: The measures of the sweep, () before the first one.
+        measures: The measures of the sweep, () before the first sweep.
         stages: The fused stages after the sweep.
         copied_slots: Slots of rows or columns that are copied for formulas of elements.
         slot_types: Storage types of the rule's `shaped_slots`.
@@ -87,11 +87,10 @@ class LineStage:
 
     @property
     def words(self) -> list[str]:
-        """Names of the words of a variable in the kernel's table.
+        """Names of the words in a variable's row of the kernel's table.
 
-        These are sizes; addresses of tile results, "tiles0", ...; and by the name of a measure,
-        vector or slot the addresses of its results, of the copy that formulas of elements read,
-        and of its memory.
+        First come sizes. Other words are addresses: "tiles0", ... of tile results; "result_..." of
+        measures; "vector_..." of vectors that formulas of elements read; "slot_..." of slots.
         """
         measures = [x for x in (*self.rule.passes, *self.measures) if isinstance(x, Measure)]
         return [
@@ -118,7 +117,7 @@ class LineStageKernel:
         self._scalars = {name: f"s{k}" for k, name in enumerate(names)}
 
     def write(self) -> Kernel:
-        """Return the source of the kernel with its name and the names of its scalars.
+        """Return the kernel: its source, its name and the names of its scalars.
 
         The kernel copies slots for formulas of elements, combines the results of tiles for each
         measure, and then runs each fused stage for every matrix.
@@ -168,7 +167,7 @@ class LineStageKernel:
         ]
 
     def _combine(self, number: int, measure: Measure) -> list[str]:
-        """Return lines that combine the tiles of a measure; vectors are copied for formulas."""
+        """Return lines that combine tile results of a measure, and copy vectors for formulas."""
         *arguments, count = _COMBINED[measure.over]
         result = f"result_{measure.makes}"
         lines = [
@@ -211,7 +210,7 @@ class LineStageKernel:
         return [self._point_at("float64", f"result_{name}", offset), vector]
 
     def _store(self, name: str) -> list[str]:
-        """Return templates of statements that store the number `LINE` of a result of a stage."""
+        """Return templates of statements that store number `LINE` of a stage's result."""
         if name in self._slot_types:
             kind = self._slot_types[name]
             value = "{0}" if kind == "float64" else "float32({0})"

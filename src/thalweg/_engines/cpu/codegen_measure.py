@@ -1,7 +1,8 @@
-"""Source of CPU kernels that sum formulas over leaves, or find largest magnitudes.
+"""Source of CPU kernels that sum formulas over leaves (runs of elements), or find maxima.
 
 A leaf is a run of elements of one variable, in row-major order. Its lanes are `LANES` running sums
-of each formula: lane j adds the elements j, j + `LANES`, and so on; see `reduction_order.py`.
+of each formula: lane j adds the elements j, j + `LANES`, and so on; see `reduction_order.py`. A
+stream is a tensor that formulas read: variable, gradient, slot or copy.
 """
 
 from __future__ import annotations
@@ -128,13 +129,13 @@ for chunk in range(bounds[ticket], bounds[ticket + 1]):
 
 
 class Elements(Sweep):
-    """Writer of the parts of a kernel that reduces formulas."""
+    """Writer of the parts of a kernel that reduces formulas over elements."""
 
     def point_at_leaf(self) -> list[str]:
-        """Return lines that set a pointer `p{k}` to the leaf's first number in each stream k.
+        """Return lines that set pointer `p{k}` to the first number of the leaf, for each stream k.
 
-        The pointer of an encoded slot leads to scratch, and `records{k}` is the address of its
-        records.
+        For an encoded slot, `p{k}` points at scratch memory, and `records{k}` is the address of its
+        codes.
         """
         lines: list[str] = []
         for stream in self.read:
@@ -149,7 +150,7 @@ class Elements(Sweep):
         return lines
 
     def reserve_scratch(self, elements: int) -> list[str]:
-        """Return lines that reserve scratch of `elements` numbers for each stream that is read."""
+        """Return lines that reserve scratch memory for `elements` numbers of each stream."""
         lines = ["layouts = int64_pointer(work[10])"]
         for stream in self.read:
             fmt = STORAGE[self.storage[stream]]
@@ -171,11 +172,11 @@ class Elements(Sweep):
         return lines
 
     def gather(self, elements: int) -> list[str]:
-        """Return lines that copy a block of a leaf that is not in row-major order into the scratch.
+        """Return lines that copy up to `elements` numbers of each stream to scratch.
 
-        For each stream k that is read they copy up to `elements` numbers from `start` on, and aim
-        `p{k}` at the copy, still indexed from the start of the leaf. A leaf in row-major order
-        stays as it is.
+        The copy begins with element `start`, in row-major order. `p{k}` is set so that
+        `p{k}[start]` is the first number of the copy. For a tensor in row-major order the lines do
+        nothing.
         """
         copy: list[str] = []
         point: list[str] = []
@@ -200,12 +201,12 @@ class Elements(Sweep):
         return read_vectors(self.vectors)
 
     def define_measures(self, name: str = "measured") -> list[str]:
-        """Return the definition of a function that returns every measure of element i."""
+        """Return the definition of a function `name` that computes every formula for element i."""
         header = f"def {name}({', '.join(['i', *self.arguments])}):"
         return nest(header, self._measure_element())
 
     def _measure_element(self) -> list[str]:
-        """Return the body of one element's function, which returns a number for each measure."""
+        """Return the body of the function that computes every formula for element i."""
         lines: list[str] = []
         for stream in self.used:
             kind = "float32" if stream in self.codecs else self.storage[stream]
@@ -242,7 +243,7 @@ class Elements(Sweep):
         return [*lines, *operations, f"v{index} = float64({result})"]
 
     def define_functions(self) -> list[str]:
-        """Return the definitions that the functions of `define_measures` call."""
+        """Return the source of all functions that the function of `define_measures` calls."""
         definitions = [HEADER.format(literal=LITERAL, compute="float64")]
         if self.stages or self.codecs or any(self.are_like_update):
             definitions.append(HEADER.format(literal=STAGE_LITERAL, compute=self.compute))
@@ -254,9 +255,7 @@ class Elements(Sweep):
         return definitions
 
     def add_rows(self, count: int) -> list[str]:
-        """Return lines that add `count` elements to each running sum at `lane`, `LANES` elements
-        apart.
-        """
+        """Return lines that add `count` elements, `LANES` apart, to each running sum of `lane`."""
         lines = self.per_measure("sum{0} = lanes{0}[lane]")
         for row in range(count):
             values = ", ".join([f"start + lane + {row * LANES}", *self.arguments])
@@ -273,27 +272,22 @@ class Elements(Sweep):
 
 
 def _is_count(formula_graph: FormulaGraph) -> bool:
-    """Return True if the formula of a measure is 1 for every element, so that the sum is their
-    number.
-
-    Only `where(condition, 1.0, 1.0)` is recognized.
-    """
+    """Return True for the formula `where(condition, 1.0, 1.0)`, whose sum counts elements."""
     (result,) = formula_graph.results
     values = result.inputs[1:] if result.op == "where" else []
     return bool(values) and all(node.op == "const" and node.args == (1.0,) for node in values)
 
 
 def _make_lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
-    """Return source lines for placeholders of the templates `_SETUP` and `_LEAVES`, by placeholder.
+    """Return {placeholder: source lines} for the templates `_SETUP` and `_LEAVES`.
 
-    The lines reserve the lanes, which are running sums, and scratch memory; copy or decode elements
-    to the scratch; set lanes to 0; add elements to the lanes; and add the upper half of the lanes
-    to the lower half. The caller fills the other placeholders of `_LEAVES`.
+    The lines reserve lanes (running sums) and scratch memory, copy or decode elements to scratch,
+    and add elements to lanes. The caller fills the other placeholders of `_LEAVES`.
 
     Args:
-        sweep: Writes the lines for the formulas of a kernel.
-        gathers: Whether tensors may not be in row-major order, so that their elements are copied to
-            scratch first. Ignored if `sweep` reads no tensor, or encoded slots.
+        sweep: The writer of the lines.
+        gathers: True to copy elements to scratch first, for tensors that are not in row-major
+            order. Ignored if `sweep` reads encoded slots or no tensor.
     """
     rows = _ROWS if len(sweep.read) <= _STREAMS else 1
     # `Dispatcher` leaves variables with encoded slots that are not contiguous to the reference.
@@ -317,12 +311,12 @@ def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
     """Return the kernel that sums formulas over each leaf, in one pass over memory.
 
     Args:
-        measurement: The formulas, and the memory that they read.
-        gathers: Whether tensors may have another order of elements than row-major; the argument of
-            the kernel then has the address of `Offsets.table`.
+        measurement: The formulas, and the memory that is read.
+        gathers: True if tensors may not be in row-major order. The argument of the kernel then has
+            the address of `Offsets.table`.
 
     Raises:
-        RuleError: A formula takes more values than there are, or returns several.
+        RuleError: A formula takes more tensors than there are, or returns several results.
     """
     graphs, formulas = Sweep(measurement).measures, measurement.formulas
     count = len(formulas)

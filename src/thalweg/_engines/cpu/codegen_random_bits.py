@@ -44,12 +44,10 @@ def read_origin(update: TracedUpdate) -> str:
 
 
 def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
-    """Return source lines that assign the local variables from which a chunk's random bits are
-    drawn.
+    """Return lines that assign the kernel variables needed to draw a chunk's random bits.
 
-    The lines assign `step`, `key_low` and `key_high` from scalars; `number`, which identifies the
-    random stream of the variable, from the kernel's table; and an array `words{k}`, still without
-    random bits, for each k in `indices`.
+    They are `step`, `key_low` and `key_high`, from scalars; `number`, the variable's random stream,
+    from the kernel's table; and an array `words{k}`, still without bits, for each k in `indices`.
 
     Args:
         update: The traced update, which must have the names in `SCALARS` among its scalars.
@@ -64,10 +62,10 @@ def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
 
 
 def draw_for(streams: Mapping[int, int]) -> list[str]:
-    """Return lines that draw bits for `count` elements from `begin` of a chunk on.
+    """Return lines that draw random bits for `count` elements of a chunk, from element `begin` on.
 
     Args:
-        streams: The index of the random number of each stream, by stream.
+        streams: {index of a tensor: index of the random number for its elements}.
     """
     indices, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
     round_lines = _fill_template(_PRODUCTS, indices) + _fill_template(_WORDS, indices)
@@ -99,6 +97,6 @@ def _fill_template(template: str, indices: Iterable[int]) -> list[str]:
 
 
 def round_by_draw(stream: int, kind: str, value: str) -> str:
-    """Return an expression that rounds a value to a 16-bit type by the bits drawn for a stream."""
+    """Return an expression that rounds a value to a 16-bit type by the random bits of a tensor."""
     short = {"float16": "half", "bfloat16": "bfloat"}[kind]
     return f"float_to_{short}_by({value}, drawn{stream}[i])"

@@ -6,10 +6,10 @@ from thalweg._engines.formula_source import FUNCTION_PREFIX
 
 
 class ReductionText:
-    """Expressions that reduce values to one.
+    """Writer of expressions that reduce values to one value.
 
     Args:
-        reduce: As that of a `Measure`: "sum" or "largest".
+        reduce: As in `Measure`: "sum" or "largest".
     """
 
     def __init__(self, reduce: str) -> None:
@@ -27,7 +27,7 @@ class ReductionText:
         return f"{FUNCTION_PREFIX}maximum({first}, {second})"
 
     def fold(self, values: list[str]) -> str:
-        """Return an expression that reduces values by halves, padded to a power of two."""
+        """Return an expression that joins both halves of the values, repeatedly, to one value."""
         values = values + [self.zero] * ((1 << (len(values) - 1).bit_length()) - len(values))
         while len(values) > 1:
             half = len(values) // 2

@@ -124,11 +124,11 @@ class _TileReduction(Targets, ReductionText):
 
 
 class _ShortTile:
-    """Lines of a reduction in tiles of short rows; each number of columns has its own text.
+    """Writer of lines that reduce tiles with short rows, for each number of columns.
 
     Args:
         reduction: The reduction.
-        name: The suffix of the names of lanes and sums.
+        name: The suffix of the names of arrays and sums.
     """
 
     def __init__(self, reduction: _TileReduction, name: int) -> None:
@@ -140,7 +140,7 @@ class _ShortTile:
         return [f"sum{self._name}_{j} = {self._reduction.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
-        """Return lines that write the reduction of a row and add its elements to the columns."""
+        """Return lines that store the reduction of a row, and add its elements to the columns."""
         values = [f"value{self._name}_{j}" for j in range(columns)]
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
         row_text = self._reduction.fold(values)
@@ -154,7 +154,7 @@ class _ShortTile:
         return lines
 
     def end(self, columns: int) -> list[str]:
-        """Return lines that write the reductions of columns and of the tile, after its rows."""
+        """Return lines that store the reductions of the columns and of the whole tile."""
         sums = [f"sum{self._name}_{j}" for j in range(columns)]
         return [
             f"target{k}[column + {j}] = {sum_name}"
@@ -167,7 +167,7 @@ class _ShortTile:
 
 
 def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
-    """Return branches that reduce the tile `own`, one for each length of short rows."""
+    """Return an `if` for each number of columns up to `SHORT`; it reduces tile number `own`."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         row_lines = [line for tile in short_tiles for line in tile.add_row(columns)]
@@ -203,12 +203,12 @@ for side in range(wide):
 
 
 class _LongTile:
-    """Lines of a reduction in tiles of long rows.
+    """Writer of lines that reduce tiles with long rows.
 
     Args:
         reduction: The reduction.
-        name: The suffix of the names of lanes.
-        tile_count: The number of tiles of a row that have lanes.
+        name: The suffix of the names of arrays.
+        tile_count: The number of adjacent tiles that are reduced at once.
     """
 
     def __init__(self, reduction: _TileReduction, name: int, tile_count: int) -> None:
@@ -222,7 +222,7 @@ class _LongTile:
 
     @property
     def lanes(self) -> list[str]:
-        """Return lines that reserve the lanes of rows and columns."""
+        """Return lines that reserve arrays for partial results of rows and columns."""
         return [
             *([f"{self._row} = lanes({_ROWS_AT_ONCE * _HALF})"] if self.has_row else []),
             *(
@@ -234,7 +234,7 @@ class _LongTile:
 
     @property
     def zero(self) -> list[str]:
-        """Return the statement that resets a lane of columns, if there are any."""
+        """Return [the statement that resets a partial result of columns], or [] without any."""
         return (
             [f"{self._column}[lane] = {self._reduction.zero}"]
             if self._reduction.has_columns
@@ -242,12 +242,12 @@ class _LongTile:
         )
 
     def add(self, rows: int, upper: bool) -> list[str]:
-        """Return lines that add element i of several rows to the lanes.
+        """Return lines that add element i of several rows to the arrays of partial results.
 
         Args:
             rows: The number of rows.
-            upper: Whether element i is in the upper half of a tile, whose row lanes are those of
-                the lower half.
+            upper: True if element i is in the right half of a tile. It is then added to the partial
+                result of element `i - half`.
         """
         values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
         if self._reduction.has_columns:
@@ -262,7 +262,7 @@ class _LongTile:
 
     @property
     def keep_row(self) -> list[str]:
-        """Return lines that fold the lanes of row `below` and write its reduction."""
+        """Return lines that reduce row `below` and store the number; [] without row measures."""
         if not self.has_row:
             return []
         first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
@@ -280,7 +280,7 @@ class _LongTile:
 
     @property
     def keep(self) -> list[str]:
-        """Return lines that write the reductions of columns and of each tile of a band."""
+        """Return lines that store the reductions of columns, and of each of the adjacent tiles."""
         targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
             lines += nest(
@@ -306,12 +306,12 @@ class _LongTile:
 
 
 class _RowLoop:
-    """Writer of loops over some rows of a tile, with names per row.
+    """Writer of a loop over the elements of several rows of a tile at once.
 
     Args:
         sweep: The writer of an element.
         tiles: The writers of the reductions.
-        row_vector_lines: Lines that load the number of a row in each vector of rows.
+        row_vector_lines: Lines that load the number of row `line` from each vector over rows.
     """
 
     def __init__(
@@ -325,7 +325,7 @@ class _RowLoop:
         return f"{name}_{row}" if name in self._row_names else name
 
     def add(self, rows: int) -> list[str]:
-        """Return lines that reduce `rows` rows from `line` on."""
+        """Return lines that reduce `rows` rows, from row `line` on."""
         lines: list[str] = []
         for row in range(rows):
             lines.append(f"offset = (line + {row}) * columns + start")
@@ -341,7 +341,7 @@ class _RowLoop:
         ]
 
     def _loop(self, limits: str, rows: int, upper: bool) -> list[str]:
-        """Return the loop over elements of several rows, from one half of a tile or all."""
+        """Return a loop over elements `range(limits)` of rows; `upper` is as in `_LongTile.add`."""
         lines: list[str] = []
         for row in range(rows):
             results = ", ".join(f"v{index}_{row}" for index in range(len(self._sweep.measures)))
@@ -354,7 +354,7 @@ class _RowLoop:
 def _write_short_tiles(
     sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
 ) -> tuple[list[str], list[str]]:
-    """Return lines that reserve lanes, and the loop over tiles of short rows.
+    """Return lines that reserve arrays, and the loop over tiles with short rows.
 
     Arguments as in `_write_long_tiles`.
     """
@@ -386,12 +386,12 @@ def _write_short_tiles(
 def _write_long_tiles(
     sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
 ) -> tuple[list[str], list[str]]:
-    """Return lines that reserve lanes, and the loop over tiles of long rows.
+    """Return lines that reserve arrays, and the loop over tiles with long rows.
 
     Args:
         sweep: The writer of an element.
         reductions: The reductions of a tile.
-        addresses: Expressions for the addresses of vectors, by their local names.
+        addresses: {local name of a vector: expression of its address}.
         compute: The type of vectors.
     """
     if TILE_COLUMNS != LANES:
@@ -423,11 +423,11 @@ def _write_long_tiles(
 
 
 def generate_lines(measures: tuple[Measure, ...], measurement: Measurement) -> Kernel:
-    """Return the kernel that computes measures in one pass.
+    """Return the kernel that computes measures over rows, columns and variables in one traversal.
 
     Args:
         measures: The measures.
-        measurement: Their distinct formulas, and the memory that these read.
+        measurement: The distinct formulas of the measures, and the memory that is read.
     """
     reductions, sweep = share_reductions(measures, _TileReduction), Elements(measurement)
     compute, storage = sweep.compute, sweep.storage

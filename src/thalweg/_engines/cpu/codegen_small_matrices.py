@@ -1,8 +1,8 @@
-"""Source of CPU kernels over many small matrices at once.
+"""Source of CPU kernels that update many small matrices at once.
 
-A kernel transposes a block of matrices onto the stack, where lane i of every array belongs to
-matrix i, so that loops over lanes are vectorized and vectors stay on the stack. The bits are those
-of `_engines/row_column_reductions.py`, and of a stage's Python.
+A kernel copies a block of `LANES` matrices to stack arrays. Lane i of each array belongs to matrix
+i, and loops over lanes are vectorized. Results have the bits of
+`_engines/row_column_reductions.py`, and of a stage's Python.
 """
 
 from __future__ import annotations
@@ -82,19 +82,22 @@ target[first // {lanes} * {width}] = {total}[0]
 
 
 def stream_of_pass(rule: Rule, storage: Sequence[str], index: int) -> int:
-    """Return the table's column with the address of a pass's results, one per block.
+    """Return the column of the work table that has the addresses of a pass's results.
 
-    The columns before have the addresses of streams, and of slots of rows and columns.
+    Earlier columns have the addresses of elementwise tensors, then of slots of rows and columns.
 
     Args:
-        storage: The storage types of the streams.
+        storage: The storage type of each elementwise tensor.
         index: The index of the pass in the rule.
     """
     return len(storage) + len(rule.shaped_slots) + index
 
 
 def names_of_blocks(rule: Rule) -> list[str]:
-    """Return the names of the numbers of a block: measures over variables, and `SIZES`."""
+    """Return the names of the numbers that a kernel stores per block of matrices.
+
+    They are the measures over variables, followed by `SIZES`.
+    """
     measures = [
         entry for entry in rule.passes if isinstance(entry, Measure) and entry.over == "variable"
     ]
@@ -118,12 +121,12 @@ class Values(NamedTuple):
 
 
 class _MeasureGroup(Elements):
-    """Writer of consecutive measures of element i of lanes, as one function.
+    """Writer of a function that computes several measures of element i.
 
     Args:
-        number: The index of the group, for the name of the function.
-        measurement: The formulas, with the storage types of lanes.
-        scalars: The local name of each scalar of the kernel.
+        position: The index of the group, for the name of the function.
+        measurement: The formulas, with the storage types of arrays of lanes.
+        scalars: {scalar: its local name in the kernel}.
     """
 
     def __init__(self, position: int, measurement: Measurement, scalars: Mapping[str, str]) -> None:
@@ -150,19 +153,20 @@ class _MeasureGroup(Elements):
 
 @dataclass(frozen=True)
 class SmallMatrixSweep:
-    """Description of one sweep over matrices of one shape: the key of its kernel.
+    """Description of a kernel over matrices of one shape: the passes that it runs.
 
     Attributes:
         rule: A rule of measures and fused stages.
-        passes: The passes of the kernel, in order: all fused stages and measures of rows and
-            columns, and the measures of variables whose results per block it writes.
-        update: The update, after which slots of rows and columns are written, or None.
+        passes: The passes that the kernel runs, in order. Results of measures over variables are
+            written, a number for each block of matrices.
+        update: The update formula, or None. Slots of rows and columns are written only with an
+            update.
         stages: As for `Update`.
         storage: Storage types of variable, gradient and slots of elements.
         lines: Storage types of slots of rows and columns.
         compute: "float32" or "float64".
         sides: Rows and columns.
-        flush: Whether the update, and measures after `stages`, treat denormals as zero.
+        flush: True if the update, and measures after `stages`, treat denormals as zero.
     """
 
     rule: Rule
@@ -206,10 +210,9 @@ class SmallMatrixKernel:
         self._parts: list[tuple[bool, list[str]]] = []
 
     def write(self) -> Kernel:
-        """Return the source of the kernel with its name and the names of its scalars; call it once.
+        """Return the kernel: its source, its name and the names of its scalars. Call it once.
 
-        The kernel runs the fused stages and measures of the sweep in order, and then the update, if
-        there is one. It writes the slots of rows and columns only with an update.
+        The kernel runs the passes of the sweep in order, then the update if there is one.
         """
         slots, totals = self._read_slots(), list[str]()
         for position, pass_group in enumerate(_group_passes(self._passes)):
@@ -243,9 +246,10 @@ class SmallMatrixKernel:
         return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
-        """Append lines for matrix `lane` to the last part, or begin a new part.
+        """Append lines for matrix `lane` to the last part, or to a new part if `flush` changes.
 
-        Parts differ in their treatment of denormals: `flush` is ignored unless the sweep flushes.
+        A part is the body of one loop over matrices. With `flush`, the loop treats denormals as
+        zero; the argument is ignored if the sweep does not flush.
         """
         flush = flush and self._flush
         if self._parts and self._parts[-1][0] == flush:
@@ -254,9 +258,9 @@ class SmallMatrixKernel:
             self._parts.append((flush, lines))
 
     def _loop_matrices(self) -> list[str]:
-        """Return one loop over the matrices of a block for each part of the kernel.
+        """Return, for each part of the kernel, the lines of a loop over a block of matrices.
 
-        A name that a later part reads is kept in a stack array, with a number per matrix.
+        A variable that a later loop reads is stored in a stack array, one number per matrix.
         """
         names, loops = [_find_names(lines) for _, lines in self._parts], list[str]()
         for position, (flush, lines) in enumerate(self._parts):
@@ -279,7 +283,7 @@ class SmallMatrixKernel:
         return loops
 
     def _list_scalars(self) -> dict[str, None]:
-        """Return the names of all scalars of formulas, without vectors and sizes."""
+        """Return {name: None} for all scalars of formulas, without vectors and matrix sizes."""
         names: dict[str, None] = {}
         for rule_pass in self._passes:
             if isinstance(rule_pass, FusedStage):
@@ -293,7 +297,7 @@ class SmallMatrixKernel:
     def _make_measurement(
         self, measures: Sequence[Measure], kinds: Mapping[str, str]
     ) -> Measurement:
-        """Return the formulas of measures over lanes; `kinds` as `Measurement.vectors`."""
+        """Return a `Measurement` of these measures; `kinds` is {vector: "row" or "column"}."""
         return Measurement(
             distinct_formulas(measures),
             self._plain_storage,
@@ -310,7 +314,10 @@ class SmallMatrixKernel:
     # Memory
 
     def _read_slots(self) -> list[str]:
-        """Return lines that transpose slots of rows and columns onto the stack, and load them."""
+        """Return lines that copy slots of rows and columns to stack arrays.
+
+        Also append lines that load the slots from these arrays; add the loaded names to `_vectors`.
+        """
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
             axis = str(slot.per)
@@ -324,7 +331,7 @@ class SmallMatrixKernel:
         return lines
 
     def _write_slots(self) -> list[str]:
-        """Return lines that store the slots of rows and columns that stages have changed."""
+        """Return lines that write slots of rows and columns to memory, if stages set them."""
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
@@ -363,10 +370,10 @@ class SmallMatrixKernel:
     # Arithmetic
 
     def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
-        """Append conversions of vectors to the type of the update; return the new values by name.
+        """Append lines that convert vectors to the update's type; return {vector: new names}.
 
-        They are rounded while denormals are kept, and stored in this type: LLVM would otherwise
-        compare the wider numbers, of which none is denormal.
+        Denormals are kept, and the converted numbers are stored. LLVM would otherwise compare the
+        wider numbers, none of which is denormal.
         """
         cast_values = {name: Values(f"seen_{name}", self._vectors[name].axis) for name in names}
         for name, values in cast_values.items():
@@ -389,12 +396,14 @@ class SmallMatrixKernel:
             yield position, *divmod(position, self._sides[1])
 
     def _measure(self, position: int, measures: list[Measure]) -> list[str]:
-        """Append lines that compute consecutive measures, by one function of an element.
-
-        Return lines that write the results of measures over variables, to run after all matrices.
+        """Append lines that compute a group of measures for each matrix.
 
         Args:
-            position: The index of the group of measures, for names.
+            position: The index of the group, for names.
+            measures: Measures that do not read each other's results.
+
+        Returns:
+            Lines that write the measures over variables, to run after the loops over matrices.
         """
         scalars = {name: f"s{index}" for name, index in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}
@@ -427,7 +436,7 @@ class SmallMatrixKernel:
         return totals
 
     def _run_stage(self, stage: FusedStage) -> None:
-        """Append the lines of a fused stage; record the names of the vectors and slots it sets."""
+        """Append the lines of a fused stage; name its results in `_vectors` or `_slot_values`."""
         formula, prefix = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: f"{letter}{place}" for name, place in self._place.items()}
@@ -451,7 +460,7 @@ class SmallMatrixKernel:
             (self._slot_values if name in kinds else self._vectors)[name] = values
 
     def _update_elements(self, update: TracedUpdate) -> None:
-        """Append the update of each element."""
+        """Append the lines that update each element of a matrix."""
         element = Element(update, self._compute)
         update.scalar = {name: f"t{self._place[name]}" for name in update.scalar}
         self._definitions.append(use_update_type(element.define_functions()))
@@ -470,7 +479,7 @@ def use_update_type(text: str) -> str:
 
 
 def _group_passes(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | list[Measure]]:
-    """Return the passes in order, with consecutive independent measures in one list."""
+    """Return the passes in order; consecutive independent measures share a list."""
     groups: list[FusedStage | list[Measure]] = []
     for rule_pass in passes:
         last_group = groups[-1] if groups else None
@@ -486,7 +495,7 @@ def _group_passes(passes: Sequence[Measure | FusedStage]) -> list[FusedStage | l
 
 
 def _find_names(lines: Sequence[str]) -> tuple[dict[str, None], dict[str, None]]:
-    """Return the names that lines read before they assign them, and those that they assign."""
+    """Return the names that lines read before assignment, and the names that lines assign."""
     read_names, assigned_names = dict[str, None](), dict[str, None]()
     for line in lines:
         target = _ASSIGNED.match(line)

@@ -48,7 +48,7 @@ _NEXT_ENTRY = "entry = int64(following[entry])"
 
 
 class _Row(Element, ABC):
-    """Writer of the update of a row, of which `entry` is the first entry."""
+    """Writer of the update of one row of the variable; `entry` is its first gradient entry."""
 
     @abstractmethod
     def update_row(self) -> list[str]:
@@ -71,8 +71,8 @@ class _Row(Element, ABC):
     def write_entry_value(self, pointer: str) -> str:
         """Return an expression for element i of an entry, in the type of the arithmetic.
 
-        Stages of entries, if the update has any, are applied, and their result is rounded to the
-        type of the variable.
+        If the update has stages of entries, they are applied, and the result is rounded to the type
+        of the variable.
 
         Args:
             pointer: The name of the pointer to the entry.
@@ -89,7 +89,7 @@ class _Row(Element, ABC):
 
 
 class _SummedRow(_Row):
-    """Writer of one update of a row, by the sum of its entries in the type of the variable."""
+    """Writer of one update of a row, by the sum of all its entries."""
 
     def update_row(self) -> list[str]:
         return [*self._sum_entries(), *self.update_by_gradient()]
@@ -105,10 +105,10 @@ class _SummedRow(_Row):
         return STORAGE[self.update.storage[0]].load.format("p1[i]")
 
     def _sum_entries(self) -> list[str]:
-        """Return lines that point `gradient` at the row's only entry, or at its sum in scratch.
+        """Return lines that point `gradient` at the sum of the row's entries.
 
-        The first two entries are added without a copy; a sum in another type is rounded once.
-        Entries with stages, or of another type than the variable, are always copied to scratch.
+        The sum of one entry is the entry itself; other sums are in scratch memory. Entries with
+        stages, or of another type than the variable, are always copied to scratch memory.
         """
         var, grad = self.update.storage[:2]
         start = [f"gradient = {self.write_entry_address()}", _NEXT_ENTRY]
@@ -122,13 +122,13 @@ class _SummedRow(_Row):
         return [*start, *nest("if entry >= 0:", lines)]
 
     def _add_entry(self, value: str) -> list[str]:
-        """Return lines that store the sum of an expression and the next entry, and advance."""
+        """Return lines that store the sum of `value` and the next entry, and advance `entry`."""
         pointer = STORAGE[self.update.storage[1]].pointer
         add = _nest_in_row(f"wide[i] = {value} + {self.write_entry_value('more')}")
         return [f"more = {pointer}({self.write_entry_address()})", *add, _NEXT_ENTRY]
 
     def _add_entries(self) -> list[str]:
-        """Return lines that add further entries, and point at the sum in the variable's type."""
+        """Return lines that add all further entries, and point `gradient` at the rounded sum."""
         lines = [*nest("while entry >= 0:", self._add_entry("wide[i]")), "gradient = scratch"]
         fmt = STORAGE[self.update.storage[0]]
         if self.update.storage[0] == self.compute:
@@ -159,7 +159,7 @@ class _SuccessiveRow(_Row):
         return self.load_value(stream)
 
     def _begin_row(self) -> list[str]:
-        """Return lines that apply `before` to the row once, before its first entry."""
+        """Return lines that apply `before` to the row once; [] if the update has no `before`."""
         if not self.update.before:
             return []
         pointers, writes = [self.point_at(0)], [f"p0[i] = {self.prepare_variable()}"]
@@ -174,7 +174,8 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
     Args:
         update: The update; it takes a gradient.
-        duplicates: Whether several entries of a row are summed, or update it one after another.
+        duplicates: "sum" to update a row by the sum of its entries, "successive" to update it by
+            one entry after another.
     """
     element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update.traced, compute)
     scalars = load_scalars(len(update.traced.scalars))
@@ -185,7 +186,7 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
 
 def _prefetch_rows(storage: tuple[str, ...]) -> list[str]:
-    """Return lines that prefetch a later row of all streams but the gradient."""
+    """Return lines that prefetch a later row of all tensors except the gradient."""
     # One loop for all streams: each loop adds to the time of LLVM.
     sizes = {k: STORAGE[kind].size for k, kind in enumerate(storage) if k != 1}
     return fill(

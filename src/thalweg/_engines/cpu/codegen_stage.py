@@ -20,16 +20,16 @@ while step < {count}:
 
 
 class StageWriter(FormulaWriter):
-    """Writer of the loops of a fused stage; loops compute again what they share.
+    """Writer of loops that compute a fused stage, a function of row and column vectors of a matrix.
 
     Args:
         formula: The stage.
         prefix: The beginning of the names of intermediate values.
         literal: As for `FormulaWriter`.
-        inputs: The text of each parameter, for the row or column `LINE`.
-        counts: The number of rows and columns, by axis: expressions, or integers for which loops
-            are unrolled.
-        scratch: With expressions, an expression for a pointer to memory for a number of each line.
+        inputs: {parameter: its text for the row or column `LINE`}.
+        counts: {axis: the number of rows or columns}. A number is an expression, or an integer to
+            unroll the loops.
+        scratch: If counts are expressions: a pointer to memory for a number per row or column.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class StageWriter(FormulaWriter):
         """Return lines that compute the stage.
 
         Args:
-            stores: For "row" and "column" pairs of a result and the template of its store, in which
-                `LINE` is the index.
+            stores: {"row" or "column": pairs of a result and the template of its store statement}.
+                The index in a template is `LINE`.
         """
         lines = [f"{self._prefix}_scratch = {self._scratch}"] if self._scratch else list[str]()
         for node in self._kinds:
@@ -65,7 +65,7 @@ class StageWriter(FormulaWriter):
         return lines
 
     def _write_mean(self, node: Node) -> list[str]:
-        """Return lines that set the name of a node to a mean, with the bits of `mean_over_rows`."""
+        """Return lines that compute the mean `node`, with the bits of `mean_over_rows`."""
         axis, (arg,), name = MEANS[node.op], node.inputs, self._names[node]
         count = self._counts[axis]
         if isinstance(count, str):
@@ -82,11 +82,13 @@ class StageWriter(FormulaWriter):
         return [*lines, f"{name} = {mean}"]
 
     def _loop(self, axis: str, pairs: Sequence[tuple[Node, str]]) -> list[str]:
-        """Return a loop over rows or columns that stores values, after what it needs of the matrix.
+        """Return a loop over rows or columns that computes nodes and stores them.
+
+        Numbers of the whole matrix, on which the nodes depend, are computed before the loop.
 
         Args:
             axis: "row" or "column".
-            pairs: The nodes of these values, with the templates of their stores.
+            pairs: The nodes, with the templates of their store statements.
         """
         outer_lines, body, texts = list[str](), list[str](), dict[Node, str]()
         for node in self._order_nodes(node for node, _ in pairs):
@@ -112,7 +114,7 @@ class StageWriter(FormulaWriter):
         return outer_lines + [line.replace(LINE, str(k)) for k in range(count) for line in body]
 
     def _order_nodes(self, roots: Iterable[Node]) -> list[Node]:
-        """Return roots and nodes that they depend on, up to those in `_texts`, in order."""
+        """Return `roots` and the nodes on which they depend, except nodes in `_texts`, in order."""
         needed_nodes, stack = set[Node](), [*roots]
         while stack:
             node = stack.pop()

@@ -19,13 +19,14 @@ LANES = 32  # matrices side by side
 def load_into_lanes(
     source: str, target: str, shape: tuple[int, int], load: str, spare: str
 ) -> list[str]:
-    """Return lines that copy `count` matrices from memory into lanes.
+    """Return lines that copy `count` matrices from memory to an array of lanes, transposed.
 
     Args:
         source: The name of a pointer to the first matrix.
+        target: The name of the array.
         shape: Rows and columns; matrices of more than `SIDE` elements take two steps.
-        load: The template that loads a number.
-        spare: The name of lanes for the first of two steps.
+        load: The template of an expression that loads a number.
+        spare: The name of an array of equal size, for the first of two steps.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:
@@ -43,12 +44,12 @@ def load_into_lanes(
 def store_from_lanes(
     source: str, target: str, shape: tuple[int, int], save: str, spare: str
 ) -> list[str]:
-    """Return lines that copy `count` matrices from lanes into memory.
+    """Return lines that copy `count` matrices from an array of lanes to memory.
 
     Args:
         target: The name of a pointer to the first matrix.
         shape, spare: As for `load_into_lanes`.
-        save: The template that converts a number to the stored type.
+        save: The template of an expression that converts a number to the stored type.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:
@@ -64,10 +65,11 @@ def store_from_lanes(
 
 
 def _move_columns(shape: tuple[int, int], template: str) -> list[str]:
-    """Return one loop over matrices i per column, which moves the numbers of its rows.
+    """Return a loop over matrices i for each column, which moves the numbers of the column.
 
     Args:
-        template: A statement; `lane` and `spare` are indices in lanes and in spare lanes.
+        template: A statement with the placeholders `lane` and `spare`: indices in the array of
+            lanes and in the spare array.
     """
     (rows, columns), lines = shape, list[str]()
     for column in range(columns):
@@ -88,23 +90,23 @@ def _move_numbers(
     """Return a loop that moves `count` numbers per iteration.
 
     Args:
-        count: The numbers that are contiguous in memory.
-        lanes: The distance of two of them in lanes.
-        length: An expression for the iterations.
-        move: Returns a statement, given the index in lanes and the index in memory.
+        count: The numbers, adjacent in memory.
+        lanes: The distance of adjacent numbers in the array of lanes.
+        length: An expression for the number of iterations.
+        move: `move(lane, place)` returns a statement, given the indices in lanes and in memory.
     """
     pairs = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
     return nest(f"for i in range({length}):", [move(*indices) for indices in pairs])
 
 
 def reduce_values(measure: Measure, values: str, shape: tuple[int, int]) -> list[str]:
-    """Return expressions that reduce the values of a matrix.
+    """Return expressions that reduce the values of a matrix by a measure.
 
     Args:
         values: The prefix of the names of values, before the index of the element.
 
     Returns:
-        An expression for each row or each column, or one for the variable.
+        An expression for each row or each column, or [the expression for the whole matrix].
     """
     rows, columns = map(range, shape)
     reduction = ReductionText(measure.reduce)

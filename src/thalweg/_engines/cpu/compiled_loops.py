@@ -57,9 +57,9 @@ class Loop:
         self._compiled: dict[tuple[Kind, ...], tuple[Callable[[int], None], Struct]] = {}
 
     def __call__(self, *arguments: Array | int) -> Any:
-        """Return the integer or the tuple of integers that the function returns.
+        """Run the function; return its integer or tuple of integers.
 
-        The function is compiled at the first call with these dtypes and ranks.
+        The first call with a combination of dtypes and ranks compiles the function.
 
         Raises:
             TypeError: An argument is neither an integer nor a contiguous array.
@@ -90,7 +90,10 @@ class Loop:
         return results if self._returns_tuple else results[0]
 
     def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
-        """Return a C function that takes the address of a block of results and arguments."""
+        """Compile the function; return a C function that takes the address of a block of int64.
+
+        The block has the results, followed by the arguments.
+        """
         arguments: list[str] = []
         position = self._result_count
         for kind in kinds:

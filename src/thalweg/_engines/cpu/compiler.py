@@ -78,9 +78,9 @@ def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
 
     Args:
         name: The kernel function in the source. It takes an address and returns nothing, or it
-            takes several int64 and returns one.
+            takes several int64 and returns an int64.
         source: Function definitions, and assignments that give primitives other names.
-        halves: Whether the processor has instructions for float16.
+        halves: True if the processor has instructions for float16.
     """
     compiler = _Compiler(source, name, halves)
     results = compiler.write_out(name, compiler.code.arguments)
@@ -89,7 +89,7 @@ def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
 
 
 class _Compiler:
-    """Visitor of the statements and expressions of a source, which writes their instructions."""
+    """Visitor of a source's syntax tree, which writes LLVM instructions for it."""
 
     def __init__(self, source: str, name: str, halves: bool) -> None:
         self._functions: dict[str, ast.FunctionDef] = {}
@@ -110,7 +110,7 @@ class _Compiler:
         return self.code.builder
 
     def write_out(self, name: str, arguments: list[Any]) -> list[Value]:
-        """Write the body of a function for arguments; return the values of its results."""
+        """Write the body of the function `name` inline for arguments; return its result values."""
         node, outer = self._functions[name], self._frame
         self._frame = frame = _Frame(self.code.append_block(f"after.{name}"))
         for parameter, value in zip(node.args.args, arguments, strict=True):
@@ -126,7 +126,7 @@ class _Compiler:
         return Value(self._builder.load(variable.cell), variable.kind)
 
     def _assign_name(self, name: str, value: Any) -> None:
-        """Store a value in a variable of the frame, which is made at its first assignment.
+        """Store a value in the frame's variable `name`; a new variable is created.
 
         Raises:
             TypeError: The variable has another kind in an outer block.
@@ -220,7 +220,7 @@ class _Compiler:
         self._builder.position_at_end(end_block)
 
     def _visit_For(self, loop: Any) -> None:
-        """Write a loop over a `range`, or over `each`, whose iterations are marked independent."""
+        """Write a loop over `range(...)`, or over `each(...)`, which marks it as parallel."""
         limits = [
             self.code.cast_to(self._write_value(limit), INT64).llvm for limit in loop.iter.args
         ]
@@ -253,6 +253,7 @@ class _Compiler:
 
         Args:
             jump: The jump to the next iteration.
+            blocks: The blocks of the loop's body.
         """
         module = self.code.module
         group = _Distinct(module, (), str(len(module.metadata)))
@@ -291,7 +292,7 @@ class _Compiler:
         return Value(self._builder.load(pointer), kind)
 
     def _write_address(self, subscript: Any) -> tuple[Any, Kind]:
-        """Return the address of an element of an array or pointer, and its kind."""
+        """Write the address of an element such as `a[i, j]`; return it and the element's kind."""
         array = self._write_value(subscript.value)
         indices = (
             subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else [subscript.slice]
@@ -342,7 +343,7 @@ class _Compiler:
         return Value(self._builder.load(result_cell), BOOL)
 
     def _visit_IfExp(self, choice: ast.IfExp) -> Value:
-        """Write a conditional expression, of the common kind of both values."""
+        """Write a conditional expression; return its value, in the common kind of both operands."""
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "chosen"))
         self._builder.cbranch(self._write_condition(choice.test), then_block, else_block)
         self._builder.position_at_end(then_block)

@@ -30,7 +30,7 @@ class DiagnosedUpdate:
         group: A `Group` of this engine, bound to the gradients of the step.
         sizes: The number of elements of each variable.
         kernel: The kernel from `diagnosed_kernel`.
-        has_momentum: Whether the kernel measures a momentum.
+        has_momentum: True if the kernel measures a momentum.
 
     Attributes:
         members: Positions of the variables in the step.
@@ -44,7 +44,7 @@ class DiagnosedUpdate:
         self._block = np.zeros(0, np.int64)
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return the call that updates the variables and fills the leaves' results; see `Group`."""
+        """Return [a call that updates the variables and measures the diagnostics for `combine`]."""
         group, leaves = self._group, self._leaves
         group.set_scalars(columns.shared[group.dtype], columns.by_variable)
         arrays = (leaves.bounds, leaves.chunks, group.table.base, group.table.scalar_row)
@@ -55,11 +55,11 @@ class DiagnosedUpdate:
         return [self._kernel.bind_argument(self._block.ctypes.data, threads)]
 
     def combine(self) -> tuple[Float64, npt.NDArray[np.bool_]]:
-        """Return the diagnostics of the last call, after the step.
+        """Return the diagnostics that the call from `make_calls` has measured.
 
         Returns:
-            A float64 array (members, len(MEASURED)), and a bool mask of its shape that is False for
-            measurements of a missing momentum.
+            A float64 array (members, len(MEASURED)), and a bool mask of equal shape, which is False
+            for measurements of a missing momentum.
         """
         leaf_results = self._leaves.combine(self._leaf_results)
         counts = self._leaves.counts
@@ -74,9 +74,10 @@ class DiagnosedUpdate:
 def make_diagnosed_updates(
     groups: Sequence[Any], request: StepRequest, measured_stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Return updates with diagnostics, by `id` of the groups that they replace.
+    """Return {id of a group: the update with diagnostics that replaces the group}.
 
-    Groups with vectors of rows and columns, encoded slots, random rounding or float64 have none.
+    Groups with vectors over rows or columns, encoded slots, random rounding or float64 are left
+    out.
 
     Args:
         measured_stages: The stages applied to gradients before they are measured.

@@ -1,7 +1,7 @@
-"""Guard tables: the memory from which `replay_kernel.py` checks and repeats a step.
+"""Guard tables: records of a step's objects that native code compares before it repeats the step.
 
-A table records the parameters, state, gradients and kernels of a planned step. The native replay
-compares the record with the present objects, and then repeats the step.
+A replay compares the records with the present objects. If nothing differs, it runs the kernels of
+the step again; otherwise it returns the first difference and writes nothing.
 """
 
 from __future__ import annotations
@@ -55,18 +55,19 @@ Numbers = Float64  # the numbers of an option, one for each item of a tuple
 
 
 class Member(NamedTuple):
-    """Variable whose scalars depend on its own step count.
+    """Variable with its own step count, on which the scalars of its kernel depend.
 
     Attributes:
         step_count: Address of the count, or 0 if the rule counts no steps.
         kind: Format of the count, from `KINDS`.
-        program: Address of the record of the program that computes the scalars of the variable, or
-            0 if the variable has no elements.
-        row_cell: Address of the index of the row of scalars that the kernel reads.
-        row_size: Bytes of a row.
-        numbers: Address of the records of other numbers that the step replaces, or 0.
-        spans: For each work table with chunks of the variable: the address of the first length in
-            that table, its address in an unchanged copy, and the number of chunks.
+        program: Address of the record of the program that computes the scalars, or 0 if the
+            variable has no elements.
+        row_cell: Address of the row index with which the kernel finds the scalars.
+        row_size: Bytes of a row of scalars.
+        numbers: Address of the records of state numbers that the step overwrites, or 0.
+        spans: For each work table that has chunks of the variable: the address of the first chunk's
+            length, the address of this length in an unchanged copy of the table, the number of
+            chunks.
     """
 
     step_count: int
@@ -79,10 +80,10 @@ class Member(NamedTuple):
 
 
 class GuardedStep(NamedTuple):
-    """Contents of a step that is replayed, apart from the guards of lists and dictionaries.
+    """Tensors, kernels and scalars of a step that a `GuardTable` repeats.
 
-    A launch is the address of a kernel, the address of its argument, the address of the function
-    that calls it on several threads, or 0, and the number of threads.
+    A launch is four numbers: the address of a kernel, the address of its argument, the address of
+    the function that calls it on several threads (0 for one thread), the number of threads.
 
     Attributes:
         gradients: For each parameter: the parameter, its gradient, and the address of the cell that
@@ -93,19 +94,19 @@ class GuardedStep(NamedTuple):
             `guard_tensor`.
         bounds: Begin and end addresses of the memory that the step writes, in ascending order.
         watched_numbers: Tensors of one number, of 4 or 8 bytes, which only steps may write. All
-            were added by `guard_tensor`. Those of `columns` come first.
+            were added by `guard_tensor`. The tensors of `columns` come first.
         measures: Launches that compute the norms of gradients.
-        clipping: Address of the block of `replay_global_norm`, or 0.
+        clipping: Address of the block of `replay_global_norm`; 0 without clipping.
         programs: Records of programs that compute scalars; a record of zeros has no program.
-        rule_measures: Launches that compute the measures of rules.
-        rule_scalars: Blocks of `replay_reductions`, which compute scalars from rule measures.
-        spreads: Records of scalars that are copied before the launches of rule measures.
-        members: The variables of the first gradients, if each has scalars for its own step count.
-        pass_members: Members whose scalars are those of passes and stages, a multiple of `members`:
-            each has the gradient of the member at its index modulo their number.
-        may_be_absent: True if members without a gradient are left out of a step.
-        writer_indices: For tensors that only some members write: the indices of those members, by
-            the `id` of the tensor.
+        rule_measures: Launches that compute the reductions of rules (`Rule.measures`).
+        rule_scalars: Blocks of `replay_reductions`, which computes scalars from these reductions.
+        spreads: Records of scalars that are copied before these launches.
+        members: The variables of the first gradients if every variable has a step count, else ().
+        pass_members: Further members, for scalars of passes and stages. Entry i has the gradient of
+            `members[i % len(members)]`.
+        may_be_absent: True if a step leaves out members without a gradient.
+        writer_indices: {id of a tensor: indices of the members that write it}. A missing tensor is
+            written by each step.
     """
 
     gradients: Sequence[tuple[Tensor, Tensor | None, int]]
@@ -138,8 +139,8 @@ class GuardTable:
     Attributes:
         block: (replay_kernel.BLOCK,) words that the native replay reads.
         detects_tracing: True if `replay` detects that this thread traces or records operations.
-        releases_lock: True if the kernels of the update run without Python's lock. The caller of
-            `replay` then passes `pairs`, and keeps the memory of all tensors alive. Set by callers.
+        releases_lock: True if the kernels of the update run without Python's lock. Set by callers,
+            which then pass `pairs` to `replay` and keep the memory of all tensors alive.
         replay_counter: The number of replayed steps; a ctypes integer in the block.
     """
 
@@ -156,10 +157,9 @@ class GuardTable:
         self.detects_tracing = self.releases_lock = False
 
     def guard_list(self, items: list[Any]) -> None:
-        """Make `replay` refuse steps in which the list has other items, by identity, than it has
-        now.
+        """Make `replay` return a difference if items of a list were replaced, added or removed.
 
-        The table keeps the present items alive.
+        Items are compared by identity. The table keeps the present items alive.
         """
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
         self._references.append([*items])
@@ -171,16 +171,15 @@ class GuardTable:
         numbers: Mapping[str, Numbers] | None = None,
         pointer: int = 0,
     ) -> None:
-        """Make `replay` refuse steps in which a dictionary has other keys, values or another order
-        than now.
+        """Make `replay` return a difference if keys, values or order of a dictionary changed.
 
-        Keys and values are compared by identity, and the table keeps them alive.
+        Keys and values are compared by identity. The table keeps the compared objects alive.
 
         Args:
             entries: The dictionary.
             varying: Optional. A key whose value may change.
-            numbers: Optional. For keys whose value is a float, or a tuple of floats, that may
-                change: the array to which each replay copies the value. Signs may not change.
+            numbers: Optional. {key: array}, for values that are a float or a tuple of floats. The
+                numbers may change, but not in sign. Each replay copies them to the array.
             pointer: Optional. The address of a pointer that must refer to the dictionary; 0 for no
                 comparison.
         """
@@ -200,11 +199,10 @@ class GuardTable:
         self._references.append([*entries, *guarded_values])
 
     def _add_option(self, option: Any, numbers: Numbers) -> int:
-        """Add a float or tuple of floats that each replay copies to `numbers`; copy it there now,
-        too.
+        """Copy a float or tuple of floats to `numbers`, now and in each replay.
 
-        Return the negative word that stands for its value in the record of the dictionary: -1 for
-        the first option that was added, -2 for the next one, and so on.
+        Return the negative word that represents the option in the record of its dictionary: -1 for
+        the first option of the table, -2 for the second, and so on.
         """
         is_tuple = isinstance(option, tuple)
         numbers[:] = option
@@ -213,10 +211,10 @@ class GuardTable:
         return -len(self._options)
 
     def release_dicts(self, ids: Set[int]) -> None:
-        """Drop the table's references to the dictionaries with these `id`s, which replays still
-        compare.
+        """Drop the table's references to dictionaries with these `id`s; replays still compare them.
 
-        The caller must keep them alive while it calls `replay`.
+        Call it after `write_block`. The caller must keep the dictionaries alive until the last
+        `replay`.
         """
         self._dicts = [
             ({} if id(entries) in ids else entries, items, pointer)
@@ -224,10 +222,9 @@ class GuardTable:
         ]
 
     def guard_attributes(self, owner: object) -> bool:
-        """Make `replay` refuse steps in which an object has another `__dict__`, or other attributes
-        in it.
+        """Make `replay` return a difference if an object's `__dict__` was replaced or changed.
 
-        Return True; or False, and add nothing, if the address of the object's pointer to its
+        Return True. Return False, and add nothing, if the address of the object's pointer to
         `__dict__` is unknown.
         """
         pointer = torch_layout_probe.find_attributes_pointer(owner)
@@ -237,12 +234,11 @@ class GuardTable:
         return bool(pointer)
 
     def guard_tensor(self, tensor: Tensor) -> int | None:
-        """Make `replay` refuse steps in which the memory, shape, strides or dtype of a tensor has
-        changed.
+        """Make `replay` return a difference if memory, shape, strides or dtype of a tensor changed.
 
-        The values of its elements are not compared. Return the index of the tensor in the table,
-        the old one for a tensor that is already there; or None, and add nothing, if it has more
-        than five dimensions. The table keeps the tensor alive.
+        Values of elements are not compared. The table keeps the tensor alive. Return the index of
+        the tensor in the table, which is unchanged if the tensor was added before. Return None, and
+        add nothing, if the tensor has more than five dimensions.
         """
         index = self._indices.get(id(tensor))
         if index is None:
@@ -253,9 +249,9 @@ class GuardTable:
         return index
 
     def write_block(self, contents: GuardedStep) -> None:
-        """Write all records and the block, and bind the compiled replay to them.
+        """Write all records to memory, and make `replay` callable.
 
-        Call it once, after all tensors, lists and dictionaries were added.
+        Call it once, after all `guard_*` methods.
 
         Args:
             contents: The gradients, kernels, scalars and written tensors of the step.
@@ -277,8 +273,7 @@ class GuardTable:
         self._call = bind_replay(self._address)
 
     def _write_tensors(self, gradients: Sequence[tuple[Tensor, Tensor | None, int]]) -> None:
-        """Fill `records` from the guarded tensors, and `gradients` from the gradients of
-        parameters.
+        """Create the arrays `records`, for guarded tensors, and `gradients`, for parameters.
 
         Args:
             gradients: As in `GuardedStep`.
@@ -296,8 +291,7 @@ class GuardTable:
             self._write_gradient_record(record, owner, param, grad, cell)
 
     def _write_kernels(self, contents: GuardedStep) -> None:
-        """Store the records of kernels, columns, written memory and programs as arrays of this
-        table.
+        """Store launches, columns, bounds and programs of a step as arrays of this table.
 
         A column is an array whose elements a step sets to one number; a program computes scalars.
         """
@@ -324,8 +318,7 @@ class GuardTable:
         """Store a record for each tensor whose version counter a step increments.
 
         Args:
-            written_tensors, writer_indices: As in `GuardedStep`. A tensor that is not in
-                `writer_indices` is written by each step.
+            written_tensors, writer_indices: As in `GuardedStep`.
         """
         self._writers = [
             np.array(writer_indices.get(id(tensor), ()), np.int64) for tensor in written_tensors
@@ -358,9 +351,9 @@ class GuardTable:
         self._option_records = _records(options, replay_kernel.OPTION_BYTES)
 
     def _set_tables(self) -> None:
-        """Write to the block the count of each kind of records, and the address of the first one.
+        """Write the length and the address of each array of records to the block.
 
-        Find torch's functions that detect tracing, too; set `detects_tracing` to True if there are
+        Also find torch's functions that detect tracing; set `detects_tracing` to True if there are
         any.
         """
         guard_functions = guards.find_guards()
@@ -393,7 +386,7 @@ class GuardTable:
             self.block[word : word + 2] = count, records.ctypes.data
 
     def _set_constants(self) -> None:
-        """Set addresses of Python's functions and classes, and offsets of torch, in the block."""
+        """Write addresses of Python's functions and classes, and torch's offsets, to the block."""
         block = self.block
         for word, address in python_functions().items():
             block[word] = address
@@ -412,12 +405,10 @@ class GuardTable:
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Store the records of members and pass members; enable the gradient of each member.
+        """Store records of members and pass members, and enable the gradient of each member.
 
-        Args:
-            members, pass_members, may_be_absent: As in `GuardedStep`. The record of each member's
-                gradient, which must exist, gets the addresses of chunk lengths that are set to 0 to
-                skip the member.
+        The record of a gradient also gets `Member.spans`: replays set these chunk lengths to 0 to
+        skip a member. Arguments are as in `GuardedStep`. Call it after `_write_tensors`.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
@@ -434,23 +425,20 @@ class GuardTable:
 
     @property
     def gradient_switches(self) -> tuple[int, int]:
-        """Address of the first gradient's flag, 1 if its variable is updated, and bytes between
-        flags.
-        """
+        """Address of the first gradient's flag (1: variable is updated), bytes between flags."""
         return (
             self.gradients.ctypes.data + 8 * replay_kernel.IS_ENABLED,
             replay_kernel.GRADIENT_BYTES,
         )
 
     def set_column(self, index: int, number: Any, expected: Any = None) -> None:
-        """Set the number that the next step writes to all elements of a column, one of `columns` of
-        the step.
+        """Set the number that the next step writes to all elements of a column.
 
         Args:
-            index: The index of the column.
+            index: The index of the column in `GuardedStep.columns`.
             number: The number, in the column's format.
-            expected: Optional. The number that all elements must have before the next step; other
-                values make `replay` refuse it.
+            expected: Optional. The number that all elements must have before the next step.
+                `replay` returns a difference for other values.
         """
         numbers, first = self._column_words[index], replay_kernel.COLUMN_BYTES // 8 * index
         numbers[first + 3] = number
@@ -459,11 +447,10 @@ class GuardTable:
             self.columns[index, 5] = 1
 
     def set_watched_number(self, index: int, kind: int, number: Any) -> None:
-        """Set the value that a watched number must have, bit for bit, so that `replay` takes the
-        next step.
+        """Set the value that a watched number must have, bit for bit, at the next `replay`.
 
         Args:
-            index: The index of the number in `watched_numbers` of the step.
+            index: The index of the number in `GuardedStep.watched_numbers`.
             kind: `replay_kernel.FLOAT32`, `replay_kernel.FLOAT64` or `replay_kernel.INT64`.
             number: The value.
         """
@@ -476,15 +463,14 @@ class GuardTable:
             self._watch_records[index, 2] = number
 
     def make_step_table(self, spans: Int64, rows: int) -> None:
-        """Allocate the table of precomputed scalars, without rows, from which `TABLED` replays
-        read.
+        """Allocate an empty table of precomputed scalars, which `TABLED` replays read from now on.
 
-        An older table is kept alive, but no longer read.
+        The previous table is kept alive.
 
         Args:
-            spans: For each scalar program: the address of its first input register, and the number
-                of these registers. A row of the table has the values of all of them, then one for
-                each column.
+            spans: (programs, 2): for each scalar program, the address of its first input register
+                and the number of its input registers. A row of the table has the values of all
+                these registers, then a value for each column.
             rows: The largest number of rows; there is one for each coming step.
         """
         width = int(spans[:, 1].sum()) + len(self.columns)
@@ -507,8 +493,8 @@ class GuardTable:
         """Make `TABLED` replays copy scalars from tensors to registers, which programs then read.
 
         Args:
-            reads: Tensors of shape () that were added by `guard_tensor`, each with the address of
-                the register that receives the value, and True to round the value to float32.
+            reads: For each scalar: a tensor of shape () added by `guard_tensor`, the address of the
+                register, and True to round the value to float32.
         """
         rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
         records = _records(rows, replay_kernel.READ_BYTES)
@@ -516,11 +502,10 @@ class GuardTable:
         self.block[replay_kernel.READS : replay_kernel.READS + 2] = len(rows), records.ctypes.data
 
     def set_register_columns(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Make each replay write the values that programs have left in registers to columns.
+        """Make each replay copy values from registers to columns after the programs have run.
 
         Args:
-            rows: Pairs: the address of a register, and the index of the column that receives its
-                value.
+            rows: Pairs: the address of a register, and the index of the column.
         """
         records = _records(rows, replay_kernel.REGISTER_COLUMN_BYTES)
         self._references.append(records)
@@ -531,9 +516,9 @@ class GuardTable:
         """Write rows of precomputed scalars, one for each coming step, to the step table.
 
         Args:
-            first: The count of replayed steps at which the first row is used; the next row is used
-                at `first + 1`.
-            rows: Bytes of each row: the values of registers, then the new values of the columns.
+            first: The `replay_count` at which the first row is used; each later row is used one
+                step later.
+            rows: The bytes of each row: values of registers, then values of columns.
         """
         head = np.array((first, len(rows)), np.int64).tobytes()
         words = np.frombuffer(b"".join((head, *rows)), np.int64)
@@ -546,7 +531,7 @@ class GuardTable:
         return first <= replay_count < first + count
 
     def _write_tensor_record(self, record: Int64, tensor: Tensor) -> None:
-        """Write the present fields of a tensor to its record, which the replay compares."""
+        """Write a tensor's present fields to `record`, for comparison by replays."""
         layout = self._layout
         impl = _word(id(tensor), layout.impl)
         storage = _word(impl, layout.storage)
@@ -571,14 +556,13 @@ class GuardTable:
     def _write_gradient_record(
         self, record: Int64, owner: int, param: Tensor, grad: Tensor | None, cell: int
     ) -> None:
-        """Write the fields of a gradient that each replay compares; without a gradient, write that
-        there is none.
+        """Write the fields of a gradient, or of a missing gradient, that replays compare.
 
         Args:
             record: The record, all zeros; changed in place.
             owner: The address of the parameter's record.
             param, grad: The parameter, and its gradient or None.
-            cell: The address at which each replay stores the gradient's address for kernels.
+            cell: The address to which each replay writes the gradient's address for kernels.
         """
         layout = self._layout
         record[replay_kernel.OWNER] = owner
@@ -598,11 +582,11 @@ class GuardTable:
         return bool(self.launches[:, 2].any())
 
     def _set_team(self) -> None:
-        """Write to the block how many threads compare tensors: those of the kernels, or one if each
-        kernel runs on one thread.
+        """Write the number of threads that compare tensors to the block.
 
-        If other processes use the cores, waiting for a thread takes far longer than all checks.
-        Therefore checks use only threads that the kernels wait for anyway.
+        It is the size of torch's thread team if a kernel runs on several threads, else 1. To wait
+        for an additional thread would take longer than all checks while other processes use the
+        cores.
         """
         size = openmp.team_size() if self._has_threads() else 1
         caller = openmp.parallel_address() if size > 1 else 0
@@ -632,14 +616,13 @@ class GuardTable:
         """Replay the step, or a part of it, if nothing differs from the record.
 
         Args:
-            pairs: Optional. A list of gradients and variables, if gradients are not those of the
-                parameters.
-            replay_count: Optional. The number of replayed steps when this step began. A signal
-                handler may have replayed a step since then, which is a difference.
-            part: A constant of `replay_kernel`: `FULL_STEP` or `CLIPPED`; or `MEASURE`, or
-                `RUN_PASS` for each pass, and then `UPDATE`.
-            end_calls: C functions that complete the step and return None. They run right
-                after a replay without a difference.
+            pairs: Optional. A list of (gradient, variable) tuples, used in place of `param.grad`.
+            replay_count: Optional. The number of replayed steps when this step began. Another
+                number is a difference: a signal handler has replayed a step since then.
+            part: A constant of `replay_kernel`. `FULL_STEP` or `CLIPPED` runs a whole step. A step
+                in parts runs `MEASURE`, or `RUN_PASS` for each pass, and then `UPDATE`.
+            end_calls: C functions that complete the step and return None. They run directly after a
+                replay without a difference.
             flags: `replay_kernel.TABLED` and `replay_kernel.UNRECORDED`, or 0.
 
         Returns:

@@ -79,7 +79,7 @@ def address_of(name: str, source: str, briefly: bool = False) -> int:
     Args:
         name: The name of the function, with a hash of its source.
         source: The text, in the language of `compiler`.
-        briefly: As for `machine_code.compile_kernel`; always equal for one name.
+        briefly: As for `machine_code.compile_kernel`; equal in all calls with one name.
     """
     # It acquires `importing`, never within `_lock`: forks acquire both, and must not deadlock.
     machine_code.tuning()

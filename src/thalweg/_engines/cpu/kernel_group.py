@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """CPU implementation of `thalweg._engines.dense_plan.Group`.
+    """Variables, the members, that one kernel updates; implements `dense_plan.Group` on the CPU.
 
     Args:
         members: Positions of the group's variables in the request.
@@ -70,7 +70,7 @@ class Group:
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
 
     def _set_members(self, request: StepRequest, members: list[int]) -> Streams:
-        """Set the attributes that depend on the members; return their streams of memory."""
+        """Set the attributes that depend on the members; return a description of their tensors."""
         streams = streams_of(request, members)
         self.dtype = streams.compute
         self.flush = request.selection.denormals == "flush"
@@ -97,7 +97,7 @@ class Group:
 
     @property
     def measures_in_place(self) -> bool:
-        """True if members are row-major, or their elements lie near each other in that order."""
+        """True if kernels read members for measures directly, without a row-major copy."""
         return self._offsets is None or self._offsets.are_compact
 
     @lazy
@@ -114,7 +114,7 @@ class Group:
         return Lines(self._shapes, self._vectors)
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each member its measures over rows, over columns or over all elements."""
+        """Compute measures over rows, columns or all elements; return a list for each member."""
         measures, stages = reduction.formulas, reduction.stages
         kernel = self._lines_kernel(measures, stages)
         scalars = self._select_scalars(kernel.scalars, columns)
@@ -128,7 +128,7 @@ class Group:
         return launch.lines_kernel(measures, measurement)
 
     def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
-        """Return a sweep over rows and columns for repeated calls; each member has scalars.
+        """Return a `LineSweep`, which the caller runs; each member has its own scalars, 0 at first.
 
         Args:
             measures, stages: As in `Reduction`.
@@ -156,8 +156,8 @@ class Group:
         """Fill `scalars` with one row, or with a row for each member if scalars differ by variable.
 
         Args:
-            shared: Scalars of the group's compute dtype.
-            by_variable: Scalars that differ by variable, each an array over the plan's variables.
+            shared: {name: number} of the group's compute dtype.
+            by_variable: {name: array over the plan's variables}, for scalars that differ.
         """
         names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
         if by_variable.keys().isdisjoint(names):
@@ -197,7 +197,7 @@ class Group:
         return launch.sum_kernel(measurement, bool(self._layouts))
 
     def _select_scalars(self, names: Sequence[str], columns: Columns) -> dict[str, Any]:
-        """Return scalars by name: a number for all members, or an array with one for each."""
+        """Return {name: scalar}: a number for all members, or an array with one for each."""
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         return {
             name: by_variable[name][self.members] if name in by_variable else shared[name]
@@ -205,7 +205,7 @@ class Group:
         }
 
     def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
-        """Return a `Sweep` that sums formulas over memory at other addresses; the caller runs it.
+        """Return a `Sweep` that sums formulas over the memory at `base`; the caller runs it.
 
         Args:
             formulas, stages: As in `Reduction`.

@@ -42,7 +42,7 @@ class Compiled:
         self.address = kernel_cache.address_of(kernel.name, kernel.source)
 
     def bind_table(self, table: Table, scalars: Array, flush: bool) -> Callable[[], object]:
-        """Return a C function that runs the kernel over a work table.
+        """Return a C function without arguments that runs the kernel over a work table.
 
         Args:
             table: The work table; the caller keeps the memory at its addresses alive.
@@ -80,7 +80,7 @@ def update_kernel(
     """Return the compiled kernel of an update, from memory, disk or LLVM.
 
     Args:
-        duplicates: How several entries of a row are treated, if the gradient is sparse.
+        duplicates: For sparse gradients, as in `codegen_sparse.generate_rows`; else None.
     """
     name = np.dtype(compute).name
     if update.draws or not STORAGE.keys() >= {*update.storage}:

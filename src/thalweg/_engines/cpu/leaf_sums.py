@@ -8,7 +8,7 @@ from __future__ import annotations
 def add_pairwise(numbers, count, step):
     """Return the sum of `count` numbers in the order of `reduction_order.Tree`; 0 for none.
 
-    The numbers are `step` places apart. They are overwritten by partial sums.
+    The numbers are `step` places apart; partial sums overwrite them.
     """
     while count > 1:
         half = count >> 1

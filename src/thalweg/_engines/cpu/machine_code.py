@@ -26,7 +26,7 @@ _libraries: list[Any] = []
 
 @cache
 def _make_target() -> tuple[str, str, str]:
-    """Return the triple, the processor and the features of this machine, for LLVM."""
+    """Return LLVM's names of this machine's target triple, processor and features."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -53,7 +53,7 @@ def tuning() -> Tuning:
 
 
 def _list_cpu_features(avx: bool) -> str:
-    """Return the features of this processor for LLVM, with AVX or without."""
+    """Return the processor's features for LLVM, without AVX if `avx` is False; "" if unknown."""
     from llvmlite import binding
 
     try:
@@ -86,7 +86,7 @@ def target_digest() -> str:
 
 @cache
 def _target_machine() -> Any:
-    """Return LLVM's target machine for this process; `__wrapped__` makes another one."""
+    """Return LLVM's cached target machine; `_target_machine.__wrapped__()` makes another one."""
     from llvmlite import binding
 
     triple, cpu, features = _make_target()
@@ -120,7 +120,7 @@ define float @widened(half %x) {
 def _has_halves() -> bool:
     """Return True if the processor has instructions for float16.
 
-    LLVM otherwise calls functions of a compiler's library that may be missing.
+    Without them, LLVM calls functions of a compiler's library that may be missing.
     """
     from llvmlite import binding
 
@@ -156,8 +156,8 @@ def compile_kernel(name: str, source: str, briefly: bool = False) -> bytes:
     Args:
         name: The kernel's function, the symbol of the object code.
         source: The text, in the language of `compiler`.
-        briefly: Whether to skip vectorization, for kernels whose loops read scattered objects: LLVM
-            takes a third of the time, and the code is as fast.
+        briefly: True to skip vectorization, which takes two thirds of LLVM's time. Code whose loops
+            read scattered objects is as fast without it.
     """
     return _target_machine().emit_object(_optimize_module(name, source, briefly))
 
@@ -168,13 +168,13 @@ def compile_to_assembly(name: str, source: str) -> str:
 
 
 def link_kernel(name: str, code: bytes) -> int:
-    """Load object code, in one thread at a time.
+    """Load object code; return the address of the function `name`. Call it in one thread at a time.
 
     Args:
         code: The bytes from `compile_kernel` for this `target_digest`, or b"".
 
     Returns:
-        The address of the symbol, or 0 if there is no code or LLVM cannot load it here.
+        The address, or 0 if there is no code or LLVM cannot load it here.
     """
     if not code:
         return 0
@@ -194,7 +194,7 @@ def link_kernel(name: str, code: bytes) -> int:
 def compile_in_memory(name: str, source: str, briefly: bool = False) -> int:
     """Compile a kernel for this process alone, and return its address.
 
-    It is for platforms where `link_kernel` fails. Arguments are those of `compile_kernel`.
+    Use it on platforms where `link_kernel` fails. Arguments are as in `compile_kernel`.
     """
     from llvmlite import binding
 

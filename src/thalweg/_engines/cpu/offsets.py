@@ -91,7 +91,7 @@ def _make_tables(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Tables | 
 def _merge_dimensions(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[list[int], list[int]]:
-    """Return sizes and strides, with adjacent dimensions merged if one stride describes both."""
+    """Return sizes and strides without dimensions of size 1, with mergeable dimensions merged."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, step in zip(shape, strides, strict=True):
@@ -107,7 +107,7 @@ def _merge_dimensions(
 
 
 def _add_offsets(sizes: Sequence[int], steps: Sequence[int]) -> Int64:
-    """Return the offsets of all indices of some dimensions, in row-major order."""
+    """Return the offsets of all elements of an array with these strides, in row-major order."""
     offsets = np.zeros(1, np.int64)
     for size, step in zip(sizes, steps, strict=True):
         offsets = (offsets[:, None] + step * np.arange(size)).reshape(-1)

@@ -25,10 +25,10 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 @cache
 def _find_runtime() -> ctypes.CDLL | None:
-    """Return a library in which torch's OpenMP functions are found, or None.
+    """Return a library that provides torch's OpenMP functions, or None.
 
-    It is torch's own module, since symbols are also searched in the libraries that it is linked to.
-    Other runtimes may be loaded in the process, such as that of scikit-learn.
+    It is torch's own module: symbols are also found in the libraries to which a module is linked.
+    Another runtime in the process, such as scikit-learn's, is not used.
     """
     # Windows does not search linked libraries.
     with contextlib.suppress(OSError, AttributeError):
@@ -40,10 +40,11 @@ def _find_runtime() -> ctypes.CDLL | None:
 
 @cache
 def gomp_parallel() -> Callable[[int, int, int, int], None] | None:
-    """Return `GOMP_parallel` of torch's OpenMP runtime, or None if it has no such function.
+    """Return `GOMP_parallel` of torch's OpenMP runtime, or None if torch has no such function.
 
-    Warns: PerformanceWarning: There is none, and torch has several threads; warned once per
-    process.
+    Warns:
+        PerformanceWarning: The function is missing, and torch has several threads; once per
+            process.
     """
     runtime = _find_runtime()
     if runtime is None:
@@ -72,7 +73,7 @@ _has_lost_team = False
 
 
 def _dismiss_team() -> None:
-    """Dismiss the team of this thread before a fork; its next parallel region starts a new one.
+    """Stop this thread's OpenMP workers before a fork; the next parallel region starts new ones.
 
     libgomp's workers do not survive a fork, and the child would wait for them forever, in kernels
     and in torch's operations on large tensors.
@@ -96,10 +97,10 @@ if hasattr(os, "register_at_fork"):
 def call_on_team(address: int, argument: int, threads: int) -> Callable[[], object]:
     """Return a C callable that runs `void f(void*)` on up to `threads` threads, without the GIL.
 
-    Every thread receives the same argument, and takes a part of the work.
+    Each thread calls `f` with the argument; `f` divides the work between the threads.
 
     Args:
-        address, argument: The address of the C function, and that of its argument.
+        address, argument: The addresses of the C function and of its argument.
     """
     parallel = None if threads <= 1 or _has_lost_team else gomp_parallel()
     if parallel is None:

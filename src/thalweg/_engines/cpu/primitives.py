@@ -26,7 +26,7 @@ ARM64 = _MACHINE in ("aarch64", "arm64")
 
 
 class Kind(NamedTuple):
-    """A type of numbers, or of pointers to an `item`."""
+    """Type of numbers, or of pointers to numbers of the kind `item`."""
 
     llvm: Any
     signed: bool = True
@@ -82,12 +82,13 @@ def pointer_to(kind: Kind) -> Kind:
 
 
 class Code:
-    """Writer of the instructions of one function.
+    """Writer of the LLVM instructions of one function.
 
     Args:
-        halves: Whether the processor has instructions for float16.
-        words: The number of int64 parameters of a function that returns an int64; 0 for a function
-            that takes an address and returns nothing.
+        name: The name of the function and of its module.
+        halves: True if the processor has instructions for float16.
+        argument_count: The number of int64 parameters of a function that returns an int64; 0 for a
+            function that takes an address and returns nothing.
 
     Attributes:
         builder: The llvmlite builder, positioned where the function continues.
@@ -114,11 +115,7 @@ class Code:
         ]
 
     def end_function(self, results: Sequence[Value] = ()) -> None:
-        """Return from the function.
-
-        Args:
-            results: The int64 that it returns, if it returns one.
-        """
+        """Write the return of `results[0]`, or of nothing for (); call it once, last."""
         if self._returns:
             self.builder.ret(self.cast_to(results[0], INT64).llvm)
         else:
@@ -141,7 +138,7 @@ class Code:
         return Value(ir.Constant(kind.llvm, value), kind)
 
     def cast_to(self, value: Value, kind: Kind) -> Value:
-        """Return a number converted to a kind; integers that do not fit lose their high bits."""
+        """Return a number converted to `kind`; an integer that does not fit loses its high bits."""
         operand, source_kind, write = value.llvm, value.kind, self.builder
         if source_kind == kind:
             return value
@@ -174,7 +171,7 @@ class Code:
         return self.module.globals.get(name) or ir.Function(self.module, kind, name)
 
     def compare_values(self, sign: str, a: Value, b: Value) -> Value:
-        """Return the bool of a comparison such as "<"; NaN differs from every number."""
+        """Return the bool of a comparison such as "<"; with NaN it is False, except for "!="."""
         kind = common_kind(a.kind, b.kind)
         lhs, rhs = self.cast_to(a, kind).llvm, self.cast_to(b, kind).llvm
         if not kind.is_float:
@@ -206,7 +203,7 @@ def _reserve_numbers(kind: Kind, code: Code, count: Value) -> Value:
 
 
 def _prefetch_line(writes: int, code: Code, address: Value) -> None:
-    """Prefetch the cache line at an address; `writes` is 1 for a line that is written soon."""
+    """Prefetch the cache line at an address; `writes` is 1 for a line that will be written."""
     kinds = [_BYTE, _I32, _I32, _I32]
     function = code.declare_external("llvm.prefetch.p0", ir.VoidType(), kinds)
     hints = [ir.Constant(_I32, value) for value in (writes, 3, 1)]  # near, data
@@ -221,9 +218,9 @@ def _take_ticket(code: Code, pointer: Value) -> Value:
 
 
 def _call_address(kind: Kind, code: Code, address: Value, *values: Value) -> Value:
-    """Return the result of the C function at an address, whose parameters are of the same kind.
+    """Call a C function, whose parameters and result are of `kind`; return the result.
 
-    The high bits of a result narrower than int64 are undefined.
+    If the C function returns a narrower integer than int64, the high bits are undefined.
     """
     function_type = ir.FunctionType(kind.llvm, [kind.llvm] * len(values))
     function = code.builder.inttoptr(address.llvm, function_type.as_pointer())
@@ -247,7 +244,7 @@ def _half_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_half(code: Code, value: Value) -> Value:
-    """Return the nearest float16, ties to even; float64 becomes float32 first, as in torch."""
+    """Round to float32, then to float16, ties to even; return the bits."""
     value = code.cast_to(value, FLOAT32)
     if not code.halves:
         return _half_from_float(code, value)
@@ -260,7 +257,7 @@ def _i32(value: int) -> Any:
 
 
 def _float_from_half(code: Code, bits: Value) -> Value:
-    """Return a float16 as float32, by integer operations alone."""
+    """Return a float16 as float32, without float16 instructions of the processor."""
     write = code.builder
     extended = write.zext(bits.llvm, _I32)
     size = write.and_(extended, _i32(0x7FFF))
@@ -276,7 +273,7 @@ def _float_from_half(code: Code, bits: Value) -> Value:
 
 
 def _half_from_float(code: Code, value: Value) -> Value:
-    """Return the float16 nearest to a float32, ties to even, by integer operations alone."""
+    """Return the bits of the nearest float16, ties to even, without float16 instructions."""
     write = code.builder
     bits = write.bitcast(value.llvm, _I32)
     size = write.and_(bits, _i32(0x7FFFFFFF))
@@ -302,7 +299,7 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_bfloat(code: Code, value: Value) -> Value:
-    """Return the nearest bfloat16, ties to even; NaN becomes 0x7FC0, float64 is rounded first."""
+    """Round to float32, then to bfloat16, ties to even; return the bits, 0x7FC0 for NaN."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
     value = code.cast_to(value, FLOAT32)
     bits = write.bitcast(value.llvm, _I32)
@@ -314,7 +311,7 @@ def _float_to_bfloat(code: Code, value: Value) -> Value:
 
 
 def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
-    """Return True if a bfloat16 is one of the nearest to a number; see `copies.is_nearest`."""
+    """Return whether no bfloat16 is nearer to `value` than the bfloat16 `bits`; False for NaN."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
     distance = write.sub(float_bits, write.shl(write.zext(bits.llvm, _I32), _i32(16)))
@@ -324,7 +321,7 @@ def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
-    """Return a bfloat16 rounded by random bits; see `thalweg._engines.philox.round_to_bfloat`."""
+    """Round to bfloat16 by random `bits`, return its bits; see `philox.round_to_bfloat`."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
@@ -337,7 +334,7 @@ def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
-    """Return a float16 rounded by random bits; see `thalweg._engines.philox.round_to_half`."""
+    """Round to float16 by random `bits`, return its bits; see `philox.round_to_half`."""
     write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
     value = code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
@@ -391,7 +388,7 @@ def _float_of(code: Code, bits: Value) -> Value:
 
 
 def _dither_of(code: Code, step: Value, rank: Value) -> Value:
-    """Return a dither of a step, by its rank; see `thalweg._engines.codecs.dither`."""
+    """Return the dither with index `rank` in a step; 0.5 if `step` is negative."""
     write = code.builder
     value, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
     place = write.and_(place, _i32(dither.PERIOD - 1))
@@ -405,7 +402,7 @@ def _dither_of(code: Code, step: Value, rank: Value) -> Value:
 
 
 def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value) -> Value:
-    """Return the integer code of a number that is not negative; see `dither.round_codes`."""
+    """Round a nonnegative number to a uint8 code with a dither; see `dither.round_codes`."""
     write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
     low = code.cast_to(lower_limit, FLOAT32).llvm
     raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
@@ -415,7 +412,7 @@ def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value
 
 
 def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
-    """Return the integer code of a number of any sign; see `dither.round_codes`."""
+    """Round a number to an int8 code, as uint8, with a dither; see `dither.round_codes`."""
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
@@ -431,7 +428,7 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
 
 
 def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
-    """Return the float32 of a bfloat16 and its lower bits, ignored for zero, infinity and NaN."""
+    """Return the float32 of a bfloat16 and 8 lower bits, ignored for zero, infinity and NaN."""
     write = code.builder
     extended = write.zext(upper.llvm, _I32)
     size = write.and_(extended, _i32(0x7FFF))
@@ -444,7 +441,7 @@ def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
 
 
 def _round_to_24_bits(code: Code, value: Value, bits: Value) -> Any:
-    """Return the upper 24 bits of a float32, rounded by 8 random bits."""
+    """Return the upper 24 bits of a float32, rounded by the low 8 of the random `bits`."""
     write = code.builder
     float_bits = write.bitcast(code.cast_to(value, FLOAT32).llvm, _I32)
     random_bits = write.and_(write.zext(bits.llvm, _I32), _i32(0xFF))
@@ -504,7 +501,7 @@ def _where(code: Code, condition: Value, a: Value, b: Value) -> Value:
 
 
 def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
-    """Return the minimum or maximum by the sign of its comparison; NaN if either operand is."""
+    """Return the smaller operand for sign "<", the larger for ">"; NaN if an operand is NaN."""
     lhs, rhs, kind = code.cast_alike(a, b)
     is_nan = code.builder.fcmp_unordered("uno", lhs, lhs)
     selects_lhs = code.builder.or_(code.builder.fcmp_ordered(sign, lhs, rhs), is_nan)
@@ -512,7 +509,7 @@ def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
 
 
 def _call_libm(name: str, code: Code, *arguments: Value) -> Value:
-    """Return a function of `libm`, evaluated in float64 and rounded once to the arguments' kind."""
+    """Call a `libm` function in float64; return float32 unless an argument is float64."""
     function = code.declare_external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(arguments))
     for attribute in ("nounwind", "readnone"):
         function.attributes.add(attribute)
@@ -556,7 +553,7 @@ def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) 
 
 
 def _begin_denormals(code: Code, flush: Value) -> Value:
-    """Flush denormals on this thread if `flush` is 1, else keep them; return the previous flags."""
+    """Write code that flushes denormals if `flush` is not 0, else keeps them; return old flags."""
     is_flushing = code.cast_to(flush, BOOL).llvm
     if X86:
         cell = code.reserve_stack(_I32)
@@ -573,7 +570,7 @@ def _begin_denormals(code: Code, flush: Value) -> Value:
 
 
 def _end_denormals(code: Code, previous_flags: Value) -> None:
-    """Restore the flags that `begin_denormals` returned."""
+    """Write code that restores the flags that `_begin_denormals` returned."""
     if X86:
         cell = code.reserve_stack(_I32)
         code.builder.store(code.builder.trunc(previous_flags.llvm, _I32), cell)

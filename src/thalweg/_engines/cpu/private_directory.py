@@ -1,9 +1,9 @@
 """Folder that only the user and root can change, and the files in it.
 
-The files are executed. Every folder from / on is therefore opened by the descriptor of its
-parent, belongs to the user or root, and is not writable by others. Checks read the open descriptor,
-not the name. The system follows no links: a link of the user or root, such as a ~/.cache on another
-disk, is read, and its folders are checked like all others.
+The files are executed. Every folder from / on is therefore opened by the descriptor of its parent,
+belongs to the user or root, and is not writable by others. Checks read the open descriptor, not the
+name. The system follows no links. This module reads a link of the user or root, such as a ~/.cache
+on another disk, and checks its folders like all others.
 
 An ancestor that others may write to is accepted if it is sticky, as /tmp is: others cannot rename
 or replace what belongs to the user or root in it.
@@ -34,15 +34,15 @@ class _Unsafe(PermissionError):
 def open_folder(stack: ExitStack, path: str) -> int:
     """Return the descriptor of a folder that only the user and root can change.
 
-    A missing folder is made. If others own the folder or can write to it, its files may be theirs:
-    then `path-2`, `path-3` and so on are tried, and a warning names the one that is made.
+    A missing folder is created. If others own the folder or can write to it, `path-2`, `path-3` and
+    so on are tried. A warning names a folder that is created instead.
 
     Args:
-        stack: Closes all descriptors.
+        stack: Closes all descriptors when it exits.
         path: The absolute path of the folder.
 
     Raises:
-        OSError: An ancestor is not safe, no folder of these names is, or none can be made.
+        OSError: An ancestor or every tried folder is not safe, or a folder cannot be created.
     """
     parent, base = os.path.split(path)
     parent_descriptor, parent_path = _walk_down(stack, parent)
@@ -66,7 +66,7 @@ def open_folder(stack: ExitStack, path: str) -> int:
 
 
 def read_file(directory: int, name: str) -> bytes | None:
-    """Return the content of a file; None if it is missing or others may have written it."""
+    """Return a file's content; None if it is missing or unreadable, or if others could write it."""
     try:
         # Opening a pipe of this name must not block.
         with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, directory) as descriptor:
@@ -82,7 +82,7 @@ def read_file(directory: int, name: str) -> bytes | None:
 
 
 def write_file(directory: int, name: str, content: bytes) -> None:
-    """Write a file atomically, by a rename, as other processes may read or write it.
+    """Write a file atomically, by a rename, into the folder with the descriptor `directory`.
 
     Raises:
         OSError: The file cannot be written.
@@ -103,7 +103,7 @@ def write_file(directory: int, name: str, content: bytes) -> None:
 
 
 def _walk_down(stack: ExitStack, path: str) -> tuple[int, str]:
-    """Return the descriptor of an existing or new folder, and its path without links.
+    """Open a folder, or create it; return its descriptor and its path without links.
 
     Raises:
         OSError: The path is relative, has too many links, or an ancestor is not safe.
@@ -137,7 +137,7 @@ def _split_path(path: str) -> list[str]:
 
 
 def _read_link_target(name: str, directory: int, full: str) -> str | None:
-    """Return the target of a link of the user or root; None for anything else."""
+    """Return a link's target, or None for other files; raise if another user owns the link."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -151,10 +151,10 @@ def _read_link_target(name: str, directory: int, full: str) -> str | None:
 def _enter_folder(
     stack: ExitStack, name: str, directory: int, full: str, is_ancestor: bool = False
 ) -> tuple[int, bool]:
-    """Return the descriptor of a folder, made if it is missing, and True if it was made.
+    """Open a folder, or create it; return its descriptor, and True if it was created.
 
     Raises:
-        OSError: It is not a folder, cannot be opened, or is not safe; see `_check_private`.
+        OSError: The path is not a folder, cannot be opened, or is not safe; see `_check_private`.
     """
     is_new = False
     try:
@@ -185,7 +185,7 @@ def _get_passing_flags() -> int:
 
 @contextmanager
 def _open_descriptor(name: str, flags: int, directory: int | None = None) -> Generator[int]:
-    """Open a name in a folder, without following links, and close it at the end."""
+    """Yield the descriptor of a file or folder, opened without following links; then close it."""
     descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         yield descriptor
@@ -194,7 +194,7 @@ def _open_descriptor(name: str, flags: int, directory: int | None = None) -> Gen
 
 
 def _check_private(status: os.stat_result, full: str, is_ancestor: bool = False) -> None:
-    """Raise if others own or can write to a file or folder; ancestors may be sticky."""
+    """Raise if others own a file or folder, or can write to it and it is no sticky ancestor."""
     _check_owner(status, full)
     is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_shared and not (is_ancestor and status.st_mode & stat.S_ISVTX):

@@ -1,4 +1,4 @@
-"""Sums and largest magnitudes of tensors, computed in one sweep over memory."""
+"""Sums and largest magnitudes of tensors, computed in one pass over memory."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Leaves:
-    """Division of tensors into leaves, for all measures of all steps.
+    """Division of tensors into leaves, runs of elements that kernels sum separately.
 
     Args:
         sizes: The number of elements of each tensor.
-        offsets: Optional. Offset tables of the elements, for kernels that gather them.
+        offsets: Optional. Offset tables of tensors that are not in row-major order.
     """
 
     def __init__(self, sizes: Sequence[int], offsets: Offsets | None = None) -> None:
@@ -48,7 +48,7 @@ class Leaves:
         scalars: Mapping[str, Any] | None = None,
         flush: bool = False,
     ) -> Float64:
-        """Return the sums of all leaves, tensor after tensor, computed in one sweep.
+        """Run a kernel that sums formulas; return the sums of all leaves, tensor after tensor.
 
         Args:
             kernel: From `launch.sum_kernel`.
@@ -65,11 +65,7 @@ class Leaves:
         return sweep.leaves
 
     def combine(self, leaves: Float64) -> Float64:
-        """Return the sums of each tensor, (tensors, ...).
-
-        Args:
-            leaves: (leaves, ...), from `measure`.
-        """
+        """Return the sum of each tensor, (tensors, ...), from the result of `measure`."""
         return self._tree.combine(leaves)
 
 
@@ -111,7 +107,7 @@ class MeasureLaunch:
 
 
 class Sweep(MeasureLaunch):
-    """A sum kernel with its arguments.
+    """Kernel that sums formulas over leaves, bound to its arguments.
 
     Args:
         kernel: From `launch.sum_kernel`.
@@ -135,7 +131,7 @@ class Sweep(MeasureLaunch):
         super().__init__(kernel, rows, leaf_plan.elements, block, more)
 
     def copy_chunks(self) -> Int64:
-        """Replace the chunks by a copy whose lengths may change, and return the copy."""
+        """Make the kernel read a copy of the chunks, whose lengths may change; return the copy."""
         # The block has only the address, so the attribute keeps the copy alive.
         self._chunks = chunks = self._leaf_plan.chunks.copy()
         self._block[4] = chunks.ctypes.data
@@ -157,7 +153,7 @@ class Sweep(MeasureLaunch):
 
 
 def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
-    """Return scalars as float64 rows, one for each tensor, or a single row if all share them.
+    """Return float64 scalars, (tensors, names), or (1, names) if each is a single number.
 
     Args:
         scalars: For each name a number, or an array with one number for each tensor.
@@ -169,10 +165,10 @@ def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
 
 
 def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
-    """Return the largest magnitude of one stream of each tensor, or NaN if it has a NaN.
+    """Return each tensor's largest magnitude, (tensors,) float64: NaN with a NaN, 0 if empty.
 
-    Returns:
-        (tensors,) float64; 0 for a tensor without elements.
+    Args:
+        column: The column of `work.base` with the addresses of the tensors' elements.
     """
     partial = np.zeros(len(work.chunks), np.int64)
     if work.elements:
@@ -191,12 +187,13 @@ def _measure_tensors(
     measure_memory: Callable[[Int64, list[int], torch.dtype], Float64],
     measure_other: Callable[[Tensor], Tensor],
 ) -> Float64:
-    """Return a number for each tensor, (tensors,) float64.
+    """Reduce each tensor to a number; return them, (tensors,) float64.
 
     Args:
-        measure_memory: Returns the numbers of contiguous CPU tensors of one dtype, given an array
-            (tensors, 1) of their addresses, their sizes, and the dtype.
-        measure_other: Returns the number of a flat tensor of another device, of shape ().
+        measure_memory: `measure_memory(addresses, sizes, dtype)` returns the numbers of contiguous
+            CPU tensors of one dtype; addresses are (tensors, 1).
+        measure_other: `measure_other(flat)` returns the number of a flat tensor of another device,
+            of shape ().
     """
     measures = np.zeros(len(tensors), np.float64)
     by_dtype: dict[torch.dtype, list[int]] = {}
@@ -233,7 +230,7 @@ def sums_of(
 
     Args:
         formula: A formula that reads only the gradient, or `variable_squares`.
-        stages: Stages that are applied to the elements first.
+        stages: Formulas that transform the elements first, with `scalars` as keyword arguments.
         compute: The dtype of the stages; by default the compute dtype of each tensor.
         flush: True if the stages treat denormals as zero.
 
@@ -262,7 +259,7 @@ def sums_of(
 
 
 def max_abs(tensors: Sequence[Tensor]) -> Float64:
-    """Return the largest magnitude of each tensor in float64; NaN for a NaN, 0 if it is empty."""
+    """Return each tensor's largest magnitude, (tensors,) float64: NaN with a NaN, 0 if empty."""
 
     def of_memory(base: Int64, sizes: list[int], dtype: torch.dtype) -> Float64:
         chunk = choose_chunk_size(sum(sizes))

@@ -44,10 +44,10 @@ MIN_FACTOR = 1.1754943508222875e-38  # the least normal number of float32
 
 
 def factor_of(norm, limit, epsilon, unit, is_torchs):
-    """Return min(1, limit / (norm + epsilon)), or limit * min(1 / norm, 1 / limit) unless
-    `is_torchs`.
+    """Return the clip factor by torch's formula if `is_torchs`, else by TensorFlow's formula.
 
-    All numbers have one dtype, in which the factor is computed; `unit` is 1.
+    torch: min(1, limit / (norm + epsilon)). TensorFlow: limit * min(1 / norm, 1 / limit). All
+    numbers have one dtype, in which the factor is computed; `unit` is 1.
     """
     if is_torchs:
         factor = limit / (norm + epsilon)
@@ -61,8 +61,7 @@ def factor_of(norm, limit, epsilon, unit, is_torchs):
 
 
 def sum_squares(block):
-    """Return the sum of the squares of all gradients, and store the sum of each gradient in
-    SQUARES.
+    """Return the sum of the squares of all gradients; store the sum of each gradient in SQUARES.
 
     The squares are added from the leaves, partial sums that the kernels of SWEEPS have stored. A
     gradient with a flag of 0 is left out, and later entries of SQUARES move forward. Unscaling is
@@ -93,12 +92,10 @@ def sum_squares(block):
 
 
 def clip(block):
-    """Compute norm and clip factor from the sums of squares, and write the factor to all rows of
-    scalars.
+    """Compute norm and clip factor from the sums of squares; write the factor to rows of scalars.
 
-    Store both in NORM and FACTOR, and 1 in HAS_FACTOR. If the sum or the norm is out of range or
-    NaN, or the factor is below MIN_FACTOR, only store 0 in HAS_FACTOR; SQUARES is written even
-    then.
+    Also store them in NORM and FACTOR, and 1 in HAS_FACTOR. If the sum or the norm is out of range
+    or NaN, or the factor is below MIN_FACTOR, store only SQUARES, and 0 in HAS_FACTOR.
     """
     numbers = float64_pointer(address_of(block))
     squares = sum_squares(block)

@@ -229,10 +229,7 @@ def word(address):
 
 
 def lists_differ(block):
-    """Compare all lists of LISTS with their records: the number of items, and the address of each.
-
-    Return 1 at the first difference, such as an item that was replaced, else 0.
-    """
+    """Return 1 if a list of LISTS has other items than its record, compared by address; else 0."""
     for k in range(block[LISTS]):
         record = int64_pointer(block[LISTS + 1] + LIST_BYTES * k)
         list_address, count, items = record[0], record[1], int64_pointer(record[2])
@@ -245,11 +242,11 @@ def lists_differ(block):
 
 
 def number_differs(block, py_object, number, sign):
-    """Store the value of a float object at the pointer `number`, and compare its sign with `sign`.
+    """Copy the value of a float object to the pointer `number`, and check class, sign and size.
 
     Return 1 if the object is neither a float nor a NumPy float64, if its sign is not `sign` (-1, 0
-    or 1), or if its magnitude is not below MAX_OPTION; else 0. A sign counts because, for example,
-    a momentum of 0 selects another rule.
+    or 1), or if its magnitude is not below MAX_OPTION; else 0. Signs are checked because, for
+    example, a momentum of 0 selects another rule.
     """
     cls = word(py_object + 8)
     if cls != block[CLASS_OF_FLOATS]:
@@ -273,16 +270,13 @@ def number_differs(block, py_object, number, sign):
 
 
 def option_differs(block, py_object, option):
-    """Store the present numbers of an option, which is a float or a tuple of floats in a
-    dictionary.
+    """Copy the numbers of an option, a float or a tuple of floats, to the memory that it records.
 
-    Return 1 at the first number for which `number_differs`, or if the option is no tuple of the
-    recorded length, else 0.
+    Return 1 if a `number_differs`, or if the option is not a tuple of the recorded length; else 0.
 
     Args:
         py_object: The address of the option.
-        option: The option's record of OPTION_BYTES, with the addresses of the numbers and of their
-            signs.
+        option: The option's record of OPTION_BYTES, with the addresses of numbers and signs.
     """
     numbers, signs = option[1], int64_pointer(option[2])
     if option[0] == 0:
@@ -299,12 +293,11 @@ def option_differs(block, py_object, option):
 
 
 def entries_differ(block, record):
-    """Compare the entries of a dictionary with its record, and store the present numbers of
-    options.
+    """Compare the entries of a dictionary with its record, and copy the numbers of options.
 
-    Return 1 if number, order or identity of keys or values differ, else 0. The recorded value of an
-    entry is its address, or 0 if any value is accepted, or -1 - k if `option_differs` compares it
-    with the record k of OPTIONS.
+    Return 1 if number, order or identity of keys or values differ, else 0. A value is recorded as
+    its address; as 0 if any value is accepted; or as -1 - k if `option_differs` compares it with
+    record k of OPTIONS.
     """
     position, key, value = cell(), cell(), cell()
     dict_address, count, items = record[0], record[1], int64_pointer(record[2])
@@ -334,12 +327,11 @@ def entries_differ(block, record):
 
 
 def dicts_differ(block):
-    """Compare all dictionaries of DICTS with their records, and store the present numbers of
-    options.
+    """Compare all dictionaries of DICTS with their records, and copy the numbers of options.
 
-    Return 1 if an owner has another dictionary, or if `entries_differ`, else 0. Entries are not
-    compared again while a dictionary has the version at which they were equal: Python gives a
-    dictionary a new version, which no other has, at each change.
+    Return 1 if an owner has another dictionary, or if `entries_differ`; else 0. Python gives a
+    dictionary a new, unique version at each change. Entries are not compared again while the
+    version is unchanged, unless they have options.
     """
     last_record = block[DICTS + 1] + DICT_BYTES * (block[DICTS] - 1)
     for k in range(block[DICTS]):
@@ -361,10 +353,9 @@ def dicts_differ(block):
 
 
 def shape_differs(impl, record, dims):
-    """Return 1 if the TensorImpl at `impl` has other dimensions, sizes or strides than a tensor's
-    record; else 0.
+    """Return 1 if dimensions, sizes or strides of a TensorImpl differ from a record; else 0.
 
-    `dims` is the offset of the number of dimensions in a TensorImpl.
+    `impl` is the address of the TensorImpl, `dims` the offset of its number of dimensions.
     """
     sizes = int64_pointer(impl + dims)
     count = record[SHAPE]
@@ -379,8 +370,9 @@ def shape_differs(impl, record, dims):
 
 
 def storage_differs(block, record, storage):
-    """Return 1 if the StorageImpl at `storage` is not the recorded one, or if its data, size,
-    deleter or context differs from the record of a tensor; else 0.
+    """Return 1 if the StorageImpl at `storage` differs from the record of a tensor; else 0.
+
+    Its address, data, size, deleter and context are compared.
     """
     if storage != record[STORAGE]:
         return 1
@@ -403,12 +395,11 @@ def prefetch_elements(address):
 
 
 def tensor_differs(block, record):
-    """Compare the tensor whose address is in a record with the fields in the record.
+    """Compare a tensor with its record; return 0 or a constant for the first difference.
 
-    Return OTHER_TENSOR if class, TensorImpl, dispatch keys, flags, sizes, strides or offset differ;
-    OTHER_MEMORY if the storage does; OTHER_COUNTER if there is no version counter. Otherwise return
-    0, and store the present address of the version counter in the record. `block` has the offsets
-    of torch's fields.
+    OTHER_TENSOR: class, TensorImpl, dispatch keys, flags, sizes, strides or offset differ.
+    OTHER_MEMORY: the storage differs. OTHER_COUNTER: there is no version counter. Without a
+    difference, the record gets the present address of the version counter.
     """
     tensor = record[OBJECT]
     if word(tensor + 8) != record[CLASS]:
@@ -437,10 +428,9 @@ def tensor_differs(block, record):
 
 
 def is_apart(block, address, extent):
-    """Return 1 if the bytes from `address` to `address + extent` overlap no memory that the step
-    writes; else 0.
+    """Return 1 if the `extent` bytes from `address` on overlap no memory in BOUNDS; else 0.
 
-    BOUNDS has the begin and end of each range of that memory, in ascending order.
+    BOUNDS has begin and end of each range that the step writes, in ascending order.
     """
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
@@ -469,10 +459,9 @@ def gradient_of(block, record):
 
 
 def gradient_in_pair(block, record, number):
-    """Return the address of the TensorImpl of the gradient in the pair with index `number` of
-    PAIRS.
+    """Return the address of the TensorImpl of the gradient in item `number` of PAIRS, or 0.
 
-    Return 0 if the pair is not a tuple of a plain tensor and the variable whose record is `record`.
+    It is 0 unless the item is a tuple (plain tensor, variable of `record`).
     """
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
     if word(pair + 8) != block[CLASS_OF_TUPLES]:
@@ -488,11 +477,10 @@ def gradient_in_pair(block, record, number):
 
 
 def set_enabled(gradient, enabled):
-    """Make kernels update a variable, or skip it.
+    """Make kernels update a variable if `enabled` is 1, or skip it if 0; return 0.
 
-    Kernels skip a variable whose chunks, ranges of its elements, have length 0. If `enabled`
-    differs from IS_ENABLED of the gradient's record, restore the lengths (1) or set them to 0 (0),
-    and store `enabled` there. Return 0.
+    Kernels skip a variable whose chunks, ranges of its elements, have length 0. If IS_ENABLED of
+    the gradient's record is not `enabled`, set it, and set the lengths to 0 or restore them.
     """
     if gradient[IS_ENABLED] != enabled:
         for span in range(2):
@@ -506,11 +494,10 @@ def set_enabled(gradient, enabled):
 
 
 def find_gradient(block, gradient, number):
-    """Store the address of the TensorImpl of a gradient in the gradient's record, 0 if there is
-    none; prefetch it and return 0.
+    """Store the address of the TensorImpl of a gradient, or 0, in the gradient's record; return 0.
 
-    The gradient is that of the parameter, or that of the pair with index `number` if the step has
-    PAIRS.
+    If the step has PAIRS, the gradient is read from item `number`, else from the parameter. The
+    TensorImpl is prefetched.
     """
     record = int64_pointer(gradient[OWNER])
     grad = 0
@@ -526,16 +513,15 @@ def find_gradient(block, gradient, number):
 
 
 def memory_differs(block, gradient, grad, storage):
-    """Check the memory of a gradient, and store its address in its record and where the kernel
-    reads it.
+    """Check the memory of a gradient, and give its address to the kernel that reads it.
 
-    Return OTHER_GRADIENT if the storage is too small, or if the address is not the measured one and
-    NEEDS_MEASURED_ADDRESSES is set; SHARED_GRADIENT if the memory overlaps memory that the step
-    writes; else 0. Nothing is stored unless the result is 0.
+    Return OTHER_GRADIENT if the storage is too small, or if NEEDS_MEASURED_ADDRESSES is set and the
+    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. Otherwise
+    return 0, and store the address in the record and in the kernel's cell.
 
     Args:
         gradient: The record of the gradient.
-        grad, storage: The addresses of its TensorImpl and StorageImpl.
+        grad, storage: The addresses of the gradient's TensorImpl and StorageImpl.
     """
     begin = word(grad + block[IN_IMPL_OFFSET]) * gradient[ELEMENT_BYTES]
     data = word(storage + block[IN_STORAGE_DATA])
@@ -557,11 +543,10 @@ def memory_differs(block, gradient, grad, storage):
 
 
 def gradient_differs(block, gradient):
-    """Compare the gradient that `find_gradient` has stored in a record with the other fields there.
+    """Compare the gradient found by `find_gradient` with its record.
 
     Return 0, OTHER_GRADIENT or SHARED_GRADIENT. If the record has MAY_BE_ABSENT, a missing gradient
-    is no difference: kernels then skip its variable, and they update it again once there is a
-    gradient.
+    is not a difference: kernels skip the variable until it has a gradient again.
     """
     record = int64_pointer(gradient[OWNER])
     grad, storage = gradient[CURRENT_IMPL], 0
@@ -599,12 +584,12 @@ def bits_of(watch):
 def column_differs(column, words):
     """Return 1 if an element of a column is not the number that a step wrote last; else 0.
 
-    A column is an array whose elements a step sets to one number. Return 0 for a column that is not
-    compared. Version counters alone do not detect all writes.
+    A column is an array whose elements a step sets to one number. Return 0 for a column without an
+    expected number. Version counters alone do not detect all writes.
 
     Args:
         column: The address of the column's record.
-        words: A pointer to the same record.
+        words: A pointer to this record.
     """
     if words[5] == 0:
         return 0
@@ -629,8 +614,7 @@ def gradient_record(block, number):
 
 
 def first_that_differs(block, table, begin, end):
-    """Compare tensors or gradients with their records; return a constant for the first difference,
-    or 0.
+    """Compare tensors or gradients with their records; return the first difference, or 0.
 
     Args:
         table: TENSORS or GRADIENTS.
@@ -661,11 +645,11 @@ def first_that_differs(block, table, begin, end):
 
 
 def check_parts(block):
-    """Compare tensors and gradients until none is left; set TEAM_DIFFERS to 1 if one differs.
+    """Compare tensors and gradients with their records; set TEAM_DIFFERS to 1 if one differs.
 
-    Several threads run this function at once; each takes the next RECORDS_PER_PART records in turn.
-    None of them calls a function of Python. The thread that started them waits, and holds the
-    interpreter lock.
+    Several threads call this function at once; each takes RECORDS_PER_PART records at a time until
+    none is left. The function calls no function of Python: the thread that waits for the others
+    holds the interpreter lock.
     """
     ticket = int64_pointer(address_of(block) + 8 * NEXT_PART)
     tensors, gradients = block[TENSORS], block[TEAM_GRADIENTS]
@@ -684,8 +668,8 @@ def check_parts(block):
 def team_differs(block):
     """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
 
-    Gradients in PAIRS are left to the caller, because functions of Python read them: TEAM_GRADIENTS
-    is 0 then, and the number of gradients otherwise.
+    Gradients in PAIRS are left to the caller, because functions of Python read them. Then
+    TEAM_GRADIENTS is 0, otherwise the number of gradients.
     """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
@@ -696,9 +680,7 @@ def team_differs(block):
 
 
 def pairs_differ(block):
-    """Return 1 if PAIRS is not a list with one item for each gradient; 0 if it is, or if there is
-    none.
-    """
+    """Return 0 if PAIRS is 0, or a list with one item for each gradient; else 1."""
     if block[PAIRS] == 0:
         return 0
     if word(block[PAIRS] + 8) != block[CLASS_OF_LISTS]:
@@ -707,9 +689,9 @@ def pairs_differ(block):
 
 
 def numbers_differ(block):
-    """Return 1 if a watched number or an element of a column does not have its last value; else 0.
+    """Return 1 if other code has written to a watched number or a column, else 0.
 
-    Only steps write these numbers, so a difference is a write by other code.
+    The numbers are compared with their values after the last step.
     """
     for k in range(block[WATCHED_NUMBERS]):
         watch = int64_pointer(block[WATCHED_NUMBERS + 1] + WATCH_BYTES * k)
@@ -723,10 +705,10 @@ def numbers_differ(block):
 
 
 def check_guards(block):
-    """Compare lists, dictionaries, pairs, tensors, numbers and gradients with the block.
+    """Compare all recorded objects with their records; return the first difference, or 0.
 
-    Return a constant of the section "Differences" for the first difference, or 0. Numbers of
-    options and addresses of gradients and version counters are stored on the way.
+    It is a constant of the section "Differences". Present numbers of options, and addresses of
+    gradients and version counters, are stored for the kernels.
     """
     if lists_differ(block):
         return OTHER_LIST
@@ -750,8 +732,7 @@ def check_guards(block):
 def launch_all(block, table):
     """Call the kernels of a table one after the other, each on its number of threads; return 0.
 
-    `table` is the index in the block of the number of launches; the address of the first one
-    follows.
+    `table` is the index in the block of two words: the number of launches, and their address.
     """
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
@@ -775,11 +756,9 @@ def next_step(member):
 
 
 def load_state_numbers(program, member):
-    """Copy the numbers that a member's step replaces to the registers of its program, from register
-    1.
+    """Copy the state numbers of a member to the registers of its program, from register 1 on.
 
-    A member is a variable that counts its own steps. Return 1 if a register had another value
-    before, else 0.
+    A member is a variable that counts its own steps. Return 1 if a register has changed, else 0.
     """
     registers, differs = float64_pointer(program[REGISTERS]), 0
     for k in range(program[STATE_NUMBERS]):
@@ -792,9 +771,9 @@ def load_state_numbers(program, member):
 
 
 def follow_state_numbers(program, member):
-    """Copy the numbers that a program has computed to the records of a member; return 0.
+    """Copy the new state numbers from a program's registers to a member's records; return 0.
 
-    They replace the member's numbers when `write_state_numbers` is called.
+    `write_state_numbers` later writes them to the state.
     """
     registers, outputs = (
         float64_pointer(program[REGISTERS]),
@@ -807,9 +786,7 @@ def follow_state_numbers(program, member):
 
 
 def write_state_numbers(member):
-    """Replace the numbers of a member's state by those in its records; do nothing without a
-    program.
-    """
+    """Write the new numbers in a member's records to its state; do nothing without a program."""
     if member[MEMBER_PROGRAM] != 0:
         for k in range(word(member[MEMBER_PROGRAM] + 8 * STATE_NUMBERS)):
             first = member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k
@@ -825,9 +802,8 @@ def write_state_numbers(member):
 def set_scalars_of_member(member):
     """Set the row of scalars that a member's kernel reads; compute it unless the last row fits.
 
-    A member is a variable that counts its own steps. The last row of its program fits if it was
-    computed for the same step number and the same numbers of state. Return 1 if computing a scalar
-    would raise an error in Python, else 0.
+    A member is a variable that counts its own steps. The last row of its program fits if step
+    number and state numbers are equal. Return 1 if Python would raise an error, else 0.
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
@@ -852,13 +828,12 @@ def set_scalars_of_member(member):
 
 
 def set_scalars_of_members(block):
-    """Compute the scalars of all members that have a gradient; a member is a variable with a step
-    count of its own, for the update or for a pass.
+    """Compute the scalars of all members that have a gradient and elements.
 
-    Rows of scalars from the last step are discarded, and members with equal inputs share a new row.
-    Members without a gradient or without elements are skipped. Return ALL_GRADIENTS_ABSENT if no
-    member has a gradient; OUT_OF_RANGE, after some of the rows were written, if computing a scalar
-    would raise an error in Python; else 0.
+    A member is a variable with its own step count, for the update or for a pass. Rows of the last
+    step are discarded; members with equal inputs share a new row. Return ALL_GRADIENTS_ABSENT if no
+    member has a gradient. Return OUT_OF_RANGE, with some rows written, if Python would raise an
+    error. Otherwise return 0.
     """
     for k in range(block[MEMBERS]):
         member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
@@ -885,9 +860,7 @@ def set_scalars_of_members(block):
 
 
 def count_steps(block):
-    """Write step count and other numbers after the step, for each variable with a gradient that
-    counts its own steps.
-    """
+    """Write the new step count and state numbers of each member that has a gradient."""
     for k in range(block[COUNTED_MEMBERS]):
         member = int64_pointer(block[MEMBERS + 1] + MEMBER_BYTES * k)
         if gradient_record(block, k)[IS_ENABLED]:
@@ -906,10 +879,10 @@ def count_steps(block):
 
 
 def is_written(block, write_record):
-    """Return 1 if this step writes a tensor of WRITTEN_TENSORS, else 0.
+    """Return 1 if this step writes the tensor of a record in WRITTEN_TENSORS, else 0.
 
-    `write_record` has the indices of the members that write the tensor, of which one must have a
-    gradient; without indices each step writes it.
+    `write_record` has the indices of the members that write the tensor; one of them must have a
+    gradient. A tensor without such indices is written by each step.
     """
     writers = int64_pointer(write_record[2])
     for k in range(write_record[1]):
@@ -919,7 +892,7 @@ def is_written(block, write_record):
 
 
 def spread_scalars(block):
-    """Copy the scalars of each variable, which programs have computed, to the rows of SPREADS."""
+    """Copy scalars that programs have computed for each variable to the rows of SPREADS."""
     for s in range(block[SPREADS]):
         spread = int64_pointer(block[SPREADS + 1] + SPREAD_BYTES * s)
         first_rows, row_of = int64_pointer(spread[1]), int64_pointer(spread[2])
@@ -949,7 +922,7 @@ def run_kernels(block):
 
 
 def finish(block):
-    """Write step counts, columns and watched numbers after the kernels.
+    """Write step counts and columns after the kernels, and record watched numbers.
 
     Then increment the version counters of the written tensors, and REPLAY_COUNT.
     """
@@ -982,7 +955,7 @@ def finish(block):
 
 
 def is_active(guard):
-    """Call a function of torch that tells whether a tracer or mode is on; return True if it is.
+    """Call a function of torch; return True if it reports an active tracer or mode.
 
     `guard` has the function, a mask for its result, and 1 if the result is the address of the bits.
     """
@@ -993,9 +966,7 @@ def is_active(guard):
 
 
 def is_traced(block, first):
-    """Return 1 if a tracer or mode of torch is on, according to the guard functions from index
-    `first`; else 0.
-    """
+    """Return 1 if a guard function from index `first` on reports a tracer or mode, else 0."""
     for k in range(first, block[GUARDS]):
         if is_active(int64_pointer(block[GUARDS + 1] + GUARD_BYTES * k)):
             return 1
@@ -1012,8 +983,7 @@ def is_tabled(block):
 
 
 def load_step(block):
-    """Copy the next step's row of precomputed scalars to the registers and records of columns;
-    return 0.
+    """Copy the next step's row of the step table to registers and column records; return 0.
 
     `is_tabled` must have returned 1.
     """
@@ -1033,8 +1003,7 @@ def load_step(block):
 
 
 def read_numbers(block):
-    """Copy the scalars of READS from tensors to registers, rounded to float32 where the record says
-    so.
+    """Copy the scalars of READS from tensors to registers; some are rounded to float32.
 
     Return 1 at the first denormal number, which may have to be flushed; else 0.
     """
@@ -1064,10 +1033,9 @@ def clip_by_norm(block):
 
 
 def run_programs(block):
-    """Run all programs of PROGRAMS, which store the scalars of kernels; return 1 if one fails, else
-    0.
+    """Run all programs of PROGRAMS, which store the scalars of kernels.
 
-    A program fails where Python would raise an error.
+    Return 1 if Python would raise an error in a program, else 0.
     """
     for k in range(block[PROGRAMS]):
         if run(int64_pointer(block[PROGRAMS + 1] + PROGRAM * k)):
@@ -1076,10 +1044,9 @@ def run_programs(block):
 
 
 def fill_columns(block):
-    """Store the numbers that programs have computed for columns in the records of the columns;
-    return 0.
+    """Copy the columns' new numbers from registers to the records of columns; return 0.
 
-    `finish` copies them to the columns.
+    `finish` writes them to the columns.
     """
     for k in range(block[REGISTER_COLUMNS]):
         source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
@@ -1089,11 +1056,11 @@ def fill_columns(block):
 
 
 def run_part(block, part, is_prepared):
-    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0; with
-    `is_prepared`, without the kernels of the update and all that follows.
+    """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0.
 
-    Return 0; ALL_GRADIENTS_ABSENT; or OUT_OF_RANGE if a scalar cannot be computed. Unless it is 0,
-    no variable and no state was written. MEASURE and RUN_PASS write memory of the plan alone.
+    With `is_prepared`, stop before the kernels of the update. Return 0, ALL_GRADIENTS_ABSENT, or
+    OUT_OF_RANGE if a scalar cannot be computed. Unless it is 0, no variable and no state was
+    written. MEASURE and RUN_PASS write only memory of the plan.
     """
     if block[MEMBERS] != 0 and part != MEASURE:
         difference = set_scalars_of_members(block)
@@ -1123,13 +1090,14 @@ def step(block, pairs, replay_count, request):
 
     Args:
         block: The block; changes.
-        pairs: The list of (gradient, variable) tuples, or 0 if gradients are read from parameters.
+        pairs: The list of (gradient, variable) tuples, or 0 to read gradients from parameters.
         replay_count: The number of replayed steps when this step began, or ANY_STEP.
-        request: The sum of a part (FULL_STEP, UPDATE, RUN_PASS, ...) and of flags. RUN_PASS writes
-            no state.
+        request: A part (FULL_STEP, UPDATE, RUN_PASS, ...) plus flags. RUN_PASS writes no state;
+            FINISH checks nothing.
 
     Returns:
-        0, or a constant for the first difference; then no tensor but sums of a norm was written.
+        0, or a constant for the first difference. After a difference, no tensor except the sums of
+        a norm was written.
     """
     part, first_guard = request & 7, 1
     if part == FINISH:

@@ -12,17 +12,17 @@ from thalweg._engines.cpu.work_table import BASE, CHUNKS, SCALAR_ROW, SCALARS, T
 
 
 class ReplayArgument:
-    """Argument of a kernel whose scalars, lengths and gradients a replay sets.
+    """Argument block of a kernel; a replay sets its scalars, chunk lengths and gradient addresses.
 
     Args:
         table: The work of the kernel, which must outlive the argument.
-        flush: Whether denormal numbers become 0.
-        base: Optional. The `base` of an argument over the same tensors, to share.
+        flush: True if denormals become 0.
+        base: Optional. The `base` of another argument over these tensors, which is then shared.
 
     Attributes:
         address: The address of the argument.
         base: The addresses of the first elements, as `Table.base`.
-        cells: The address where each tensor's gradient address is stored.
+        cells: For each tensor the address at which its gradient's address is stored.
     """
 
     def __init__(self, table: Table, flush: bool, base: Int64 | None = None) -> None:
@@ -34,9 +34,7 @@ class ReplayArgument:
         self.cells: list[int] = [first + step * k + item for k in range(len(self.base))]
 
     def use_rows(self, rows: Array, row_of: Int64) -> None:
-        """Make each tensor read the row of `rows` at its index in `row_of`; the caller keeps both
-        alive.
-        """
+        """Make tensor i read the scalars `rows[row_of[i]]`; the caller keeps both arrays alive."""
         self._words[SCALAR_ROW], self._words[SCALARS] = row_of.ctypes.data, rows.ctypes.data
 
     def copy_chunks(self) -> None:
@@ -56,7 +54,7 @@ class ReplayArgument:
 
 
 def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
-    """Return the place of the lengths of one tensor's chunks, which are ranges of its elements.
+    """Return where the lengths of one tensor's chunks, ranges of its elements, are stored.
 
     Args:
         chunks: The chunks that a kernel reads, whose lengths may be 0.
@@ -96,14 +94,14 @@ def write_program_record(
     stores_float32: bool,
     is_pythons: bool,
 ) -> None:
-    """Overwrite a record with a program and its memory; the caller keeps all arrays alive.
+    """Overwrite a record with a scalar program; the caller keeps all arrays alive.
 
     Args:
         record: The record; changed.
-        operations: The program.
+        operations: The operations of the program.
         registers: The address of the first register.
         names: For each scalar of a row the index of its register.
-        rows: The number of rows that the program writes, and the address of the first one.
+        rows: The number of rows that the program writes, and the address of the first row.
         inputs: The result of `make_inputs`.
         power: The address of C's power function.
         in_float32, stores_float32, is_pythons: The arithmetic; see `scalar_program`.
@@ -121,12 +119,11 @@ def set_row_count(record: Int64, row_count: Int64) -> None:
 
 
 def set_state_numbers(record: Int64, registers: Int64) -> None:
-    """Make a program compute new values of numbers in a variable's state, one for each register.
+    """Make a program compute new values for numbers in a variable's state, one per register.
 
     Args:
         record: The record of the program; changed.
-        registers: The indices of the registers with the new values; the caller keeps the array
-            alive.
+        registers: The indices of the registers; the caller keeps the array alive.
     """
     first = scalar_program.STATE_NUMBERS
     record[first : first + 2] = len(registers), registers.ctypes.data
@@ -148,7 +145,7 @@ def rule_scalars_record(
     Args:
         routine: The address of the compiled function `set_rule_scalars`.
         sweep_record: The address of the leaves, which are the partial sums of measures; the number
-            of variables; and the address of the number of leaves of each.
+            of variables; and the address of the number of leaves of each variable.
         measures: The number of measures.
         inputs: Scalars that the program reads, a row for each variable.
         program: The record of the program.

@@ -42,12 +42,11 @@ def store_slot(program, address, number):
 
 
 def set_rule_scalars(block):
-    """Run the program for each variable, which writes its row of scalars; then store new values of
-    slots.
+    """Compute a row of kernel scalars and new values of slots for each variable, by a program.
 
-    The first registers of the program get the measures of the variable, each added up from leaves,
-    the partial sums that kernels have stored. The next registers get the slots of shape (), then
-    the scalars of INPUT_ROWS.
+    The program's first registers get the measures of the variable, each added up from leaves, the
+    partial sums that kernels have stored. The next registers get the slots of shape (), then the
+    scalars of INPUT_ROWS.
     """
     leaves, measures, slots = block[LEAVES], block[MEASURES_OF_LEAF], block[SLOTS]
     slot_addresses = int64_pointer(block[SLOT_ADDRESSES])

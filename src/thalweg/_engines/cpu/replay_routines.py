@@ -69,7 +69,7 @@ _PYTHON_FUNCTIONS = {
 
 
 def _compiled_address(entry_function: str, *files: str) -> int:
-    """Compile files and an entry function unless cached; return the address of that function.
+    """Compile `entry_function` together with files, unless cached; return its address.
 
     Args:
         entry_function: Source of a function FUNCTION_NAME, which calls functions of the files.
@@ -94,9 +94,7 @@ class _MethodDefinition(ctypes.Structure):
 
 @cache
 def _method_address() -> int:
-    """Compile the replay; return the address of its PyMethodDef, which stays alive until Python
-    exits.
-    """
+    """Compile the replay; return the address of its PyMethodDef, which is never freed."""
     entry_function = _REPLAY_FUNCTION.replace("IN_BYTES", str(_IN_BYTES))
     address = _compiled_address(entry_function, replay_kernel.__file__, scalar_program.__file__)
     method = _MethodDefinition(b"look", address, _FASTCALL, None)
@@ -106,11 +104,10 @@ def _method_address() -> int:
 
 
 def bind_replay(block: int) -> Callable[[list[Any] | None, int, int], int]:
-    """Return `replay_kernel.step` as a built-in function of Python, bound to the block at an
-    address.
+    """Return a built-in function of Python that replays the step of the guard table at `block`.
 
-    The function takes a list of pairs or None, the replay count, and the sum of part and flags; see
-    `GuardTable.replay`. It returns 0, or a constant of `replay_kernel` for the first difference.
+    `function(pairs, replay_count, part | flags)` returns 0, or a constant of `replay_kernel` for
+    the first difference. The arguments are as in `GuardTable.replay`.
     """
     return _builtin_maker()(_method_address(), block.to_bytes(8, sys.byteorder), None)
 

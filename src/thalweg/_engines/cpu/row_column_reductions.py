@@ -27,15 +27,16 @@ _SLICE = 1 << 16  # elements that a thread takes at a time
 
 
 class Lines:
-    """Tiles of a set of variables, none empty; made once, used in each step.
+    """Division of nonempty variables into tiles, for reductions of rows and columns in all steps.
 
     Args:
-        vectors: Tensors over rows and columns that formulas read, by name, for each variable.
+        shapes: The shapes of the variables.
+        vectors: For each variable {name: tensor over rows or columns that formulas read}.
 
     Attributes:
         elements: The number of elements of all variables.
-        slices: The tiles that threads take at a time.
-        sizes: For each variable matrices, rows, columns, and tiles along a column and a row.
+        slices: (slices, 3) the tiles that a thread takes at a time; see `_cut_tiles`.
+        sizes: (variables, 5): matrices, rows, columns, tiles per column, tiles per row.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Lines:
         )
 
     def base_of(self, names: Sequence[str]) -> Int64:
-        """Return addresses of vectors, and rows and columns of matrices: (variables, names + 2)."""
+        """Return (variables, names + 2): addresses of vectors, rows and columns of matrices."""
         key = tuple(names)
         # Vectors are never reallocated, so that their addresses can be cached.
         if key not in self._bases:
@@ -63,9 +64,9 @@ class Lines:
     def buffers_for(
         self, kernel: Compiled, measures: tuple[Measure, ...]
     ) -> tuple[TileMeasures, Int64]:
-        """Return memory for tile results, and the table's columns after the addresses of streams.
+        """Return memory for the results of tiles, and the constant columns of the kernel's table.
 
-        Both are cached by `measures`: new memory would cause page faults in each step.
+        Both are cached by `measures`, because new memory would cause page faults in each step.
         """
         if measures not in self._buffers:
             tiles = TileMeasures(self._views, measures, torch.device("cpu"))
@@ -82,7 +83,7 @@ class Lines:
         scalars: Mapping[str, Any],
         flush: bool,
     ) -> list[list[Tensor]]:
-        """Return the measures of each variable, in memory that the next call overwrites.
+        """Run a kernel; return a list of results per variable, in memory that the next call reuses.
 
         Args:
             kernel, measures, streams, flush: As for `LineSweep`.
@@ -95,19 +96,19 @@ class Lines:
 
 
 class LineSweep(MeasureLaunch):
-    """Measuring kernel over tiles with its argument block.
+    """Kernel that reduces tiles of variables, bound to its arguments.
 
     Args:
         lines: The tiles.
         kernel: From `launch.lines_kernel`.
         measures: The measures.
-        arrays: (variables, streams) addresses, whose memory the caller keeps alive, and the result
-            of `scalar_rows`.
+        arrays: Two arrays: (variables, streams) addresses, whose memory the caller keeps alive, and
+            the result of `scalar_rows`.
         flush: True if denormals count as zero.
 
     Attributes:
-        tiles: The results of tiles, in memory that sweeps over the same measures share.
-        base: (variables, ...) addresses; the first columns are those of `arrays`.
+        tiles: The results of tiles, in memory that sweeps over equal measures share.
+        base: (variables, ...) addresses; the first columns are copied from `arrays`.
     """
 
     def __init__(
@@ -126,10 +127,10 @@ class LineSweep(MeasureLaunch):
 
 
 def _cut_tiles(index: int, view: View) -> Int64:
-    """Return the slices of a variable's tiles that a thread takes at once.
+    """Divide the tiles of a variable into slices; a thread takes one slice at a time.
 
-    The tiles of a band, which has `TILE_ROWS` rows, are in one slice, or in a few, so that memory
-    is read in order.
+    A slice has one or several bands of `TILE_ROWS` rows, or a part of a band, so that memory is
+    read in order.
 
     Returns:
         (slices, 3) int64: the index of the variable, the first tile, and the end of the tiles.

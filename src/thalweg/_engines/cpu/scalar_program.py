@@ -67,9 +67,9 @@ HIGHEST_FLOAT64 = 1.7976931348623157e308
 
 
 def raise_power(program, x, y):
-    """Return `x` to the power of `y`.
+    """Return `x ** y`, computed in float32 if IN_FLOAT32 is set, else in float64.
 
-    A result below the normal numbers of its type becomes 0, unless the numbers are Python's.
+    A denormal result becomes 0, unless OF_PYTHON is set.
     """
     power, tiny = 0.0, TINY_FLOAT64
     if program[IN_FLOAT32]:
@@ -90,7 +90,7 @@ def is_finite(x):
 
 
 def compare(operation, x, y):
-    """Return 1 or 0 for a comparison; for EITHER the larger number, for BOTH the smaller one."""
+    """Return 1 or 0 for a comparison; for EITHER the larger number, for BOTH the smaller number."""
     if operation == GREATER:
         return _f_where(x > y, 1.0, 0.0)
     if operation == AT_LEAST:
@@ -107,7 +107,7 @@ def compare(operation, x, y):
 
 
 def apply_operation(program, operation, x, y, z):
-    """Return the result of an operation on its first operands; a comparison gives 1 or 0."""
+    """Return the result of an operation, such as ADD, on the operands x, x and y, or all three."""
     if operation == ADD:
         return x + y
     if operation == SUBTRACT:
@@ -134,10 +134,10 @@ def load_number(address, kind):
 
 
 def compute(program):
-    """Load the inputs of a program into registers, and run its operations, which set registers.
+    """Load the inputs of a program into registers, then run its operations on the registers.
 
-    Returns 0; or 1, and stops, if OF_PYTHON is set and a result without MAY_BE_ANY is not finite,
-    because Python would raise an error.
+    Return 0. If OF_PYTHON is set and a result is not finite, stop and return 1, because Python
+    would raise an error. Results of operations with MAY_BE_ANY are not checked.
     """
     registers = float64_pointer(program[REGISTERS])
     inputs = int64_pointer(program[INPUTS + 1])
@@ -158,9 +158,10 @@ def compute(program):
 
 
 def store_rows(program, first, rows):
-    """Store the scalars of a program in rows of a kernel's table; scalars without register stay.
+    """Store the scalars of a program in `rows` rows of a kernel's table, from address `first` on.
 
-    Returns 0; or 1, and stores nothing, if OF_PYTHON is set and a scalar overflows float32.
+    A scalar without a register keeps its old value. Return 0; or store nothing and return 1 if
+    OF_PYTHON is set and a scalar overflows float32.
     """
     registers, narrow = float64_pointer(program[REGISTERS]), program[STORED_FLOAT32]
     names, length = int64_pointer(program[NAMES + 1]), program[NAMES]
@@ -182,9 +183,9 @@ def store_rows(program, first, rows):
 
 
 def run(program):
-    """Compute the scalars of a program and store them in all of its rows.
+    """Compute the scalars of a program and store them in all rows of the program.
 
-    Returns 0; or 1, and stores nothing, if `compute` or `store_rows` returns 1.
+    Return 0; or store nothing and return 1 if `compute` or `store_rows` returns 1.
     """
     if compute(program):
         return 1

@@ -38,11 +38,11 @@ from thalweg.formula import Formula, Rule
 
 
 class SweepPlan(NamedTuple):
-    """Passes of a rule, divided into sweeps over memory, in order.
+    """Passes of a rule, divided into sweeps: traversals of memory, in order.
 
     Attributes:
-        sweeps: For each sweep before the update: its passes, and the stages that run after it,
-            which read and change measures of variables alone.
+        sweeps: For each sweep before the update: its passes, and the stages that run after it.
+            These stages read and change only measures over variables.
         update_passes: The passes in the sweep of the update.
     """
 
@@ -52,10 +52,10 @@ class SweepPlan(NamedTuple):
 
 @cache
 def plan_sweeps(rule: Rule) -> SweepPlan | None:
-    """Return the sweeps of a rule, or None if these kernels cannot run one of its passes.
+    """Return the sweeps of a rule, or None if these kernels cannot run the rule.
 
-    A sweep ends where a pass or stage reads a measure over variables. Later sweeps compute passes
-    over rows and columns again, and read measures over variables as scalars.
+    A sweep ends before a pass or stage that reads a reduction of a whole variable. Later sweeps run
+    all passes over rows and columns again.
     """
     if rule.before or rule.measures or rule.all_levels or rule.per_optimizer or rule.codecs:
         return None
@@ -90,9 +90,9 @@ def plan_sweeps(rule: Rule) -> SweepPlan | None:
 
 
 def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Measure | FusedStage]:
-    """Append a sweep of `passes` to `sweeps` if one of them is a measure over variables.
+    """Append `passes` to `sweeps` as a sweep if a pass is a measure over variables.
 
-    Return the other passes, with which the next sweep begins.
+    Return all passes over rows and columns, with which the next sweep begins.
     """
     line_passes = list(filter(_reduces_lines, passes))
     if len(line_passes) < len(passes):
@@ -105,9 +105,9 @@ def _reduces_lines(rule_pass: Measure | FusedStage) -> bool:
 
 
 def _keeps_lines(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage]) -> bool:
-    """Return True if a stage takes no measures over variables that formulas of `passes` read.
+    """Return True if a stage reads no measure that a formula of `passes` reads, too.
 
-    The next sweep computes `passes` again, and would read a measure that the stage has replaced.
+    The next sweep runs `passes` again, and would read the measure as replaced by the stage.
     """
     names = {name for names in stage_inputs(stage) for name in names}
     names &= {measure.makes for measure in rule.passes if isinstance(measure, Measure)}
@@ -116,10 +116,11 @@ def _keeps_lines(rule: Rule, stage: Stage, passes: Sequence[Measure | FusedStage
 
 
 def find_short(request: StepRequest, engines: Sequence[str]) -> list[bool]:
-    """Return for each variable of a step whether a `ShortGroup` can update it; [] if none can be.
+    """Return a bool for each variable: True if a `ShortGroup` can update it; [] if all are False.
 
     Args:
         request: A step of a rule with passes.
+        engines: The engine of each variable; only "cpu" has this group.
     """
     has_copies = any(copy is not None for copy in request.copies or ())
     if has_copies or request.matrices or request.places or plan_sweeps(request.rule) is None:
@@ -157,16 +158,15 @@ class SmallSweep(NamedTuple):
 
 
 class ShortGroup(Group):
-    """`Group` of variables with matrices of one small shape (`find_short`), which runs the passes,
-    too.
+    """`Group` of variables with matrices of one small shape; its kernels also run the passes.
 
     Attributes:
         sweeps: For each sweep before the update its kernels, one for each storage type of slots.
-        update_sweeps: The kernels of the update, likewise.
-        blocks: (blocks of all members, numbers) measures, and sizes in the first block of a member;
-            the numbers are `names_of_blocks`.
+        update_sweeps: The kernels of the update, one for each storage type of slots.
+        blocks: (blocks of all members, numbers): measures over a block, and in the first block of a
+            member its sizes. `names_of_blocks` has the names of the numbers.
         block_counts: The number of blocks of each member.
-        is_direct: True if kernels read and write slots themselves, which have one storage type.
+        is_direct: True if kernels read and write the slots themselves, and slots have one type.
     """
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
@@ -199,12 +199,12 @@ class ShortGroup(Group):
         self._staged_slots: list[tuple[Tensor, Tensor]] = []  # slots that are written later
 
     def bind_slots(self, slots: Sequence[Sequence[Tensor]], are_separate: bool) -> None:
-        """Bind the kernels to the slots of rows and columns of each member.
+        """Compile kernels, and bind them to the slots of rows and columns of each member.
 
         Args:
             slots: The slots of each member, in the rule's order.
-            are_separate: True if no gradient shares memory with slots. Otherwise kernels write
-                copies, and `write_staged` writes the slots after all kernels.
+            are_separate: True if no gradient shares memory with slots. Otherwise, and for slots
+                that are not contiguous, kernels write copies; `write_staged` copies them back.
         """
         first = len(self._types)
         self._staged_slots = []
@@ -283,9 +283,9 @@ class ShortGroup(Group):
         return SmallSweep(kernel, table)
 
     def run_passes(self, columns: Columns) -> None:
-        """Run all sweeps before the update, each followed by its stages; keep the measures.
+        """Run all sweeps before the update, each followed by its stages; store their measures.
 
-        Slots that gradients overlap with are copied first; see `bind_slots`.
+        The copies of slots from `bind_slots` are refreshed first.
         """
         self._numbers = {}
         for _, batch in self._batches:
@@ -312,7 +312,7 @@ class ShortGroup(Group):
                     self._numbers[name][rows] = column.reshape(-1).to(batch.kind).numpy()
 
     def _scalars_for(self, kernel: Compiled, columns: Columns) -> Float64:
-        """Return a kernel's scalars, one row or a row per member; set the row index of each."""
+        """Return scalars in one row, or a row per member; set the row index of each member."""
         rows = scalar_rows(kernel.scalars, self._select_scalars(kernel.scalars, columns))
         self._row[:] = self._rows if len(rows) > 1 else 0
         return np.ascontiguousarray(rows)

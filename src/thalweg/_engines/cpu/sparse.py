@@ -22,7 +22,7 @@ _BLOCK = 64  # bytes; what two threads write lies in blocks of its own
 
 
 class _Scratch:
-    """Arrays for up to a power of two of entries of a gradient."""
+    """Arrays for the grouping by row of `count` entries of a gradient, or somewhat more."""
 
     def __init__(self, count: int) -> None:
         capacity = 1 << max(count - 1, 0).bit_length()
@@ -41,7 +41,7 @@ def _count_places(count: int) -> int:
 
 
 class SparsePlan(RowsPlan):
-    """CPU kernels for the rows that a gradient names, and for others if the rule updates them."""
+    """CPU plan that updates rows of a variable by sparse gradients."""
 
     def __init__(self, request: StepRequest) -> None:
         super().__init__(request)
@@ -84,7 +84,10 @@ class SparsePlan(RowsPlan):
             )
 
     def _group_by_row(self, values: Tensor, indices: Tensor) -> int:
-        """Group the entries by row; return the position of an index out of range, or -1."""
+        """Group a gradient's entries by row in scratch memory, and keep `values` for the kernel.
+
+        Return the position of the first index that is out of range, or -1.
+        """
         count = indices.shape[0]
         if count > self._scratch.room or not self._argument[6]:
             self._scratch = _Scratch(count)
@@ -104,7 +107,7 @@ class SparsePlan(RowsPlan):
         return bad
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return calls that update the named rows, then the others if the rule updates them."""
+        """Return calls that update rows with entries, then other rows if the rule updates them."""
         scalars = columns.scalars_of(0, self.compute)
         calls = self._touched_calls(scalars)
         if self._untouched is not None:
@@ -112,11 +115,9 @@ class SparsePlan(RowsPlan):
         return [*calls, self._mark]
 
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
-        """Prepare the kernel's argument; return [the call that updates the rows of the bound
-        gradient].
+        """Return [a call that updates the rows among the gradient's indices]; [] without values.
 
-        Only rows that are among the gradient's indices are updated. Return [] if the gradient has
-        no values.
+        The call reads an argument that the plan reuses: run it before this method is called again.
 
         Args:
             scalars: The scalars of the step, by name.
@@ -139,7 +140,7 @@ class SparsePlan(RowsPlan):
         return [kernel.bind_argument(self._address, threads)]
 
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
-        """Return the call that updates the rows that no index names."""
+        """Return a call that updates all rows that are not among the gradient's indices."""
         width, height = self._width, self._shape[0]
         limit = max(CHUNK // max(width, 1), 1)
         sorted_rows = np.sort(self._scratch.row_of[: self._groups])

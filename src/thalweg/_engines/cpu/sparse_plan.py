@@ -46,16 +46,16 @@ def from_zero(grad: Any) -> Any:
 
 
 class RowsPlan(ABC):
-    """Plan of updates of one variable by sparse gradients; a `Part` of a step.
+    """Plan that updates one variable by sparse gradients; a `Part` of a step.
 
-    A step calls `try_rebind` or `point_at`, then `make_calls`. The plan keeps the tensors that it
-    writes alive.
+    Each step calls `try_rebind` or `point_at`, then `make_calls`. The plan keeps the tensors that
+    it writes alive.
 
     Args:
         request: The step, of a contiguous variable whose gradient is `IndexedSlices`.
 
     Attributes:
-        written: The tensors that it writes: variable, slots, copy if any.
+        written: [variable, *slots], followed by the low-precision copy if there is one.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -84,7 +84,7 @@ class RowsPlan(ABC):
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
 
     def _describe_touched(self) -> Update:
-        """Return the description of the update of rows with entries."""
+        """Return the description of the update of rows that a gradient has entries for."""
         var_name, *other_names = self._storage_names()
         return Update(
             select_row_formula(self.rule, self.var),
@@ -97,7 +97,7 @@ class RowsPlan(ABC):
         )
 
     def _describe_untouched(self) -> Update | None:
-        """Return the description of the update of rows without entries; None if there is none."""
+        """Return the description of the update of rows without entries, or None for no update."""
         if self.rule.update_untouched is None:
             return None
         return Update(
@@ -127,11 +127,10 @@ class RowsPlan(ABC):
             return False
 
     def _matches_request(self, request: StepRequest) -> bool:
-        """Return True if a step of this variable can reuse the plan with another gradient.
+        """Return True if the plan serves a request, apart from its gradient and slots.
 
-        Rule, variable and copy must be the objects of the plan, stages and options must be equal to
-        its own, and the written tensors must have the addresses, shapes and dtypes that they had.
-        Gradient and slots of the request are not compared.
+        Rule, variable and copy must be the plan's objects; stages and options must be equal. The
+        written tensors must have the addresses, shapes and dtypes of the plan.
         """
         if (
             request.rule is not self.rule
@@ -147,7 +146,7 @@ class RowsPlan(ABC):
             return self._has_same_memory()
 
     def serves(self, request: StepRequest) -> bool:
-        """Return True if a plan for this step would equal this one."""
+        """Return True if a new plan for this request would equal this plan."""
         (slots,) = request.slots
         return (
             request.gradients[0].dtype == self._kind
@@ -159,8 +158,11 @@ class RowsPlan(ABC):
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
         """Bind the plan to the gradient of a request; return True if this was possible.
 
-        False means that the step must be validated: something else differs, or the gradient is
-        invalid or overlaps with memory in `bounds`, which is a result of `layout.merge_byte_spans`.
+        Return False if the request does not match the plan, or if its gradient is invalid or
+        overlaps with memory in `bounds`. The caller must then validate the step.
+
+        Args:
+            bounds: From `layout.merge_byte_spans`.
         """
         return self._matches_request(request) and self._bind_gradient(request.gradients[0], bounds)
 
@@ -195,9 +197,9 @@ class RowsPlan(ABC):
         )
 
     def _is_readable(self, tensor: Tensor) -> bool:
-        """Return True if a tensor is in memory of the plan's device, contiguous and aligned.
+        """Return True if kernels can read a tensor: on the plan's device, contiguous and aligned.
 
-        A tensor with a lazy negation is not readable.
+        A tensor with a lazy negation, or without memory, is not readable.
         """
         return (
             tensor.get_device() == self._device
@@ -215,7 +217,7 @@ class RowsPlan(ABC):
 
     @abstractmethod
     def point_at(self, slices: IndexedSlices) -> None:
-        """Bind a gradient with the row shape of the variable, copied if kernels cannot read it.
+        """Bind the plan to a gradient. Values and indices that kernels cannot read are copied.
 
         Raises:
             InvalidArgumentError: An index is out of range.
@@ -232,9 +234,9 @@ class RowsPlan(ABC):
         """Return a reduction over the bound gradient and the variable, on the host.
 
         Returns:
-            For "peaks" the largest magnitude of the gradient's values, of shape (1,); for "sums" an
-            array (1, formulas), of which `variable_squares` reads the variable and all others read
-            the values; for "leaves" one array without rows.
+            For "peaks": the largest magnitude of the gradient's values, (1,). For "sums": (1,
+            formulas); `variable_squares` is summed over the variable, other formulas over the
+            values. For "leaves": [an array without rows].
 
         Raises:
             NotImplementedError: The kind is "measures".
@@ -264,12 +266,7 @@ class RowsPlan(ABC):
 
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return C functions that update the rows of the bound gradient, and other rows if the rule
-        does so.
-
-        Args:
-            columns: The scalars of the step.
-        """
+        """Return calls that update rows with entries, and other rows if the rule updates them."""
 
     def release_gradients(self) -> None:
         self._values = None

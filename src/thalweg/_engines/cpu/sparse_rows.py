@@ -1,4 +1,4 @@
-"""Loops over the indices of sparse gradients: named rows, their entries, and gaps between them.
+"""Loops over the rows that a sparse gradient has entries for, and over the rows between them.
 
 The functions are compiled (see `launch.jit_loop`), and also run as Python.
 """
@@ -11,14 +11,16 @@ import numpy as np
 
 
 def group_rows(indices, rows, table, row_of, first, next_entry):  # pyright: ignore
-    """Group entries by row; rows in order of first appearance, entries in order of appearance.
+    """Group the entries of a sparse gradient by row, as linked lists.
+
+    Rows are in order of first appearance, the entries of a row in order of appearance.
 
     Args:
-        indices: (n,) rows named by the entries.
+        indices: (n,) the row of each entry.
         rows: Number of rows of the variable.
         table: (power of two >= 2 n,) scratch, for hashing.
         row_of, first: (n,) out: per group its row and its first entry.
-        next_entry: (n + 1,) out: the next entry of the same row, or -1; the last one is scratch.
+        next_entry: (n + 1,) out: per entry the next entry of its row, or -1; element n is scratch.
 
     Returns:
         (number of groups, -1), or (0, position) of the first index that is not in [0, rows).
@@ -49,11 +51,12 @@ def group_rows(indices, rows, table, row_of, first, next_entry):  # pyright: ign
 
 
 def gap_chunks(named_rows, rows, width, limit, chunks):  # pyright: ignore
-    """Write chunks of the rows between the named ones, of up to `limit` rows, into `chunks`.
+    """Write chunks of all rows without entries, of up to `limit` rows each, into `chunks`.
 
     Args:
-        named_rows: (n,) the named rows, ascending, each once.
-        chunks: out; long enough for n + 1 + rows // limit runs.
+        named_rows: (n,) the rows with entries, ascending, each once.
+        rows, width: Rows of the variable, and elements of a row.
+        chunks: out: (>= n + 1 + rows // limit, 4), as in `work_table.Table`.
 
     Returns:
         The number of chunks.

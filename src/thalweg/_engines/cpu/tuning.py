@@ -36,7 +36,7 @@ _ROWS = {
 
 
 def tuning_of(processor: str, changes: str = "") -> Tuning:
-    """Return the parameters of a processor.
+    """Return the kernel parameters for a processor with this LLVM name.
 
     Args:
         changes: Parameters that replace those of the processor, such as

@@ -57,9 +57,9 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
-        """Point the argument block at `scalars`, set `flush` and a ticket of 0; return its address.
+        """Prepare the kernel's argument for a launch; return its address.
 
-        The scalars are not copied: the caller keeps the array alive until the launch is done.
+        The argument refers to `scalars` without a copy: keep it alive until the launch is done.
         """
         block = self._argument
         block[TICKETS] = 0
@@ -69,17 +69,17 @@ class Table:
         return self._address
 
     def copy_of_argument(self, flush: bool) -> Int64:
-        """Return a copy of the argument block, which native code fills without the table."""
+        """Return a copy of the kernel's argument with `flush`; native code fills in the scalars."""
         block = self._argument.copy()
         block[TICKETS], block[FLUSH] = 0, flush
         return block
 
     def fill_peak_argument(self, partial: Int64, column: int) -> int:
-        """Fill the argument block of a peak kernel; return its address.
+        """Prepare the argument of a kernel that finds largest magnitudes; return its address.
 
         Args:
-            partial: (chunks,) the results of the kernel.
-            column: The stream whose peaks are computed.
+            partial: (chunks,) int64, to which the kernel writes its results.
+            column: The column of `base` with the addresses that the kernel reads.
         """
         block = self._argument
         block[TICKETS] = 0
@@ -90,7 +90,7 @@ class Table:
 
 
 def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
-    """Return the chunks of tensors of `sizes` elements; empty tensors have none."""
+    """Return chunks, (n, 4) as in `Table`, of tensors of `sizes` elements."""
     extents = np.asarray(sizes, np.int64)
     counts = -(-extents // chunk)
     tensor, number = enumerate_runs(counts)
@@ -104,16 +104,16 @@ def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
 def cut_at_runs(
     chunks: Int64, origins: Int64, runs: Sequence[ElementRuns | None]
 ) -> tuple[Int64, Int64]:
-    """Divide chunks so that the elements of each have adjacent positions in the full variable.
+    """Divide chunks so that the elements of each chunk are adjacent in the full variable.
 
     Args:
         chunks: (n, 4) chunks of dense tensors.
-        origins: (tensors,) the position of the first element of each tensor.
+        origins: (tensors,) the position of each tensor's first element in the full variable.
         runs: The positions of the elements of each tensor, or None if all are adjacent.
 
     Returns:
-        The divided chunks (`chunks` itself if no tensor has runs), and for each chunk the position
-        of its first element.
+        The divided chunks (`chunks` itself if no tensor has runs), and the position of the first
+        element of each chunk.
     """
     positions = origins[chunks[:, 0]] + chunks[:, 1]
     if not any(runs):
@@ -143,7 +143,7 @@ def choose_chunk_size(elements: int) -> int:
 
 
 def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
-    """Return bounds of slices of about `chunk` elements: (slices + 1,) indices of chunks.
+    """Divide chunks into slices of about `chunk` elements; return `Table.bounds`, (slices + 1,).
 
     Args:
         chunks: (n, 4) chunks.

@@ -30,13 +30,13 @@ _SCALAR_TYPES = {torch.float32: float, torch.float64: np.float64, torch.int32: i
 
 @dataclass
 class Captured:
-    """The hyperparameters of an operation.
+    """Hyperparameters that an operation captured at its creation.
 
     Attributes:
-        fixed: Eager hyperparameters by name.
+        fixed: {name: value at the creation}.
         scalars: Names of hyperparameters that a run passes as Python numbers.
-        inputs: Inputs of the operation, whose values are the arguments of `values_in_run`: the
-            scalars, and tensors by name, or by name and dtype for a schedule.
+        inputs: Two inputs of the operation, whose values are the arguments of `values_in_run`: a
+            list of scalars, and {name: tensor} or, for a schedule, {(name, dtype): tensor}.
     """
 
     fixed: dict[Any, Any]
@@ -57,7 +57,11 @@ class Captured:
 def capture_hypers(
     optimizer: Any, values_by_function: dict[str, Any], dtypes: Iterable[torch.dtype]
 ) -> Captured:
-    """Return the hyperparameters that an operation of an optimizer captures."""
+    """Add operations that read an optimizer's hyperparameters; return the `Captured` values.
+
+    `values_by_function` is {name: result} of callable hyperparameters. Schedules with symbolic
+    attributes are evaluated for each of `dtypes`.
+    """
     fixed = optimizer._hyper.all_of(values_by_function)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}
     scalars = [name for name, value in symbols.items() if _is_scalar(value)]

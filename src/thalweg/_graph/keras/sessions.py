@@ -16,7 +16,7 @@ from thalweg.errors import FailedPreconditionError
 
 
 class _ThreadSession(threading.local):
-    """Session of one thread that Keras uses if no session is the default."""
+    """Session of one thread that Keras uses if there is no default session."""
 
     def __init__(self) -> None:
         self.session: Any = None
@@ -57,10 +57,9 @@ def config_value(symbol: object) -> Any:
 
 
 def _session_of(x: Any, purpose: str) -> Session:
-    """Return the session that holds the value of a variable; `purpose` is a verb for the error.
+    """Return the Keras session of a tensor's graph; initialize its new optimizer variables.
 
-    Raises:
-        FailedPreconditionError: None is known.
+    Raise FailedPreconditionError if there is no session to `purpose` (a verb) the tensor in.
     """
     sessions = _find_session(x.graph)
     if sessions is None:

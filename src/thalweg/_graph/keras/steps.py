@@ -39,7 +39,10 @@ Step = Callable[[list[Any], list[Tensor]], None]
 
 
 def gradients(loss: object, variables: Sequence[object], grad_loss: object) -> GradsAndVars:
-    """Return (symbolic gradient or None, variable) pairs; frozen variables get None."""
+    """Return (symbolic gradient, graph variable) pairs; frozen variables have the gradient None.
+
+    `grad_loss` is None or the output gradient of `loss`.
+    """
     symbols = [graph_variable_of(var) for var in variables]
     for var in symbols:
         if not isinstance(var, SymbolicTensor):
@@ -58,7 +61,11 @@ def apply_gradients(
     name: str | None,
     aggregates: bool,
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
-    """Return the operation of a step that a session runs, possibly by hooks at build time."""
+    """Return an operation that takes one optimizer step in each run.
+
+    If `optimizer._is_recorded()`, hooks are called now, otherwise in each run. `aggregates` is True
+    to sum gradients over replicas. Without pairs the operation does nothing.
+    """
     if not grads_and_vars:
         return _add_empty_step(optimizer)
     pairs = as_pairs(grads_and_vars)
@@ -81,13 +88,13 @@ def apply_gradients(
 def _add_step(
     optimizer: Optimizer, step: Step, grads_and_vars: GradsAndVars, name: str
 ) -> Operation:
-    """Return the operation that takes a step.
+    """Add the operation that takes a step; return the operation.
 
     Args:
-        optimizer: Makes `iterations`, hyperparameters and slots in the graph, below its name.
-        step: Takes the step, with the gradients and the variables of a session.
-        grads_and_vars: Gradients and variables.
-        name: Name scope of the step's operation, which is named as in TensorFlow.
+        optimizer: Creates `iterations`, hyperparameters and slots in the graph, below its name.
+        step: `step(gradients, variables)` takes the step with tensors of a session.
+        grads_and_vars: (gradient, variable) pairs.
+        name: Name scope of the operation, which is named as in TensorFlow.
     """
     graph = next((var.graph for _, var in grads_and_vars if is_symbolic(var)), None)
     inside = contextlib.nullcontext() if graph is None else graph.as_default()
@@ -120,7 +127,7 @@ def _add_empty_step(optimizer: Optimizer) -> Operation:
 
 
 def learning_rate(optimizer: Optimizer, dtype: torch.dtype) -> Any:
-    """Return the learning rate of a step as a scalar tensor of the graph."""
+    """Return a scalar tensor of the graph: the learning rate at the present `iterations`."""
     optimizer._create_hypers()
     step = optimizer.iterations
     read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])

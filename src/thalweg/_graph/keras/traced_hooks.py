@@ -33,16 +33,14 @@ from thalweg.keras.optimizers.step_adapter import ApplyState, call
 def add_step(
     optimizer: Any, grads_and_vars: Sequence[tuple[Any, Any]], name: str, aggregates: bool
 ) -> Any:
-    """Call the hooks of an optimizer once, as Keras' `apply_gradients` does, to build a step.
+    """Call an optimizer's hooks once, like Keras' `apply_gradients`, to build a step.
 
     Args:
-        optimizer: The optimizer.
-        grads_and_vars: Gradients, none of them None, and variables.
-        name: The name of the step.
-        aggregates: True if gradients are aggregated first.
+        grads_and_vars: (gradient, variable) pairs without None.
+        aggregates: True to aggregate gradients over replicas first.
 
     Returns:
-        The operation that counts the step, after its updates.
+        The operation that increments `iterations` after all updates.
 
     Raises:
         InvalidTypeError: A hook needs values that only a run has.
@@ -74,9 +72,9 @@ def add_step(
 
 
 def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
-    """Return the (gradient, variable) pairs that the gradient hooks return, without None gradients.
+    """Return the (gradient, variable) pairs after the gradient hooks, without None gradients.
 
-    Variables that the hooks add get slots. Raise ValueError if no gradient is left.
+    Create slots for variables that the hooks add. Raise ValueError if no gradient is left.
     """
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
     ids = {id(var) for var in optimizer._slots.owners()}  # of variables with slots
@@ -105,7 +103,7 @@ def _call_hook(optimizer: Any, grad: Any, var: GraphVariable, state: Any) -> Any
 def _add_count(
     optimizer: Any, variables: Sequence[GraphVariable], read: Captured, updates: Sequence[object]
 ) -> object:
-    """Return the operation that counts a step after its updates."""
+    """Add the operation that increments `iterations` after `updates`; return the operation."""
 
     def count_step(leaf: Tensor | None, leaves: list[Tensor], *values: Any) -> None:
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
@@ -125,7 +123,10 @@ def _add_count(
 
 
 def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
-    """Return the operation that updates one variable by the optimizer's rule."""
+    """Add the operation that updates `var` by the optimizer's rule; return the operation.
+
+    `state` is the result of the hook `_prepare`. A run in which the gradient is None does nothing.
+    """
     read, dtype = optimizer._read, cast("torch.dtype", var.dtype)
     if read is None:  # an optimizer around it calls its hooks
         with var.graph.control_dependencies(None):
@@ -155,14 +156,13 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
 def _changed_rates(
     optimizer: Any, dtype: torch.dtype, rate: Any, decayed_rates: Any
 ) -> dict[Any, float]:
-    """Return {dtype: learning rate} if hooks changed the rate of a step, else {}.
+    """Return {compute dtype: learning rate} if hooks changed the rate of a step, else {}.
 
     Args:
-        optimizer: The optimizer.
         dtype: The dtype of the variable.
-        rate: The learning rate that `_prepare_local` stored, or None.
+        rate: The learning rate stored by `_prepare_local`, or None.
         decayed_rates: Results of an overridden `_decayed_lr`, in the variable's dtype and in the
-            compute dtype; None if it is not overridden.
+            compute dtype; None without an override.
     """
     kind = compute_dtype(dtype.to_real())
     in_dtype, in_compute_dtype = decayed_rates or (None, None)
@@ -174,7 +174,10 @@ def _changed_rates(
 
 
 def clip(pairs: Sequence[Pair], transforms: GradientTransforms, flush: bool) -> list[Pair]:
-    """Return the (gradient, variable) pairs with operations that clip the gradients."""
+    """Add one operation that clips all gradients; return (clipped gradient, variable) pairs.
+
+    Without `transforms` return the pairs unchanged. `flush` sets denormal results to zero.
+    """
     if not transforms:
         return list(pairs)
     variables: list[Any] = [var for _, var in pairs]

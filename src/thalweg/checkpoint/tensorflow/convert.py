@@ -201,7 +201,7 @@ def _check_convertible(checkpoint: TensorFlowCheckpoint) -> None:
 def _import(
     checkpoint: TensorFlowCheckpoint,
     rules: Rules,
-    optimizer: object,
+    optimizer: Any,
     index: int | None,
     counter: Variable | None,
     hyperparameters: dict[str, object],

@@ -192,7 +192,7 @@ def _sort_for_optimizer(
 
 
 def _find_optimizer(
-    checkpoint: TensorFlowCheckpoint, optimizer: object, index: int | None
+    checkpoint: TensorFlowCheckpoint, optimizer: Any, index: int | None
 ) -> FoundOptimizer | None:
     """Return the file's optimizer number `index`, or with `optimizer`'s name, or the only one.
 
@@ -275,7 +275,7 @@ def _step_count(
 def _make_optimizer(
     checkpoint: TensorFlowCheckpoint,
     detected: FoundOptimizer | None,
-    optimizer: object,
+    optimizer: Any,
     global_step: object,
     arguments: Mapping[str, object],
 ) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: o
     return list(dict.fromkeys(notes))
 
 
-def _notes_of_group(group: Group, optimizer: object, constants: dict[str, float]) -> list[str]:
+def _notes_of_group(group: Group, optimizer: Any, constants: dict[str, float]) -> list[str]:
     """Return notes on weight decay, maximization, dampening and rate decay of one torch group."""
     rate, decay = number_option(group, "lr") or 0.0, number_option(group, "weight_decay") or 0.0
     lr_decay = number_option(group, "lr_decay") or 0.0

@@ -155,7 +155,7 @@ def match_parameters(
     return _match_by_name(torch_state, names, tensors)
 
 
-def _parameters_of(optimizer: object) -> list[Tensor]:
+def _parameters_of(optimizer: Any) -> list[Tensor]:
     """Return the parameters of a torch optimizer; raise InvalidArgumentError for other objects."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(

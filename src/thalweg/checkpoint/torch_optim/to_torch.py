@@ -190,7 +190,7 @@ def _step_tensor(steps: int) -> Tensor:
 
 def _export_group(
     counterpart: Counterpart,
-    optimizer: object,
+    optimizer: Any,
     values: dict[str, float],
     variables: Sequence[Tensor],
 ) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _set_hypers(
 
 
 def _describe_omissions(
-    optimizer: object, values: dict[str, float], group: dict[str, object]
+    optimizer: Any, values: dict[str, float], group: dict[str, object]
 ) -> list[str]:
     """Return one note per option of the optimizer that torch has no option for."""
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""Keras 3 on its torch backend, or a clear error."""
+"""Import of Keras 3 with its torch backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REQUIREMENT = "thalweg.integrations.keras3 needs"
 
 
 def import_keras() -> ModuleType:
-    """Return the module `keras`; choose the torch backend unless a backend was chosen.
+    """Import Keras 3 and return the module; set KERAS_BACKEND to "torch" if it is unset.
 
     Raises:
         ImportError: Keras 3 is not installed.

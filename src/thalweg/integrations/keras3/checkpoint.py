@@ -1,4 +1,4 @@
-"""State of an optimizer of Keras 3: contents of a saved state, and checks of a loaded one."""
+"""Saved state of optimizers of Keras 3, and checks of loaded states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KERAS_KEY = "keras"  # the part of a state that is not the wrapped optimizer's
 
 
 class Keras3StateDict:
-    """Mixin of `FusedOptimizer` with `state_dict`, which Keras optimizers lack."""
+    """Mixin that adds `state_dict` and `load_state_dict` to `FusedOptimizer`."""
 
     name: str
     built: bool
@@ -37,12 +37,12 @@ class Keras3StateDict:
 
     @untraced
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Set all state from `state_dict()`; all or nothing.
+        """Load a dict that `state_dict()` returned; change nothing on an error.
 
-        Before the optimizer is built, slots wait for their variables.
+        Slots of an optimizer that is not built are loaded when `build` creates them.
 
         Raises:
-            ValueError: The state is of another class of optimizer.
+            ValueError: The state belongs to another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ.
             FailedPreconditionError: Keras has additional state, and the optimizer is not built.
         """
@@ -67,7 +67,7 @@ class Keras3StateDict:
 
 
 def check_saved(variables: Sequence[Any], store: Any) -> None:
-    """Raise for a saved state that Keras would skip or load in part.
+    """Raise an error if saved variables differ from `variables` in number or shape.
 
     Raises:
         CheckpointMismatchError: The numbers of variables or their shapes differ.

@@ -25,7 +25,7 @@ _registered = keras.saving.register_keras_serializable(package="thalweg")
 
 
 class NamedOptimizer(FusedOptimizer, Generic[P]):
-    """Base class of the eight optimizers, with the configuration of Keras' classes."""
+    """Base class of the eight optimizers; defines `get_config` and `from_config`."""
 
     if TYPE_CHECKING:
 
@@ -48,7 +48,7 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
 
 
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
-    """Return an optimizer class with the arguments of `wrapped` and Keras' keywords."""
+    """Return an optimizer class that wraps a new `wrapped`; it takes Keras' keywords, too."""
     arguments = inspect.signature(wrapped)
     names = _KEYWORDS | arguments.parameters.keys()
 

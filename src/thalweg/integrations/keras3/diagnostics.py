@@ -18,18 +18,18 @@ keras: Any = import_keras()
 class LogDiagnostics(keras.callbacks.CallbackList):
     """Callback that adds diagnostics to the `logs` of callbacks such as `CSVLogger`.
 
-    Logs of a batch get the numbers of its step, if measured, logs of an epoch those of its last
-    measured step: `gradient_norm/kernel` and so on. Other callbacks, such as the progress bar, do
-    not get them.
+    If a batch's step was measured, the batch's logs get entries such as `gradient_norm/kernel`. The
+    logs of an epoch get the entries of its last measured step. Callbacks outside `callbacks`, such
+    as the progress bar, do not see these entries.
 
     Args:
         recorder: The argument `diagnostics` of the optimizer.
-        callbacks: The callbacks that get the numbers.
+        callbacks: Callbacks whose `logs` get the entries.
         columns: The names of the logged columns.
 
     Raises:
         InvalidTypeError: `recorder` is not a `Diagnostics`.
-        InvalidArgumentError: A column is not known.
+        InvalidArgumentError: A column is unknown.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Temporary subclassing of Keras 3's optimizer class, while models train with an optimizer."""
+"""Classes that let an optimizer of thalweg pass as an optimizer of Keras 3 in a model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LENDER = "__lender"
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Lender(FusedOptimizer):
-    """Keras-side state of an optimizer in one model; the model sees the optimizer itself.
+    """Keras optimizer that stores Keras' attributes of `wrapped` for one model.
 
-    Each model that an optimizer trains has a separate lender.
+    `model.optimizer` is `wrapped` itself, which reads these attributes from its lender.
     """
 
     @eagerly()  # also while a graph is built: Keras' variables are torch's
@@ -37,7 +37,7 @@ class Lender(FusedOptimizer):
 
 
 class Variables(list[Any]):
-    """Value of `variables`: a list for Keras, a method for TensorFlow."""
+    """List of Keras variables; calling it returns the optimizer's weights, as in TensorFlow."""
 
     def __init__(self, of_keras: Sequence[object], thalweg_variables: Sequence[object]) -> None:
         super().__init__(of_keras)
@@ -49,9 +49,9 @@ class Variables(list[Any]):
 
 
 class Lent(Optimizer):
-    """Mixin of an optimizer in a model, with attributes of the lender that its class lacks.
+    """Mixin of an optimizer in a Keras model that reads missing attributes from its `Lender`.
 
-    A copy of the optimizer is in no model.
+    Copies of the optimizer have the original class and no lender.
     """
 
     _NOT_COPIED = (*Optimizer._NOT_COPIED, _LENDER)
@@ -109,14 +109,14 @@ class Lent(Optimizer):
 
 
 class _OfKeras(keras.optimizers.Optimizer):
-    """Marker base class that makes an optimizer an instance of Keras' class, without its code."""
+    """Base class without code that makes an optimizer a `keras.optimizers.Optimizer`."""
 
     __setattr__ = object.__setattr__
 
 
 @cache
 def _lent(base: type[Optimizer]) -> Any:
-    """Return the class of optimizers of the class `base` that are in a model."""
+    """Create and register with Keras a subclass of `base` for optimizers in a model; return it."""
     properties = {name for name in dir(_OfKeras) if not name.startswith("__")}
     properties = {name: _from_lender(name) for name in properties if not hasattr(Lent, name)}
     properties = {name: attr for name, attr in properties.items() if not hasattr(base, name)}

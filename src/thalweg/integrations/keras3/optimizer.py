@@ -1,4 +1,4 @@
-"""`FusedOptimizer`: an optimizer of Keras 3 around an optimizer of thalweg."""
+"""`FusedOptimizer`: an optimizer of Keras 3 that wraps an optimizer of thalweg."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _set_rate: Any = keras.optimizers.Optimizer.learning_rate.fset
 
 
 class Keras3Options(TypedDict, total=False):
-    """Options of Keras around an update; see `keras.optimizers.Optimizer`."""
+    """Options that Keras' code handles; see `keras.optimizers.Optimizer`."""
 
     weight_decay: float | None
     use_ema: bool
@@ -41,15 +41,15 @@ class Keras3Options(TypedDict, total=False):
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimizer):
-    """Optimizer of Keras 3 around an optimizer of thalweg, for `model.compile`.
+    """Optimizer of Keras 3 that wraps an optimizer of thalweg, for `model.compile`.
 
-    The update, with clipping, is one fused pass over the memory of the model's variables. The
-    slots, `iterations` and the learning rate share memory with the wrapped optimizer: both sides
-    see every change. Weight decay, moving averages, gradient accumulation and loss scaling are
-    Keras' code around it.
+    Clipping and the update run fused, on the memory of the model's variables. Slots, `iterations`
+    and the learning rate share memory with `wrapped`, so both optimizers see every change. Keras'
+    code does weight decay, moving averages, gradient accumulation and loss scaling.
 
     Args:
-        wrapped: Any optimizer of `thalweg.keras.optimizers`, a `RuleOptimizer` or one of your own.
+        wrapped: Any optimizer of `thalweg.keras.optimizers`, a `RuleOptimizer` or a custom
+            subclass.
         **options: `weight_decay`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor` and `gradient_accumulation_steps`, as in Keras.
 
@@ -57,13 +57,12 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         wrapped: The optimizer that takes the steps.
 
     Raises:
-        InvalidTypeError: `wrapped` is something else.
+        InvalidTypeError: `wrapped` is not an optimizer of thalweg.
 
     Differs from:
-        Keras: values are clipped first and norms then, so `clipvalue` goes together with one of
-        the others; 0 is a bound as any other. With `gradient_accumulation_steps` schedules
-        are asked for the number of updates, not of batches. Loading a state that does not fit is
-        an error, not a warning.
+        Keras: `clipvalue` may be combined with a norm; values are clipped before norms. A bound of
+        0 clips to 0. With `gradient_accumulation_steps`, schedules count updates, not batches.
+        Loading a mismatched state raises an error instead of a warning.
     """
 
     def __init__(self, wrapped: Optimizer, **options: Unpack[Keras3Options]) -> None:
@@ -95,7 +94,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         self._shared.append((variable, tensor))
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the slots of variables of Keras."""
+        """Create the slots of Keras variables; do nothing if the optimizer is built."""
         if self.built:
             return
         trained = [var for var in variables if not self._overwrite_variable_with_gradient(var)]
@@ -123,7 +122,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             self._apply_here(grads, trainable_variables)
 
     def _apply_here(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Apply the weight decay of Keras and the update of the wrapped optimizer, in place.
+        """Apply Keras' weight decay and the update of `wrapped` to `variables` in place.
 
         Raise FailedPreconditionError if a variable has a new tensor or a strategy shards slots.
         """
@@ -155,7 +154,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             wrapped.iterations.fill_(batch_count)
 
     def _apply_stateless(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Take the step on copies of values in a stateless scope; assign the results there."""
+        """Compute a step on copies and assign the results in Keras' stateless scope."""
         shared = [*((var, var._value) for var in variables), *self._shared]
         copies = {
             id(tensor): torch.nn.Parameter(var.value.detach().clone(), requires_grad=False)
@@ -222,10 +221,10 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             super().save_own_variables(store)
 
     def load_own_variables(self, store: object) -> None:
-        """Set the state from a saved model.
+        """Load the optimizer's variables from `store`, a mapping of a saved model.
 
         Raises:
-            CheckpointMismatchError: The state does not fit; nothing was loaded.
+            CheckpointMismatchError: Variables differ in number or shape; nothing was loaded.
         """
         if self.built:
             check_saved(self.variables, store)

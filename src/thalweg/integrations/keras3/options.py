@@ -1,4 +1,4 @@
-"""Clipping options of a wrapped optimizer as attributes of the one that Keras knows."""
+"""Clipping options of `FusedOptimizer`, delegated to the wrapped optimizer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 
 def _delegate(name: str, description: str) -> property:
-    """Return a property that reads and sets an option of `wrapped`; None before it exists."""
+    """Return a property that reads and sets the attribute `name` of `self.wrapped`.
+
+    Without `wrapped`, the property is None and setting it does nothing.
+    """
 
     def read(self: Any) -> float | None:
         wrapped = self.__dict__.get("wrapped")
@@ -22,7 +25,7 @@ def _delegate(name: str, description: str) -> property:
 
 
 class ClippingOptions:
-    """`clipvalue`, `clipnorm` and `global_clipnorm`, which belong to `wrapped`."""
+    """Mixin with properties `clipvalue`, `clipnorm` and `global_clipnorm` of `wrapped`."""
 
     clipvalue = _delegate(
         "clipvalue", "Elements of gradients are clipped to [-clipvalue, clipvalue]."

@@ -1,4 +1,4 @@
-"""Configurations of optimizers, with the classes, rules and schedules that Keras has registered."""
+"""Configurations of optimizers, with classes, rules and schedules from Keras' registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.keras.optimizers import Optimizer, RuleOptimizer
 
 
 def plain(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the configuration with Python numbers, for JSON; Keras serializes its schedules."""
+    """Return `get_config()` for JSON: Python numbers, and {"keras": config} for Keras schedules."""
     rate: Any = optimizer._hyper.raw("learning_rate") if "learning_rate" in optimizer._hyper else 0
     config = optimizer.get_config()
     for name, value in config.items():
@@ -31,7 +31,10 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
 def deserialize(
     serialized: dict[str, Any], custom_objects: dict[str, Any] | None = None
 ) -> Optimizer:
-    """Return the optimizer that `serialize` described."""
+    """Return a new optimizer from a dict that `serialize` returned.
+
+    Custom classes are looked up in `custom_objects` and in Keras' registry.
+    """
     config = dict(serialized["config"])
     for name, value in config.items():
         if isinstance(value, dict) and set(value) == {"keras"}:

@@ -14,10 +14,10 @@ from thalweg.variable import to_tensor
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Schedule of `thalweg.schedules` in the form of Keras.
+    """Keras schedule that calls a schedule of `thalweg.schedules`.
 
     Args:
-        schedule: The schedule.
+        schedule: The schedule of `thalweg.schedules`.
     """
 
     def __init__(self, schedule: LearningRateSchedule) -> None:
@@ -34,9 +34,9 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Schedule:
-        """Return the schedule that `get_config` described.
+        """Return a new schedule from a dict that `get_config` returned.
 
-        Your classes are found in Keras' registry, or in `custom_objects`.
+        A custom class is looked up in `custom_objects` and in Keras' registry.
         """
         description = config["schedule"]
         name = description["class_name"]
@@ -46,10 +46,10 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class KerasSchedule(LearningRateSchedule):
-    """Schedule of Keras in the form of thalweg.
+    """Schedule of thalweg that calls a schedule of Keras.
 
     Args:
-        schedule: The schedule.
+        schedule: The schedule of Keras.
     """
 
     def __init__(self, schedule: Any) -> None:

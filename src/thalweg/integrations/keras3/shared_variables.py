@@ -1,4 +1,4 @@
-"""Variables of Keras over memory that belongs to an optimizer of thalweg."""
+"""Keras variables that share memory with an optimizer of thalweg."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.keras.optimizers import Optimizer
 
 
 class Wrapping(Protocol):
-    """Interface of an optimizer of Keras around one of thalweg."""
+    """Interface of a Keras optimizer that wraps an optimizer of thalweg."""
 
     wrapped: Optimizer
     add_variable: Any  # declared by Keras to take the names of initializers alone
@@ -30,16 +30,16 @@ def share(variable: Any, tensor: Tensor) -> None:
 def slot_variables(
     optimizer: Wrapping, variables: Sequence[Any], tensors: Sequence[Tensor]
 ) -> list[tuple[Any, Tensor]]:
-    """Return new Keras variables over the weights of the wrapped optimizer.
+    """Create Keras variables that share memory with the weights of the wrapped optimizer.
 
     Args:
-        optimizer: The optimizer of Keras.
-        variables: Variables of Keras.
-        tensors: The tensors of these variables.
+        optimizer: The optimizer of Keras; its list of variables grows.
+        variables: Keras variables that the optimizer trains.
+        tensors: One tensor per element of `variables`.
 
     Returns:
-        (variable, weight) for the slots of these variables and for the weights of no variable, in
-        the order of `get_weights`, without `iterations`.
+        (Keras variable, weight) pairs in the order of `get_weights`, without `iterations` and slots
+        of other variables.
     """
     wrapped = optimizer.wrapped
     vars_by_tensor = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}

@@ -13,11 +13,11 @@ class Adadelta(BuiltIn):
         u = sqrt(accum_var + epsilon) / sqrt(accum_grad + epsilon) g
         var <- var - learning_rate u;  accum_var <- rho accum_var + (1 - rho) u^2
 
-    A sparse gradient touches only the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
-        rho: Share of the averages that is kept. A float, tensor or callable.
+        rho: Decay rate of the averages. A float, tensor or callable.
         epsilon: Added inside the roots; None and 0 mean 1e-7.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.

@@ -17,7 +17,7 @@ class Adagrad(BuiltIn):
         accumulator <- accumulator + g^2
         var <- var - learning_rate g / (sqrt(accumulator) + epsilon)
 
-    A sparse gradient touches only the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.

@@ -17,17 +17,17 @@ class Adam(BuiltIn):
         t = iterations + 1;  alpha = learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t)
         m <- m + (g - m)(1 - beta_1);  v <- v + (g^2 - v)(1 - beta_2)
         var <- var - alpha m / (sqrt(v) + epsilon)
-        amsgrad: vhat <- max(vhat, v), which stands for v in the last line
+        amsgrad: vhat <- max(vhat, v), which replaces v in the last line
 
     A sparse gradient decays m and v of all rows and moves all rows; it is not lazy.
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
-        beta_1: Share of m that is kept. A float, tensor or callable.
-        beta_2: Share of v that is kept. A float, tensor or callable.
+        beta_1: Decay rate of m. A float, tensor or callable.
+        beta_2: Decay rate of v. A float, tensor or callable.
         epsilon: Added to the root of v before bias correction ("epsilon hat"); None and 0 mean
             1e-7.
-        amsgrad: True if to divide by the largest v so far.
+        amsgrad: True to divide by the largest v so far.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 
@@ -71,9 +71,9 @@ class Adam(BuiltIn):
         return AMSGRAD if self.amsgrad else ADAM
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return the weights to set, without AMSGrad's slots if this optimizer has none.
+        """Return weights for `set_weights`; drop AMSGrad's slots if this optimizer lacks AMSGrad.
 
-        A single weight is dropped with a warning before the first step, as in TensorFlow.
+        Before the first step, a list of one weight becomes an empty list, with a warning.
         """
         # As in Keras, which drops what it takes for amsgrad's: also the one value that 3 n + 1 are
         # of no variables.

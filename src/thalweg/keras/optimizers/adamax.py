@@ -16,12 +16,12 @@ class Adamax(BuiltIn):
         m <- m + (g - m)(1 - beta_1);  v <- max(beta_2 v, |g|)
         var <- var - learning_rate / (1 - beta_1^t) m / (v + epsilon)
 
-    A sparse gradient touches only the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
-        beta_1: Share of m that is kept. A float, tensor or callable.
-        beta_2: Share of v that is kept. A float, tensor or callable.
+        beta_1: Decay rate of m. A float, tensor or callable.
+        beta_2: Decay rate of v. A float, tensor or callable.
         epsilon: Added to v; None and 0 mean 1e-7.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.

@@ -25,12 +25,12 @@ def as_epsilon(value: object) -> Any:
 
 
 class BuiltIn(RuleOptimizer):
-    """Keras optimizer that runs a rule of the library, with Keras' names of hyperparameters.
+    """Keras optimizer that runs a built-in rule, with Keras' names of hyperparameters.
 
     Attributes:
-        EXACT: Attributes that formulas read without rounding to float32, by the rule's names.
-        CONFIG_HYPERS: Hyperparameters in the configuration, followed by "decay".
-        CONFIG_FIELDS: Attributes of the other arguments in the configuration, by argument.
+        EXACT: {hyperparameter of the rule: attribute} of values not rounded to float32 first.
+        CONFIG_HYPERS: Names of hyperparameters in `get_config`, before "decay".
+        CONFIG_FIELDS: {constructor argument: attribute} for further entries of `get_config`.
         MAY_LACK_ITERATIONS: True if old checkpoints have weights without `iterations`.
     """
 
@@ -52,7 +52,7 @@ class BuiltIn(RuleOptimizer):
         self._set_hyper("learning_rate", kwargs.get("lr", checked_rate))
 
     def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
-        """Return the rule's hyperparameters in this step, by name, in a compute dtype."""
+        """Return {name: scalar of `dtype`} for the hyperparameters of this step's rule."""
         values: dict[str, object] = {}
         for hyper in self._choose_rule().hypers:
             name = hyper.name
@@ -75,7 +75,10 @@ class BuiltIn(RuleOptimizer):
         return tensors
 
     def _read_betas(self, dtype: object) -> dict[str, Any]:
-        """Return both betas, their powers in this step and 1 - beta, as 0-d tensors by name."""
+        """Return {name: 0-d tensor}: `beta_1_t`, `beta_1_power` and `one_minus_beta_1_t`.
+
+        The same three names exist for `beta_2`. A power is beta ** (iterations + 1).
+        """
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         tensors: dict[str, object] = {}
         for name in ("beta_1", "beta_2"):

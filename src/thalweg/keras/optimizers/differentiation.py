@@ -37,16 +37,16 @@ class Differentiation:
         Args:
             loss: A callable without arguments that returns the value to minimize, or a tensor
                 computed under `tape`; in graph mode also a symbolic tensor.
-            var_list: Required. List or tuple (nested if need be) of variables, or a callable that
-                returns one, called after `loss`. Variables frozen by `requires_grad_(False)` do not
-                change.
-            grad_loss: Optional. Weights for the elements of the loss, in its shape.
+            var_list: Required. List or tuple of variables, possibly nested, or a callable that
+                returns a list. The callable is called after `loss`. Variables frozen by
+                `requires_grad_(False)` do not change.
+            grad_loss: Optional. Weights for the elements of the loss, of the loss's shape.
             name: Name of the operation in graph mode; eager steps have none.
             tape: Required when `loss` is a tensor in eager mode.
 
         Returns:
-            `iterations`, or None if `var_list` is empty. In graph mode the operation that takes the
-            step.
+            `iterations`, or None if `var_list` is empty. In graph mode, the operation that takes
+            the step.
 
         Raises:
             ValueError: The loss is a tensor and there is no tape; no variable has a gradient.
@@ -81,9 +81,10 @@ class Differentiation:
         grad_loss: Tensor | None = None,
         tape: GradientTape | None = None,
     ) -> list[tuple[Any, Tensor]]:
-        """Hook: return (gradient or None, variable) pairs of a loss; the arguments of `minimize`.
+        """Hook of `minimize`: return a list of (gradient or None, variable) pairs for a loss.
 
-        Without a tape for a callable loss a new one records it. Frozen variables are not watched.
+        Arguments are those of `minimize`. If a callable loss has no tape, a new tape records it.
+        Frozen variables are not watched.
         """
         refuse_no_variables(var_list)
         if is_deferred(loss):
@@ -112,14 +113,14 @@ class Differentiation:
 
     @untraced
     def get_gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Any]:
-        """Return the gradient of a loss tensor for each variable of `params`, not clipped.
+        """Return a list of the gradients of `loss`, one per variable of `params`, without clipping.
 
         Raises:
             ValueError: A variable has no gradient.
 
         Differs from:
-            TensorFlow, where this works in graph mode only; here any tensor that autograd tracks
-            will do.
+            TensorFlow works in graph mode only. Here `loss` may also be any tensor that autograd
+            tracks.
         """
         variables = flatten(params)
         if is_deferred(loss):

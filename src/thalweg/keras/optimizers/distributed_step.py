@@ -16,7 +16,11 @@ _FIRST_HOOK = "_transform_unaggregated_gradients"
 
 
 def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: bool) -> Any:
-    """Run `Optimizer.apply_gradients` in the scope of a strategy or in one of its replicas."""
+    """Apply gradients inside a strategy's scope or replica; return `apply_gradients`' result.
+
+    `aggregates` is True to sum gradients over replicas. Raise RuntimeError if the call is in the
+    scope, but in no replica.
+    """
     is_summed = aggregates and _is_summed(optimizer)
     reporting = distribute.report_errors(optimizer) if is_summed else contextlib.nullcontext()
     with optimizer._lock, optimizer._plans.one_step(optimizer._name), optimizer._hyper, reporting:
@@ -82,9 +86,10 @@ def _is_summed(optimizer: Any) -> bool:
 def _sum_for_shards_of(
     optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasStepAdapter
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
-    """Return (gradient, variable) pairs and the sharded step, with gradients summed.
+    """Sum gradients over the ranks; return (summed gradient, variable) pairs and the sharded step.
 
-    Each rank receives only its parts of the sums, unless hooks or the rule need all.
+    Each rank receives only the sums of its shards. It receives all sums if a hook, or a rule that
+    is clipped, reads whole gradients.
     """
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()
@@ -97,7 +102,7 @@ def _sum_for_shards_of(
 
 
 def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
-    """Return the fingerprint of a step, which must be equal on all replicas."""
+    """Return a fingerprint of the step; replicas compare fingerprints and must agree."""
 
     def words_of_step() -> list[str]:
         """Return one line per fact about the optimizer that must be equal on all replicas."""

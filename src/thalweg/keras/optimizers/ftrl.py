@@ -26,8 +26,8 @@ class Ftrl(BuiltIn):
         var <- (clip(linear, -l1, l1) - linear) / (n^p / learning_rate + 2 L)
         accumulator <- n
 
-    The variable is rebuilt from `linear`, so its initial value is forgotten at the first step. A
-    sparse gradient touches only the rows it names.
+    The variable is rebuilt from `linear`, so the first step forgets its initial value. A sparse
+    gradient changes only its rows.
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
@@ -44,7 +44,7 @@ class Ftrl(BuiltIn):
         ValueError: An argument has the wrong sign.
 
     Differs from:
-        TensorFlow: `lr=` is used; there it is accepted and ignored.
+        TensorFlow accepts and ignores `lr=`; here it sets the learning rate.
 
     Reference: tf.keras.optimizers.Ftrl (OptimizerV2); McMahan et al. 2013
     """
@@ -124,7 +124,7 @@ class Ftrl(BuiltIn):
         return self._initial_accumulator_value if name == "accumulator" else 0.0
 
     def _create_slots(self, var_list: list[Tensor]) -> None:
-        """Create the slots in the order of TensorFlow."""
+        """Create slots in TensorFlow's order: both slots of a variable before the next variable."""
         old_count = len(self._weights)
         super()._create_slots(var_list)
         # Keras creates both slots of a variable before those of the next.

@@ -39,10 +39,7 @@ _TORCH = {
 
 
 def _name_torch_class(kind: type) -> str:
-    """Return a phrase that names the torch-style class with the same update.
-
-    Schedulers and trainers of torch accept only instances of `torch.optim.Optimizer`.
-    """
+    """Return a phrase for errors that names the class of `thalweg.optim` with the same update."""
     class_names = [cls.__name__ for cls in kind.__mro__ if cls.__module__.startswith(_PACKAGE)]
     name = class_names[0] if class_names else "Optimizer"
     if name in ("Optimizer", "RuleOptimizer"):
@@ -54,7 +51,7 @@ _PACKAGE = "thalweg.keras.optimizers."
 
 
 class Hypers(Weights):
-    """The part of `Optimizer` that stores hyperparameters and reads them as attributes."""
+    """Base class of `Optimizer` that stores hyperparameters and reads them as attributes."""
 
     _initial_decay: float
 
@@ -65,8 +62,8 @@ class Hypers(Weights):
     def _set_hyper(self, name: str, value: Any) -> None:
         """Set or change a hyperparameter: a number, tensor, callable or schedule.
 
-        A hyperparameter that is a variable is assigned by `tf.keras.backend.set_value`, in graph
-        mode in the session.
+        If the stored hyperparameter is a variable, assign `value` to it; in graph mode the session
+        assigns.
         """
         if name in vars(self).get("_deferred_dependencies", ()):
             # The new value takes precedence over a restored value that is still pending.
@@ -77,12 +74,11 @@ class Hypers(Weights):
         self._hyper.set(name, value, backend.set_value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        """Return the present value of a hyperparameter; missing variables are created.
+        """Return the present value of a hyperparameter; create missing variables.
 
-        Without `dtype` the result is the variable, number or symbol as stored, with callables
-        called; with it a 0-d CPU tensor or symbol of that dtype. A schedule is returned unchanged
-        in both cases. In a hook of a step that a session runs, the value is the one that the step
-        has read.
+        A callable is called; a schedule is returned unchanged. With `dtype`, return a 0-d CPU
+        tensor or a symbol of that dtype. Without `dtype`, return the stored number, variable or
+        symbol. In a hook that a session runs, return the value that the running step has read.
         """
         self._create_hypers()
         value: Any = self._hyper.now(name)
@@ -110,7 +106,7 @@ class Hypers(Weights):
     def _serialize_hyperparameter(self, name: str) -> object:
         """Return a hyperparameter for `get_config`: a JSON number or the config of a schedule.
 
-        In graph mode return a variable's value in the session, or its initial value without one.
+        A graph variable is read in the session. Without a session, return its initial value.
         """
         value: Any = self._hyper.now(name)
         if isinstance(value, LearningRateSchedule):
@@ -154,7 +150,7 @@ class Hypers(Weights):
         return sorted({*super().__dir__(), *self._hyper, "lr"})
 
     def _scalar(self, name: str, dtype: Dtype) -> Any:
-        """Return a hyperparameter as a scalar of a compute dtype, calling callables once a step.
+        """Return a hyperparameter as a scalar of a compute dtype; call a callable once per step.
 
         Raises:
             InvalidTypeError: A hyperparameter other than the learning rate is a schedule.
@@ -172,7 +168,7 @@ class Hypers(Weights):
         return self._decayed(rate, dtype, self.iterations.item()) if self._initial_decay else rate
 
     def _rate_at(self, dtype: Dtype, count: int) -> object:
-        """Return the learning rate of the step that follows `count` steps.
+        """Return the learning rate of the step after `count` steps, with `decay`.
 
         The hyperparameter must be a number, a tensor or a `FormulaSchedule`.
         """
@@ -184,9 +180,9 @@ class Hypers(Weights):
         return self._decayed(rate, dtype, count)
 
     def _decayed(self, rate: Any, dtype: Dtype, count: float) -> object:
-        """Return `rate` divided by 1 + decay * `count`, with the constructor's `decay`.
+        """Return `rate` / (1 + `decay` * `count`), with the constructor's `decay`.
 
-        Without a positive decay `rate` itself is returned.
+        If `decay` is 0, return `rate` unchanged.
         """
         if not self._initial_decay > 0:
             return rate

@@ -29,12 +29,12 @@ class Nadam(BuiltIn):
         mean = (1 - mu_t) g / (1 - cache) + mu_{t+1} m / (1 - cache mu_{t+1})
         var <- var - learning_rate mean / (sqrt(v / (1 - beta_2^t)) + epsilon)
 
-    A sparse gradient decays m and v of all rows and moves the rows it names.
+    A sparse gradient decays m and v of all rows and moves only its rows.
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        beta_1: Share of m that is kept. A float, tensor or callable.
-        beta_2: Share of v that is kept. A float, tensor or callable.
+        beta_1: Decay rate of m. A float, tensor or callable.
+        beta_2: Decay rate of v. A float, tensor or callable.
         epsilon: Added to the root; None and 0 mean 1e-7.
         name: Name of the optimizer.
         **kwargs: `schedule_decay` is psi, 0.004 by default; for the others see `Optimizer`.
@@ -132,7 +132,7 @@ class Nadam(BuiltIn):
         self._weights.append(self._cache)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
+        """Return {TensorFlow's coefficient: 0-d tensor} for the learning rate `state["lr_t"]`."""
         tensors = {**self._read_tensors(dtype, "epsilon"), **self._read_betas(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)

@@ -90,44 +90,43 @@ def _make_replay(optimizer: object, cache: PlanCache, pairs: object) -> object:
 
 
 class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Configurable):
-    """Base class of the optimizers; derive from it to write one over torch or `thalweg.tf`.
+    """Base class of Keras' optimizers; derive from it to write one in torch or `thalweg.tf`.
 
     Override `_resource_apply_dense(grad, var)`, `_resource_apply_sparse(grad, var, indices)`,
     `_create_slots(var_list)` and `get_config()`. The first two change `var` and its slots in place,
-    and may take `apply_state`; autograd is off. Should they fail, variables and slots are put back
-    from copies, made before each step. In graph mode all hooks are called once, when the graph is
-    built, with tensors that have no value yet, and return operations, as in TensorFlow; a session
-    runs their operations as one update. To have an optimizer fused instead, write a `thalweg.Rule`
-    and run it with `RuleOptimizer`.
+    without autograd, and may take `apply_state`. If a hook fails, variables and slots are restored
+    from copies made before the step. In graph mode, all hooks are called once, with symbolic
+    tensors, and return operations. A session runs the operations as one update. For a fused
+    optimizer, write a `thalweg.Rule` and run it with `RuleOptimizer`.
 
-    `repr` gives the hyperparameters, the engine, and how many bytes of slots there are for how
-    many variables; it calls nothing and creates nothing.
+    `repr` shows the hyperparameters, the engine and the bytes of slots; it calls and creates
+    nothing.
 
     Args:
-        name: Name of the optimizer, the scope of its variables' names. None derives one from
-            the class's name, unique in the process.
-        gradient_aggregator: Function that takes a list of (gradient, variable) and returns one
-            like it, called before clipping. None leaves the gradients of a single replica as they
-            are.
-        gradient_transformers: Functions of the same kind, called last, in order; not together with
-            clipping.
+        name: Name of the optimizer, the scope of its variables' names. None derives one from the
+            class's name, unique in the process.
+        gradient_aggregator: `gradient_aggregator(pairs)` takes and returns a list of (gradient,
+            variable) pairs. It is called before clipping. None does not change gradients of a
+            single replica.
+        gradient_transformers: Functions like `gradient_aggregator`, called in order after it. They
+            cannot be combined with clipping.
         **kwargs: `clipvalue` (elements), `clipnorm` (per variable), `global_clipnorm` (all
             variables), `decay` (of the learning rate: `lr / (1 + decay * iterations)`), `lr` (old
             name of learning_rate).
 
     Attributes:
-        HOOKS_AT_EACH_RUN: Set to True in a class with hooks that need values in graph mode, too:
-            all but `_create_slots` are then called at each run, with the session's tensors, which
-            they change in place; so are aggregators and transformers.
+        HOOKS_AT_EACH_RUN: True if hooks need tensors with values in graph mode, too. All hooks but
+            `_create_slots` are then called at each run, with the session's tensors, which they
+            change in place. Aggregators and transformers are called at each run, too.
 
     Raises:
         TypeError: An unknown keyword, or a value that is not a number.
-        ValueError: A negative keyword argument, both norms, or clipping with transformers.
+        ValueError: A negative keyword argument, both norms at once, or clipping with transformers.
 
     Differs from:
         TensorFlow: a callable hyperparameter is called once per `apply_gradients`, not once per
-        dtype; half precision is computed in float32 and rounded once per stored value; NaN is
-        refused as a hyperparameter, and infinity as a norm, which would make all gradients NaN.
+        dtype; half precision is computed in float32 and rounded once per stored value; a
+        hyperparameter of NaN and an infinite norm raise errors.
 
     Reference: tf.keras.optimizers.Optimizer (r2.4), tf_keras.optimizers.legacy.Optimizer
     """
@@ -192,23 +191,24 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
                 sparse COO over dimension 0), `IndexedSlices`, an array, a list, or None.
             name: Name of the operation in graph mode; eager steps have none.
-            experimental_aggregate_gradients: True if `gradient_aggregator` is called, or without
-                one, in `thalweg.distribute.Strategy.run`, the gradients of all replicas are summed.
+            experimental_aggregate_gradients: True to call `gradient_aggregator`. Without an
+                aggregator, gradients are summed over replicas inside
+                `thalweg.distribute.Strategy.run`.
 
         Returns:
-            `iterations`, raised by 1, or None if there were no pairs. In graph mode the operation
-            that takes the step; it reads hyperparameters that are variables or tensors of the graph
-            when it runs, and callables are called now.
+            `iterations`, raised by 1, or None without pairs. In graph mode, return the operation
+            that takes the step. The operation reads hyperparameters that are variables or graph
+            tensors; callable hyperparameters are called now.
 
         Raises:
             TypeError: The pairs are malformed, or dtypes differ.
             ValueError: No variable has a gradient, or a gradient does not fit its variable.
-            RuntimeError: The call is across replicas, in the scope of a strategy; or the replicas
-                differ (ReplicaMismatchError), or one did not answer (ReplicaLostError).
+            RuntimeError: The call is in a strategy's scope, but in no replica; replicas differ
+                (ReplicaMismatchError); or a replica did not answer (ReplicaLostError).
 
-        No variable and no slot has changed then, nor has any when a callable, a schedule, an
-        aggregator, a transformer or a hook fails. When a constraint fails, the rest of the step
-        is done. A note on the exception says which is the case.
+        On these errors, and if a user's function fails, no variable and no slot changes. If a
+        constraint fails, the rest of the step is done. A note on the exception tells the two cases
+        apart.
         """
         cache = self._plans.now()
         count_before = count_replayed(cache)
@@ -234,7 +234,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             raise
 
     def _apply_alone(self, pairs: object, name: str | None, aggregates: bool) -> Tensor | None:
-        """Apply gradients outside of any strategy; return as `apply_gradients` does."""
+        """Apply gradients outside of a strategy; return the result of `apply_gradients`."""
         pairs = pairs if type(pairs) is list else as_pairs(pairs)
         if not pairs:
             return self._apply_nothing()
@@ -254,9 +254,9 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
-        """Take a step and return its result; return None, and do nothing, if it is of a graph.
+        """Take an eager step and return its result; for a graph step, do nothing and return None.
 
-        Rebind the last plan if possible, otherwise plan the step.
+        The last plan is reused with new tensors if possible. Otherwise the step is planned anew.
         """
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
@@ -280,8 +280,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         """Return the result of `apply_gradients`: `iterations`, or an operation of a graph.
 
         Args:
-            outcome: The result of a step that was taken, whose first error is raised; or None to
-                build the operation.
+            outcome: Result of an eager step; its first error is raised. None builds the operation.
             pairs, name, aggregates: Arguments of the operation.
         """
         if outcome is None:
@@ -373,7 +372,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return _import_distributed_step().sum_over_replicas(self, list(grads_and_vars))
 
     def _transform_gradients(self, grads_and_vars: list[Pair]) -> Iterable[Pair]:
-        """Hook: clip gradients and call `gradient_transformers`."""
+        """Hook: clip gradients, call `gradient_transformers`, and return the new pairs."""
         flush = self._selection().denormals == "flush"
         if is_deferred(*(grad for grad, _ in grads_and_vars)):
             pairs = graph_mode().clip(grads_and_vars, self._clipping, flush)
@@ -454,7 +453,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return {"name": self._name, **clipping}
 
     def _arguments(self) -> dict[str, object]:
-        """Return the constructor's arguments that affect updates, by name."""
+        """Return {constructor argument: value} for arguments that affect updates."""
         try:
             with self._hyper.uncalled():
                 arguments = dict(self.get_config())
@@ -477,8 +476,9 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         """Return an optimizer made from a configuration.
 
         Args:
-            config: As `get_config` returns it; it is not changed. `lr` stands for `learning_rate`.
-            custom_objects: Classes that the configuration names, by name.
+            config: A dict that `get_config` returned; not changed. `lr` is accepted for
+                `learning_rate`.
+            custom_objects: {name: class} for classes named in `config`.
         """
         config = dict(config)
         if "lr" in config:

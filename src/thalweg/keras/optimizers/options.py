@@ -18,7 +18,7 @@ Transformer = Callable[[list[Pair]], Iterable[Pair]]
 
 
 def as_option(key: str, value: Any) -> Any:
-    """Return a number that is 0 or more, or None where None was given.
+    """Return `value` as a number; return None for None.
 
     Raises:
         TypeError: The value is not a number.
@@ -44,7 +44,7 @@ def _check_aggregator(function: object) -> Any:
 
 
 def _check_transformers(functions: object) -> list[Transformer]:
-    """Return the transformers as a list; raise TypeError unless all are callable."""
+    """Return the transformers as a list, [] for None; raise TypeError unless all are callable."""
     if functions is None:
         return []
     transformers: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]

@@ -38,9 +38,9 @@ _ATTRIBUTES = (
 class KerasReplay(ReplayedApply):
     """Replay of the last step of a Keras optimizer.
 
-    Hyperparameters are read again after they were written to. A learning rate that depends only on
-    the step number is computed for several steps at a time. Users' functions are called after the
-    step was compared with the recorded one, and the comparison is repeated after them.
+    A hyperparameter is read again after it was written. Learning rates that depend only on the step
+    number are computed several steps ahead. User functions are called after the step was compared
+    with the recorded step. The comparison is repeated after user functions ran.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class KerasReplay(ReplayedApply):
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
-        """Read the count of steps and all hyperparameters, which users may have written to.
+        """Read the step count and all hyperparameters into this object.
 
-        A signal handler may take a step meanwhile: until the end it meets `_UNREAD` or unexpected
-        numbers, and then reads everything itself.
+        A signal handler may take a step meanwhile. That step meets `_UNREAD` or unexpected numbers,
+        and reads everything itself.
         """
         self._last_rate, rate = _UNREAD, self._values.get(_RATE)
         self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
@@ -97,7 +97,7 @@ class KerasReplay(ReplayedApply):
         self._last_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
-        """Read the hyperparameters in tensors that were written since the last reading."""
+        """Read hyperparameter tensors that were written since the last reading."""
         if not self._has_cached_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
@@ -120,10 +120,10 @@ class KerasReplay(ReplayedApply):
             versions[name] = version
 
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
-        """Set `_rates`, which compute the learning rate of coming steps, by compute dtype.
+        """Set `_rates` to {compute dtype: `RatesAhead`} for the learning rates of coming steps.
 
-        It is empty unless the rate decays or is a `FormulaSchedule`, and no callable of the user
-        is called.
+        Set it to {} if the rate neither decays nor is a `FormulaSchedule`, or if a step calls
+        users' functions.
         """
         self._rates = {}
         # Nadam's `decay` is that of its momentum.
@@ -217,7 +217,7 @@ class KerasReplay(ReplayedApply):
         return not mismatch
 
     def _read_rate(self, optimizer: Any) -> bool:
-        """Read a learning rate that was set; return True if a replay can compute its numbers."""
+        """Read the learning rate if it was set; return False if a full step is required."""
         rate = self._rate_tensor
         if rate is None:
             other_rate = self._values.get(_RATE)
@@ -232,10 +232,9 @@ class KerasReplay(ReplayedApply):
         return True
 
     def _has_unchanged_rate(self, optimizer: Any) -> bool:
-        """Return True if the learning rate is the one that was read last.
+        """Return True if the learning rate is still the value that was read last.
 
-        False, too, if slots are sharded or there are gradient transformers, which no replay with
-        precomputed scalars handles.
+        Return False if slots are sharded or there are gradient transformers.
         """
         rate = self._values.get(_RATE)
         return (
@@ -247,7 +246,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars of steps from number `first` on."""
+        """Yield the scalars of each step from number `first` on, endlessly."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:
@@ -267,7 +266,10 @@ class KerasReplay(ReplayedApply):
     def _retry_after_reading(
         self, optimizer: Any, pairs: Any, attempt: Callable[[Any, Any], int]
     ) -> int:
-        """Return the mismatch of an attempt, repeated after reading scalars written meanwhile."""
+        """Return the mismatch code of `attempt(optimizer, pairs)`, or 0 if the step was taken.
+
+        If scalars were written meanwhile, read them and attempt the step again.
+        """
         mismatch = attempt(optimizer, pairs)
         # First read only scalars with new versions, then all of them.
         for read in (self._read_written, self._read):
@@ -281,7 +283,7 @@ class KerasReplay(ReplayedApply):
         return self._found.compare(pairs, self._count.value)
 
     def _call_functions(self, optimizer: Any) -> None:
-        """Call users' functions and store their results, which a full step reuses."""
+        """Call users' functions and store their results; a full step reuses the results."""
         with note_not_applied([]):
             if self._functions == [_RATE]:
                 self._user_scalars = {
@@ -293,7 +295,7 @@ class KerasReplay(ReplayedApply):
                 }
 
     def _take_as_known(self, optimizer: Any, pairs: Any) -> int:
-        """Take the step with the scalars read before; return 0, or the mismatch if not taken."""
+        """Take the step with the scalars read before; return 0, or a mismatch code if not taken."""
         count_before = self._count.value
         step = self._start_iteration + count_before + 1
         guarded_step = step if self._is_standard else None
@@ -340,10 +342,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _list_user_functions(optimizer: Any) -> list[str]:
-    """Return the names of hyperparameters that are callables other than formula schedules.
-
-    Formula schedules depend only on the step number and their fields.
-    """
+    """Return the names of hyperparameters that are callables other than formula schedules."""
     return [
         name
         for name, hyper in optimizer._hyper.items()
@@ -423,7 +422,7 @@ def _may_call_users(optimizer: Any) -> bool:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Return True if a step only updates by a rule and counts, and its exact numbers are plain."""
+    """Return True if a step only applies a rule and counts, without hooks or sharded slots."""
     count = optimizer.iterations
     return (
         is_ours(optimizer._counting_calls)

@@ -19,15 +19,16 @@ class RMSprop(BuiltIn):
         without momentum: var <- var - learning_rate g / (sqrt(d) + epsilon)
         with momentum: mom <- momentum mom + learning_rate g / sqrt(d + epsilon);  var <- var - mom
 
-    A sparse gradient moves the rows it names; without momentum it decays rms and mg of all rows.
+    A sparse gradient moves only its rows; without momentum it decays rms and mg of all rows.
 
     Args:
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
-        rho: Share of the averages that is kept. A float, tensor or callable.
+        rho: Decay rate of the averages. A float, tensor or callable.
         momentum: A number in [0, 1], tensor or callable. A number above 0, or any tensor or
             callable, creates the slot of the momentum.
-        epsilon: Outside the root without momentum, inside with; None and 0 mean 1e-7.
-        centered: True if to normalise by the variance instead of the mean square.
+        epsilon: Added to the root without momentum, inside the root with momentum; None and 0 mean
+            1e-7.
+        centered: True to normalise by the variance instead of the mean square.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 
@@ -35,8 +36,8 @@ class RMSprop(BuiltIn):
         ValueError: momentum is a number outside [0, 1].
 
     Differs from:
-        torch.optim.RMSprop keeps epsilon outside the root and the learning rate out of the
-        momentum buffer.
+        torch.optim.RMSprop keeps epsilon outside the root and the learning rate out of the momentum
+        buffer.
 
     Reference: tf.keras.optimizers.RMSprop (OptimizerV2)
     """

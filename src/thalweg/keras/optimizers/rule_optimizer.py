@@ -1,4 +1,4 @@
-"""`RuleOptimizer`: an optimizer with a `Rule` as arithmetic, fused into one pass over memory."""
+"""`RuleOptimizer`: a Keras optimizer that runs a `Rule`, fused into one pass over memory."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from thalweg.keras.optimizers.step_adapter import (
 
 
 class RuleOptimizer(Optimizer):
-    """Optimizer that runs any update rule, the library's or yours, on any engine.
+    """Keras optimizer that runs a `Rule`, built-in or custom, on any engine.
 
     Args:
         rule: The rule.
         learning_rate: A float, a 0-d tensor, a schedule, or a callable without arguments. None
-            takes the rule's default.
-        name: Name of the optimizer; the rule's if None.
+            selects the rule's default.
+        name: Name of the optimizer; None selects the rule's name.
         **kwargs: The rule's other hyperparameters by name, as numbers, tensors or callables, and
             the keywords of `Optimizer`.
 
     Attributes:
-        NAMES: Names of hyperparameters, where the rule's differ.
+        NAMES: {hyperparameter name of the rule: attribute name} if the two differ.
 
     Raises:
-        TypeError: A keyword is neither a hyperparameter of the rule nor one of `Optimizer`.
+        TypeError: A keyword is neither a hyperparameter of the rule nor a keyword of `Optimizer`.
         RuleError: A scalar of the rule has the name of an attribute or option of all optimizers.
 
     Example:
@@ -103,7 +103,7 @@ class RuleOptimizer(Optimizer):
         return self.rule
 
     def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
-        """Return the rule's hyperparameters in this step as scalars of a compute dtype."""
+        """Return {name: scalar of `dtype`} for the hyperparameters of this step's rule."""
         values = {
             hyper.name: self._scalar_of(hyper.name, dtype)
             for hyper in self._choose_rule().hypers
@@ -122,12 +122,12 @@ class RuleOptimizer(Optimizer):
     def _rule_scalars(
         self, dtype: Dtype, rate: float | None = None, in_common: Mapping[str, float] | None = None
     ) -> dict[str, Any]:
-        """Return all scalars that formulas may read in this step, in a compute dtype.
+        """Return {name: scalar of `dtype`} for all scalars that the rule's formulas read.
 
         Args:
             dtype: The compute dtype.
-            rate: Learning rate that a subclass's `_prepare_local` has set, or None.
-            in_common: The rule's optimizer-wide scalars.
+            rate: Learning rate set by a subclass's `_prepare_local`; None keeps the hyperparameter.
+            in_common: {name: number} of scalars that all variables share.
         """
         values = self._hyper_scalars(dtype)
         values |= {name: dtype(shared_scalar) for name, shared_scalar in (in_common or {}).items()}
@@ -189,7 +189,7 @@ class RuleOptimizer(Optimizer):
         return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
-        """Return learning rates that a subclass's `_prepare_local` has set, by compute dtype."""
+        """Return {compute dtype: rate} of learning rates that `_prepare_local` changed."""
         rates: dict[Dtype, float] = {}
         # Dtypes may share a compute dtype: the widest, which comes last, has the most exact rate.
         for (_, dtype), coefficients in sorted(state.items(), key=lambda item: item[0][1].itemsize):
@@ -228,13 +228,13 @@ class RuleOptimizer(Optimizer):
     def _update_one(
         self, grad: Any, var: Tensor, apply_state: Any, rates: dict[Dtype, float] | None = None
     ) -> None:
-        """Update a variable and its slots in place by the rule.
+        """Update `var` and its slots in place by the rule.
 
         Args:
             grad: A tensor, or `IndexedSlices`.
             var: The variable.
-            apply_state: The coefficients that a hook was given, or None.
-            rates: Learning rates by compute dtype; None means those of the step.
+            apply_state: The `apply_state` that a hook received, or None.
+            rates: {compute dtype: learning rate}; None uses the step's learning rate.
         """
         cache = self._plans.now().alone(var)
         hooks, pair = KerasHookStepAdapter(self, apply_state, rates), (grad, var)
@@ -269,12 +269,11 @@ class RuleOptimizer(Optimizer):
         """Return an optimizer made from a configuration.
 
         Args:
-            config: As `get_config` returns it; it is not changed.
-            custom_objects: Your rules, and classes of schedules, by name; the library's rules are
-                known.
+            config: A dict that `get_config` returned; not changed.
+            custom_objects: {name: custom rule or class of schedules}. Built-in rules need no entry.
 
         Raises:
-            ValueError: No rule has this name.
+            ValueError: No rule has the name `config["rule"]`.
         """
         name = config.get("rule")
         with importing:

@@ -23,15 +23,15 @@ _BY_LOWER = {name.lower(): cls for name, cls in CLASSES.items()}
 
 
 def serialize(optimizer: Optimizer, use_legacy_format: bool = False) -> dict[str, Any]:
-    """Return the optimizer's class name and configuration.
+    """Return a dict that describes an optimizer and that `deserialize` reads.
 
     Args:
         optimizer: The optimizer.
-        use_legacy_format: Accepted for compatibility: this is the only format.
+        use_legacy_format: Ignored; there is one format.
 
     Returns:
-        {"class_name": ..., "config": ...}, which `deserialize` reads. A class that Keras'
-        `register_keras_serializable` knows has the name "package>name".
+        {"class_name": ..., "config": ...}. A class registered by Keras'
+        `register_keras_serializable` has the name "package>name".
     """
     # Names in Keras' registry count only in programs that have imported Keras.
     cls, keras = type(optimizer), sys.modules.get("keras.saving")
@@ -45,16 +45,16 @@ def deserialize(
     use_legacy_format: bool = False,
     use_legacy_optimizer: bool = False,
 ) -> Optimizer:
-    """Return the optimizer that `serialize` described.
+    """Return a new optimizer from a dict that `serialize` returned.
 
     Args:
-        config: {"class_name": ..., "config": ...}; the built-in names in any case.
-        custom_objects: Your own classes, by name; those that Keras' registry has, and those of its
-            `custom_object_scope`, need not be named.
+        config: {"class_name": ..., "config": ...}; case is ignored in names of built-in classes.
+        custom_objects: {name: custom class}. Classes in Keras' registry or `custom_object_scope`
+            need no entry.
         use_legacy_format, use_legacy_optimizer: Accepted for compatibility.
 
     Raises:
-        ValueError: The class is unknown, or the dictionary is not one that `serialize` returns.
+        ValueError: The class is unknown, or `config` has no "class_name".
     """
     if not isinstance(config, dict) or "class_name" not in config:
         raise ValueError(
@@ -71,15 +71,15 @@ def deserialize(
 
 
 def get(identifier: object, use_legacy_optimizer: bool = False) -> Optimizer:
-    """Return an optimizer by name, by configuration, or itself.
+    """Return a new optimizer by name or configuration; return an optimizer itself unchanged.
 
     Args:
-        identifier: A name such as "adam" (any case; default arguments), a dictionary as
-            `serialize` returns it, or an optimizer.
+        identifier: A name such as "adam" in any case (default arguments), a dict that `serialize`
+            returned, or an optimizer.
         use_legacy_optimizer: Accepted for compatibility.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: `identifier` has another type, or names an unknown class.
 
     Example:
         >>> get("adam").get_config()["beta_1"]

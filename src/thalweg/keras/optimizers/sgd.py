@@ -20,7 +20,7 @@ class SGD(BuiltIn):
         learning_rate: A float, 0-d tensor, schedule, or callable without arguments.
         momentum: A number in [0, 1], tensor or callable. A number above 0, or any tensor or
             callable, creates the slot of the momentum.
-        nesterov: True if momentum is Nesterov's; without momentum it changes nothing.
+        nesterov: True for Nesterov momentum; no effect without momentum.
         name: Name of the optimizer.
         **kwargs: See `Optimizer`.
 
@@ -28,8 +28,8 @@ class SGD(BuiltIn):
         ValueError: momentum is a number outside [0, 1].
 
     Differs from:
-        torch.optim.SGD keeps the learning rate out of the velocity, so the two part as soon as the
-        learning rate changes.
+        torch.optim.SGD keeps the learning rate out of the velocity, so results differ after a
+        change of the learning rate.
 
     Example:
         >>> from thalweg import Variable

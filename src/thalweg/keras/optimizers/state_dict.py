@@ -28,10 +28,10 @@ _KEYS = ("class_name", "format", "iterations", *_SECTIONS)
 
 
 class KerasStateDict(Hypers, state.StateDict):
-    """The part of `Optimizer` that saves and loads state.
+    """Base class of `Optimizer` that saves and loads state.
 
     Attributes:
-        EXTRA: Names of scalar weights of this class that belong to no variable.
+        EXTRA: Names of the class's scalar weights that belong to no variable.
     """
 
     EXTRA: tuple[str, ...] = ()
@@ -58,26 +58,25 @@ class KerasStateDict(Hypers, state.StateDict):
 
     @untraced
     def state_dict(self) -> dict[str, Any]:
-        """Return all state as named tensors and plain numbers; `torch.load(weights_only=True)`
-        reads it.
+        """Return copies of all state as a dict that `torch.load(weights_only=True)` reads.
+
+        With slots sharded by `thalweg.distribute.Strategy`, all ranks must call `state_dict`; each
+        rank receives all slots.
 
         Returns:
-            "class_name", "format", "iterations" (int64 tensor), "hyperparameters" (numbers; not
-            those given as schedules, callables or tensors), "weights" (optimizer-wide tensors) and
-            "slots": for each variable's name a dict from slot name to tensor. Tensors are copies.
-            The second variable of a name is "name:0#1".
-
-        Where slots are shared out over the ranks of a `thalweg.distribute.Strategy`, all ranks call
-        this, and each gets all of them.
+            "class_name", "format", "iterations" (int64 tensor), "hyperparameters" ({name: number},
+            without schedules, callables and tensors), "weights" ({name: optimizer-wide tensor}) and
+            "slots" ({variable name: {slot name: tensor}}). A second variable named "name:0" has the
+            key "name:0#1".
 
         Raises:
-            ReplicaLostError: A rank has not called it.
-            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
+            ReplicaLostError: A rank has not called `state_dict`.
+            FailedPreconditionError: The state consists of graph variables, which `Saver` saves.
         """
         return self._saved(_name_variables)
 
     def _saved(self, names: Names = state.keys_of) -> dict[str, object]:
-        """Return `state_dict` with variables named by a function."""
+        """Return `state_dict()`, with one key per variable from `names(variables)`."""
         self._check_eager()
         with self._lock:
             self._settle()
@@ -103,19 +102,19 @@ class KerasStateDict(Hypers, state.StateDict):
     def load_state_dict(
         self, state_dict: dict[str, object], var_list: Sequence[Tensor] | None = None
     ) -> None:
-        """Set all state from `state_dict()`; all or nothing.
+        """Load a dict that `state_dict()` returned; change nothing on an error.
 
-        Variables are matched by name. Slots of variables that this optimizer has not met yet are
-        kept and put in place when their variable comes.
+        Variables are matched by name. Saved slots of other variables are kept, and restored when
+        the optimizer creates the slots.
 
         Args:
-            state_dict: As `state_dict` returns it.
-            var_list: Optional. The variables, so that all slots are made and checked now.
+            state_dict: A dict that `state_dict` returned.
+            var_list: Optional. Variables whose slots are created and checked now.
 
         Raises:
-            ValueError: It is the state of another class of optimizer.
+            ValueError: The state belongs to another class of optimizer.
             CheckpointMismatchError: Names, shapes or dtypes differ; lists up to ten differences.
-            FailedPreconditionError: The state is variables of a graph, which `Saver` restores.
+            FailedPreconditionError: The state consists of graph variables, which `Saver` restores.
         """
         with self._loading(state_dict, var_list) as loading:
             state.restore(loading)
@@ -137,7 +136,10 @@ class KerasStateDict(Hypers, state.StateDict):
     def _state_parts(
         self, state_dict: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Create missing state; return ("", parts): entries, values, True if all are required."""
+        """Create missing state; return "" and a list of parts to restore.
+
+        A part is (state entries, {entry name: value}, True if all entries are required).
+        """
         slots, has_custom_names = state_dict["slots"], names is not state.keys_of
         self._pending = {}
         owners = self._slots.owners()
@@ -195,11 +197,11 @@ class KerasStateDict(Hypers, state.StateDict):
         saved_slots: dict[str, dict[str, Any]],
         includes_all: bool = True,
     ) -> tuple[list[Entry], dict[str, Any], dict[str, Any]]:
-        """Match slots of variables with those of a state.
+        """Match slots of variables with saved slots.
 
         Returns:
-            Entries of the variables' slots (without `includes_all` only of variables in the
-            state), the state's values for them by name, and the state's other variables.
+            State entries of slots (without `includes_all`, only of saved variables); {entry name:
+            saved value}; and `saved_slots` without the matched variables.
         """
         entries: list[Entry] = []
         values: dict[str, Any] = {}
@@ -224,7 +226,11 @@ class KerasStateDict(Hypers, state.StateDict):
         self._restore_pending(var_list)
 
     def _restore_pending(self, var_list: Sequence[Tensor]) -> None:
-        """Copy pending slots of these variables into their new slots."""
+        """Copy pending slots of `var_list` into the variables' new slots.
+
+        Raise CheckpointMismatchError if shapes or dtypes differ. Warn if the first step matches no
+        pending slot.
+        """
         if not self._pending:
             return
         variables, ids = self._owners(), {id(var) for var in var_list}
@@ -253,7 +259,7 @@ class KerasStateDict(Hypers, state.StateDict):
 
 
 def _check_form(state_dict: object, class_name: str) -> None:
-    """Raise unless the argument is a state of this optimizer class and format."""
+    """Raise unless `state_dict` is a state of the class `class_name` and of format `FORMAT`."""
     if not isinstance(state_dict, dict) or not isinstance(state_dict.get("class_name"), str):
         raise ValueError(
             "state_dict must be what state_dict() of an optimizer returned. Nothing was loaded."
@@ -276,7 +282,7 @@ def _check_form(state_dict: object, class_name: str) -> None:
 
 
 def _find_strange_sections(state_dict: dict[str, Any]) -> list[str]:
-    """Return differences: missing or unknown sections, and sections that are not dicts."""
+    """Return error texts for missing sections, unknown sections and sections that are not dicts."""
     differences = [f"the state has no {key!r}" for key in _KEYS if key not in state_dict]
     differences += state.differences([], {key: None for key in state_dict if key not in _KEYS})
     sections = {key: state_dict[key] for key in _SECTIONS if key in state_dict}

@@ -43,7 +43,7 @@ def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
     """Return (values, indices) with unique indices; rows of repeated indices are summed.
 
     Args:
-        values: The rows.
+        values: The rows, one per index.
         indices: int32 or int64, of shape (rows,).
     """
     if is_symbolic(values) or is_symbolic(indices):
@@ -53,7 +53,7 @@ def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
 
 
 class ApplyState(dict[tuple[Any, torch.dtype], dict[str, Any]]):
-    """Coefficients of a step by device, or its name, and dtype."""
+    """Coefficients of a step: {(device or its name, dtype): {name: value}}."""
 
     def __init__(
         self, coefficients: dict[tuple[object, torch.dtype], dict[str, object]] | None = None
@@ -92,11 +92,11 @@ def call(hook: Callable[..., Any], args: tuple[object, ...], apply_state: object
 
 
 class KerasStepAdapter(StepAdapter):
-    """Adapter of one call of `apply_gradients`.
+    """Adapter that calls an optimizer's hooks for one call of `apply_gradients`.
 
     Args:
-        optimizer: The optimizer, of Keras' base class or derived from it.
-        aggregates: True if gradients are aggregated first.
+        optimizer: A Keras optimizer.
+        aggregates: True to call the gradient aggregator.
     """
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
@@ -157,9 +157,9 @@ class KerasStepAdapter(StepAdapter):
         return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
 
     def _call_hook(self, hook: str, pairs: list[Pair], is_required: bool = False) -> list[Pair]:
-        """Return the checked pairs that a gradient hook returns; create slots of new variables.
+        """Call a gradient hook and return its pairs, checked; create slots of new variables.
 
-        A hook that is neither overridden nor required is not called: `pairs` are returned.
+        Return `pairs` if the hook is neither overridden nor required.
 
         Raises:
             ValueError: The hook returned no gradient.
@@ -180,7 +180,7 @@ class KerasStepAdapter(StepAdapter):
         return new_pairs
 
     def apply_one(self, grad: Gradient, var: Tensor) -> None:
-        """Update one variable by the hooks of the optimizer."""
+        """Update one variable in place by the optimizer's dense or sparse hook."""
         optimizer = self._optimizer
         with enter_update():
             if isinstance(grad, IndexedSlices):
@@ -204,7 +204,7 @@ class KerasStepAdapter(StepAdapter):
 
 
 class KerasRuleStepAdapter(KerasStepAdapter):
-    """Adapter of one call of `apply_gradients` of an optimizer that runs a rule."""
+    """Adapter of one call of `apply_gradients` of a `RuleOptimizer`."""
 
     def __init__(self, optimizer: Any, aggregates: bool) -> None:
         super().__init__(optimizer, aggregates)
@@ -235,10 +235,10 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         ]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Read what the step needs before any write: coefficients of hooks, results of callables.
+        """Read hyperparameters before the step writes: coefficients of hooks, results of callables.
 
-        `_prepare` is called only if a hook that reads its coefficients is overridden. Scalars are
-        computed now, and cached by compute dtype, only if users' functions compute them.
+        `_prepare` is called only if a hook that reads coefficients is overridden. Scalars are
+        computed and cached here only if users' functions compute them.
         """
         self._variables = variables
         # Only hooks read these coefficients, so schedules are not called for them without hooks.
@@ -282,7 +282,7 @@ class KerasRuleStepAdapter(KerasStepAdapter):
 
 
 class KerasHookStepAdapter(KerasRuleStepAdapter):
-    """Adapter for a user's hook that calls the rule to update one variable within a step."""
+    """Adapter for a user's hook that updates one variable by the rule within a step."""
 
     # The outer step applies constraints.
     constrains = False
@@ -330,7 +330,7 @@ class KerasHookStepAdapter(KerasRuleStepAdapter):
 
 
 class ComplexHooks(KerasHookStepAdapter):
-    """Adapter that updates one complex variable as pairs of real numbers."""
+    """Adapter that updates one complex variable through its view of real numbers."""
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ def has_hooks(optimizer: Any) -> bool:
 
 
 def with_gradients(pairs: Sequence[tuple[object, object]], names: Sequence[str]) -> list[Any]:
-    """Return the pairs with a gradient; warn about unfrozen variables without one.
+    """Return the pairs whose gradient is not None; warn about other variables unless frozen.
 
     Raises:
         ValueError: No pair has a gradient.

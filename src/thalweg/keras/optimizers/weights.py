@@ -48,14 +48,15 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 
 
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return the CPU tensor that an initializer makes.
+    """Return a new CPU tensor with an initial value of a shape and dtype.
 
-    While a graph is built, a callable may return a tensor of the graph.
+    While a graph is built, a callable `initializer` may return a graph tensor, which is returned
+    unchanged.
 
     Args:
-        initializer: "zeros", "ones", a callable of (shape, dtype), or a value.
-        shape: The shape.
-        dtype: The dtype.
+        initializer: "zeros", "ones", a value, or a callable: `initializer(shape, dtype=dtype)`
+            returns a value.
+        shape, dtype: Of the result.
 
     Raises:
         ValueError: The name is unknown, or the value does not fit the shape.
@@ -78,7 +79,7 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
 
 
 class Weights(TrackableSlots):
-    """Mixin of `Optimizer` that stores `iterations`, slots and other weights."""
+    """Base class of `Optimizer` that stores `iterations`, slots and other weights."""
 
     _name: str
 
@@ -149,20 +150,21 @@ class Weights(TrackableSlots):
         initializer: Any = "zeros",
         shape: Sequence[int] | None = None,
     ) -> Variable:
-        """Add a slot for `var`, or return the one it has.
+        """Create and return a slot of `var`; return an existing slot unchanged.
 
         Args:
             var: A variable.
             slot_name: Name of the slot.
-            initializer: "zeros", "ones" or a callable of (shape, dtype); or a number, array,
-                tensor or variable, which is the value and gives the shape.
-            shape: Shape of the slot if the initializer does not give it; the variable's if None.
+            initializer: "zeros", "ones", or a callable: `initializer(shape, dtype=dtype)` returns a
+                value. A number, array, tensor or variable is the value itself.
+            shape: Shape of the slot. None selects the shape of the value, or of `var` if
+                `initializer` is a string or callable.
 
         Returns:
             The slot, of the variable's dtype and device.
 
         Raises:
-            ValueError: The value has another shape than `shape`.
+            ValueError: The value cannot be expanded to `shape`.
             TypeError: `var` is not a variable.
         """
         existing_slot = self._slots.get(var, slot_name)
@@ -190,7 +192,7 @@ class Weights(TrackableSlots):
     def _add_slots(
         self, variables: Sequence[Tensor], name: str, initial: float, kind: Slot | None = None
     ) -> list[Variable]:
-        """Create slots together for the variables that lack them; return the new slots."""
+        """Create slots for the variables that lack a slot `name`; return the new slots."""
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
@@ -216,10 +218,9 @@ class Weights(TrackableSlots):
         return f"{var.graph.scope}{path}" if is_symbolic(var) else f"{self._name}/{path}"
 
     def get_slot(self, var: Tensor, slot_name: str) -> Variable:
-        """Return the slot of a variable.
+        """Return a slot of `var`; it is a copy if a `thalweg.distribute.Strategy` shards slots.
 
-        Where a `thalweg.distribute.Strategy` shards slots over ranks, return a copy; all ranks must
-        call this method.
+        With sharded slots, all ranks must call this method.
 
         Raises:
             KeyError: The variable has no slot of this name (yet).
@@ -259,23 +260,22 @@ class Weights(TrackableSlots):
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> Variable:
-        """Create and return a variable of the optimizer that is no slot; `weights` lacks it.
+        """Create a variable of the optimizer that is not a slot and not in `weights`; return it.
 
         Args:
             name, shape, dtype, initializer, trainable: Of the variable.
-            synchronization: `ON_READ` stands for a value of each replica.
-            aggregation: Mode of `assign`, `assign_add` and `assign_sub` in the replicas of a
-                strategy: `SUM` or `MEAN` of their values, or `ONLY_FIRST_REPLICA`, is assigned on
-                all of them; with `NONE` each has its own. Hooks that update variables assign as
-                they are told. In graph mode the replicas' values meet when a session runs the
-                assignment.
+            synchronization: `ON_READ` creates a separate value per replica.
+            aggregation: How `assign`, `assign_add` and `assign_sub` combine the values of a
+                strategy's replicas: `SUM`, `MEAN` or `ONLY_FIRST_REPLICA`. With `NONE`, each
+                replica assigns its own value. In graph mode, values are combined when a session
+                runs the assignment.
 
         Differs from:
-            TensorFlow, where an assignment in a replica without aggregation is an error.
+            TensorFlow raises an error for an assignment in a replica without aggregation.
 
         Raises:
-            ValueError: Trainable together with `VariableSynchronization.ON_READ`; or an
-                `aggregation` or `synchronization` that is none.
+            ValueError: Trainable together with `VariableSynchronization.ON_READ`; or an unknown
+                `aggregation` or `synchronization`.
         """
         synchronization = distribute.as_mode(VariableSynchronization, synchronization)
         aggregation = distribute.as_mode(VariableAggregation, aggregation)
@@ -313,10 +313,10 @@ class Weights(TrackableSlots):
 
     @untraced
     def get_weights(self) -> list[Any]:
-        """Return the values of `weights` as NumPy arrays, bfloat16 as float32.
+        """Return the values of `weights` as a list of NumPy arrays, bfloat16 as float32.
 
-        Where a `thalweg.distribute.Strategy` shards slots over ranks, all ranks must call this
-        method, and each gets all values.
+        If a `thalweg.distribute.Strategy` shards slots, all ranks must call this method and receive
+        all values.
         """
         self._settle()
         listed_weights = self._list_weights()
@@ -327,11 +327,11 @@ class Weights(TrackableSlots):
 
     @untraced
     def set_weights(self, weights: Sequence[object]) -> None:
-        """Set the values of `weights`, in their order; numbers are converted to their dtypes.
+        """Assign a list of values to `weights`, in order, converted to each weight's dtype.
 
         Raises:
-            ValueError: The list has another length, an array has another shape, a value is not
-                a number that its weight can hold, or iterations is negative. Nothing is set then.
+            ValueError: The list has another length, an array has another shape, a weight cannot
+                hold a value, or iterations is negative. Nothing is set then.
         """
         self._settle()
         weights = self._adapted_weights(list(weights))
@@ -365,7 +365,7 @@ class Weights(TrackableSlots):
         return self._weights if is_inherited else self.weights
 
     def _list_weight_entries(self) -> list[Entry]:
-        """Return the state entry of each of `weights`, in order; sharded slots as full values."""
+        """Return one state entry per element of `weights`; it reads a sharded slot in full."""
         slot_entries = {
             id(entry.own): entry
             for optimizer in self._with_inner()
@@ -404,7 +404,7 @@ def _is_counter(variable: object) -> bool:
 
 
 def _fit_value(entry: Entry, value: object) -> Tensor:
-    """Return the value for a weight in its dtype.
+    """Return `value` as a tensor of the weight's dtype.
 
     Raises:
         ValueError: The shapes differ.

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
-    """Attach diagnostics to an optimizer that has none.
+    """Set `step_cache.diagnosing` to a recorder, unless the optimizer has one.
+
+    If `is_copy`, a `Diagnostics` is replaced by a new one with the same interval.
 
     Raises:
         FailedPreconditionError: `option` is used by another optimizer.
@@ -69,7 +71,7 @@ class Diagnosing(TableRecorder):
         return self._table_parameters or self._parameters()
 
     def _parameters(self) -> Parameters:
-        """Return the parameters of the next tables."""
+        """Return names, sizes and groups of all parameters; keep them for `known_parameters`."""
         groups = self._optimizer.param_groups
         params = params_of(groups)
         param_ids = [id(param) for param in params]
@@ -97,7 +99,9 @@ class Diagnosing(TableRecorder):
 
     @contextmanager
     def measure_step(self, optimizer: Any) -> Generator[None]:
-        """Measure a planned step in the `with` block and record it, if its number is due.
+        """Measure the step in the `with` block if its number is a multiple of `config.every`.
+
+        A measured step is recorded at the end of the block.
 
         Raises:
             FailedPreconditionError: A CUDA graph is being captured.

@@ -20,25 +20,25 @@ from thalweg.rules.modern.adafactor_hf import ADAFACTOR_HF, adafactor_hf
 
 
 class AdafactorHF(ModernOptimizer):
-    """Adafactor as in transformers; `Adafactor` is that of torch, with another formula and
-    arguments.
+    """Adafactor as in transformers; `Adafactor` is torch's, with another formula and arguments.
 
     By default, the rate follows from the number of the step and from the root mean square of each
     parameter, and `lr` is None. For an explicit rate, pass `lr`, `scale_parameter=False` and
-    `relative_step=False`. `state[p]` holds `step`, `RMS` and, of matrices, `exp_avg_sq_row` and
-    `exp_avg_sq_col`; of all others `exp_avg_sq`; with `beta1`, `exp_avg`. All are float32 for
-    parameters of 16 bits. `state_dict` and that of transformers' class load into each other.
+    `relative_step=False`. `state[p]` holds `step` and `RMS`; for a matrix `exp_avg_sq_row` and
+    `exp_avg_sq_col`; for any other parameter `exp_avg_sq`; with `beta1` also `exp_avg`. Slots of
+    16-bit parameters are float32. State dicts of this class and of transformers' load into each
+    other.
 
     Args:
         lr: The learning rate, a number or a tensor of shape (), with `relative_step=False`; else
             None.
-        eps: Added to squares of gradients, and the least root mean square of a parameter.
+        eps: A number added to squares of gradients, and the least root mean square of a parameter.
         clip_threshold: The largest root mean square of a step before it is multiplied by its rate.
-        decay_rate: The weight of a square in its mean is the number of the step to this power.
-        beta1: Share of the mean of steps that a step keeps; None has no mean.
+        decay_rate: A new square has the weight step ** decay_rate in its mean.
+        beta1: The fraction of the mean of steps that a step keeps; None keeps no mean.
         scale_parameter: True if the rate is multiplied by the root mean square of the parameter.
         relative_step: True if the rate is 1 over the root of the step's number, at most 0.01.
-        warmup_init: True if that rate is at most 1e-6 times the step's number, in place of 0.01.
+        warmup_init: True to bound the relative rate by 1e-6 times the step's number, not by 0.01.
 
     Raises:
         ValueError: `lr` and `relative_step=True` are both given or both missing, or
@@ -68,7 +68,7 @@ class AdafactorHF(ModernOptimizer):
         relative_step: bool = True,
         warmup_init: bool = False,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments unchanged; raise ValueError if `lr` contradicts `relative_step`."""
@@ -111,7 +111,7 @@ class AdafactorHF(ModernOptimizer):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule; [] if they do."""
+        """Return reasons why options of a group are invalid; [] if all are valid."""
         try:
             _read_eps(group["eps"])
         except InvalidTypeError as error:
@@ -144,7 +144,7 @@ def _read_eps(eps: Any) -> tuple[float, float]:
     """Return (number added to squares, least root mean square of a parameter).
 
     Raises:
-        InvalidTypeError: `eps` has another form.
+        InvalidTypeError: `eps` is not a pair of numbers.
     """
     try:
         of_squares, of_variable = eps

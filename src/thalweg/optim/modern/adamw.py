@@ -18,11 +18,11 @@ class AdamWKin(ModernOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class AdamWCoupled(AdamWKin):
-    """Adam with a share of the variable in the gradient: the formula of `torch.optim.Adam`."""
+    """Adam whose weight decay is added to the gradient: the formula of `torch.optim.Adam`."""
 
     _rule = "ADAMW_COUPLED"
 
@@ -34,7 +34,7 @@ class AdamWDecoupled(AdamWKin):
 
 
 class AdamWIndependent(AdamWKin):
-    """AdamW that shrinks variables by weight_decay for any rate: use a small one.
+    """AdamW whose decay is not multiplied by the rate: use a small `weight_decay`.
 
     Source: Wortsman et al. 2023, https://arxiv.org/abs/2309.14322
     """
@@ -43,7 +43,7 @@ class AdamWIndependent(AdamWKin):
 
 
 class AdamWCautiousDecay(AdamWKin):
-    """AdamW without decay of elements that the step does not make smaller.
+    """AdamW that decays only elements whose magnitude the step reduces.
 
     Source: Chen et al. 2025, https://arxiv.org/abs/2510.12402
     """
@@ -52,7 +52,7 @@ class AdamWCautiousDecay(AdamWKin):
 
 
 class NAdamW(AdamWKin):
-    """AdamW with steps that look one gradient ahead.
+    """AdamW with Nesterov momentum.
 
     Source: Dozat 2016; timm.optim.NAdamW
     """
@@ -61,7 +61,7 @@ class NAdamW(AdamWKin):
 
 
 class CautiousAdamW(AdamWKin):
-    """AdamW that leaves out uphill steps, of the sign of the gradient, and lengthens the others.
+    """AdamW that leaves out elements of a step that go uphill, and lengthens the remaining ones.
 
     Source: Liang et al. 2024, https://arxiv.org/abs/2411.16085; timm.optim.AdamWLegacy
     """
@@ -70,7 +70,7 @@ class CautiousAdamW(AdamWKin):
 
 
 class StableAdamW(ModernOptimizer):
-    """AdamW with a smaller rate for a parameter if its gradients outgrow their root.
+    """AdamW that lowers a parameter's rate if its gradients exceed their running root mean square.
 
     Source: Wortsman et al. 2023, https://arxiv.org/abs/2304.13013
     """
@@ -85,4 +85,4 @@ class StableAdamW(ModernOptimizer):
         weight_decay: float = 1e-2,
         eps: float = 1e-8,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""

@@ -56,57 +56,56 @@ class AdamWCoupled(AdamWKin):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -116,17 +115,17 @@ class AdamWCoupled(AdamWKin):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class AdamWDecoupled(AdamWKin):
@@ -174,57 +173,56 @@ class AdamWDecoupled(AdamWKin):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -234,17 +232,17 @@ class AdamWDecoupled(AdamWKin):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class AdamWIndependent(AdamWKin):
@@ -292,57 +290,56 @@ class AdamWIndependent(AdamWKin):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -352,17 +349,17 @@ class AdamWIndependent(AdamWKin):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class AdamWCautiousDecay(AdamWKin):
@@ -410,57 +407,56 @@ class AdamWCautiousDecay(AdamWKin):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -470,17 +466,17 @@ class AdamWCautiousDecay(AdamWKin):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class NAdamW(AdamWKin):
@@ -528,57 +524,56 @@ class NAdamW(AdamWKin):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -588,17 +583,17 @@ class NAdamW(AdamWKin):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class CautiousAdamW(AdamWKin):
@@ -646,57 +641,56 @@ class CautiousAdamW(AdamWKin):
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -706,17 +700,17 @@ class CautiousAdamW(AdamWKin):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """
 
 class StableAdamW(ModernOptimizer):
@@ -764,57 +758,56 @@ class StableAdamW(ModernOptimizer):
             weight_decay: How much of each parameter decays; 0 is none.
             eps: A small number that keeps a divisor from 0.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
-            clip_grad_value: Elements of gradients are clipped to [-value, value]. Either setting
-                adds up duplicate rows of sparse gradients first.
-            fused_unscale: Whether the step unscales gradients in place of `torch.amp.GradScaler`.
+            clip_grad_value: Elements of gradients are clipped to [-value, value].
+            fused_unscale: True if the step unscales gradients instead of `torch.amp.GradScaler`.
                 The steps of parameters on a GPU are then counted on the GPU.
             accumulate: Number of calls of `step` per update. Each call adds the gradients to sums
                 and frees them; the last call updates. Clipping and the update use the sums.
             wide_sums: Whether sums of 16-bit gradients are float32; always so with master weights.
-            in_backward: Whether each gradient is applied and freed as it arrives; `step` then only
+            in_backward: True applies and frees each gradient as it arrives; `step` then only
                 counts. Not with options that need all gradients: `clip_grad_norm`, `accumulate`,
                 `fused_unscale`.
             gradients: "flat" makes all gradients views of a few buffers with fixed addresses, which
-                `zero_grad` fills with 0. A parameter without a gradient has a gradient of 0 then,
-                and a frozen parameter None.
-            cautious_decay: Whether decoupled decay, as AdamW's, skips elements that the step moves
-                away from 0. Rules without decoupled decay raise. https://arxiv.org/abs/2510.12402
-            row_floor: Minimum norm of a row's step, as a multiple of the row's norm times the
-                learning rate; True is 0.3825. Parameters that are not matrices raise.
+                `zero_grad` fills with 0. A parameter without a gradient then has a gradient of 0; a
+                frozen parameter has None.
+            cautious_decay: True if decoupled decay, as in AdamW, skips elements that the step moves
+                away from 0. Rules without decoupled decay raise RuleError.
+                https://arxiv.org/abs/2510.12402
+            row_floor: Minimum norm of a row's step, divided by the row's norm times the learning
+                rate. True is 0.3825. Parameters that are not matrices raise InvalidArgumentError.
                 https://github.com/KellerJordan/modded-nanogpt/pull/328
-            cautious: Whether elements stay whose step has the sign of their gradient. The steps of
-                the others are divided by their share of all elements, at least 0.001.
+            cautious: True skips elements whose step and gradient differ in sign. The remaining
+                steps are divided by the fraction of remaining elements, at least 0.001.
                 https://arxiv.org/abs/2411.16085
-            trust_ratio: Whether steps are multiplied by the norm of the parameter over that of the
-                step without learning rate, where neither is 0: Adam becomes LAMB, and SGD becomes
-                LARS. https://arxiv.org/abs/1904.00962
-            sphere: Whether a step has the norm of its parameter times the learning rate, and
-                restores the norm before the first step, `radius` in the state. Decoupled decay has
-                no effect. A parameter that is 0 at first has ordinary steps, with a warning.
+            trust_ratio: True multiplies a step by the parameter's norm over the norm of the step
+                without learning rate, unless a norm is 0. Adam becomes LAMB, and SGD becomes LARS.
+                https://arxiv.org/abs/1904.00962
+            sphere: True gives a step the norm of its parameter times the learning rate, and
+                restores the parameter's initial norm, `radius` in the state. Decoupled decay has no
+                effect. A parameter that is 0 at first has ordinary steps, with a warning.
                 https://arxiv.org/abs/2606.16899
-            radial_brake: Factor of the growth of a parameter's norm in a step, compared with the
-                norm after decoupled decay; True is 0.5, and 0 keeps the norm. Other steps are
-                unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
-            state_storage: Codecs of the slots of parameters with at least 4,096 elements: "8bit"
-                for the default of each slot; the name of a codec for all slots, with its
-                counterpart for nonnegative ones; or a dict from slot names to codecs or "float32".
-                None stores floats.
-            lookahead: Number of steps between updates of the slow weights, which are in the state
-                as `slow`: they move toward the parameter, and the parameter is set to them. They
-                are float32 for parameters of 16 bits.
+            radial_brake: Factor of the growth of a parameter's norm in a step, relative to the norm
+                after decoupled decay. True is 0.5, and 0 keeps the norm. Steps that shrink the norm
+                are unchanged. https://github.com/KellerJordan/modded-nanogpt/pull/294
+            state_storage: Codecs for slots of parameters with at least 4,096 elements. "8bit" for
+                the default of each slot. A codec's name for all slots, or its counterpart for
+                nonnegative slots. Or {slot name: codec or "float32"}. None stores floats.
+            lookahead: Number of steps between updates of the slow weights, `slow` in the state. An
+                update moves them toward the parameter and sets the parameter to them. They are
+                float32 for 16-bit parameters.
             lookahead_alpha: Interpolation factor in (0, 1].
             ema_decay: Decay of the average, in [0, 1). The average is `ema` in the state, and
                 float32 for parameters of 16 bits. None keeps no average.
-            masters: Whether steps update a float32 copy of each 16-bit parameter, `master` in its
-                state, and round it to the parameter. Writes to a parameter update the master, those
-                by `.data`, too; a write that rounds to the same value is not detected.
+            masters: True if steps update a float32 copy of each 16-bit parameter, `master` in its
+                state, and round it to the parameter. A user's write to a parameter, also by
+                `.data`, updates the master, unless the master already rounds to the written value.
             state_dtype: Dtype of the slots: torch.float32, float64, float16 or bfloat16. None is
                 the dtype of the parameter, or of its master.
             weights: "split" makes each bfloat16 parameter the upper 16 bits of a 24-bit weight,
                 which steps update. The lower 8 bits are in the state as `correction`, a byte per
-                element. A write to a parameter keeps the correction, at most half a last place.
-                Slots are float32 by default. Reductions, such as LAMB's norms, use the parameters.
-                Sparse gradients are made dense. Works on CPU and GPU.
+                element. A user's write to a parameter keeps the correction, at most half a last
+                place. Slots are float32 by default. Reductions, such as LAMB's norms, use the
+                parameters. Sparse gradients are made dense. Works on CPU and GPU.
             round: "stochastic" rounds float16 and bfloat16 elements of parameters and state up with
                 a probability equal to their distance from the lower neighbour, so that small steps
                 add up. NaN, infinities and exact values stay. Random bits depend only on `seed`,
@@ -824,15 +817,15 @@ class StableAdamW(ModernOptimizer):
                 dimension than the first.
             seed: An integer from 0 to 2**48 - 1, saved in state dicts. All ranks of a training need
                 the same seed.
-            state_device: "cpu" keeps and updates the state on the CPU: gradients are copied to it,
-                and new values back; with `in_backward`, during the backward pass. None keeps state
-                on the device of its parameter. In-place writes by `.data` are not detected with
-                "cpu".
-            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, which
-                has the sizes of each parameter's gradient, update and weight; or a
+            state_device: "cpu" keeps and updates the state on the CPU. Gradients are copied to the
+                CPU and new values back; with `in_backward`, during the backward pass. In-place
+                writes by `.data` are then not detected. None keeps state on the device of its
+                parameter.
+            diagnostics: Number of steps between updates of the table `optimizer.diagnostics`, with
+                the sizes of each parameter's gradient, update and weight. Or a
                 `thalweg.optim.diagnostics.Diagnostics`, which also has an output. Not with
                 `in_backward` or DTensors.
             spikes: A `thalweg.optim.diagnostics.Spikes` with an action, such as `Spikes("skip")`,
-                which leaves out the step. The host waits for the gradient norm of each step. Not
-                with `in_backward`.
+                which skips the step. The host waits for the gradient norm of each step. Not with
+                `in_backward`.
         """

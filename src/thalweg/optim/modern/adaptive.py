@@ -12,9 +12,9 @@ from thalweg.rules.modern.sm3 import sm3
 
 
 class LaProp(ModernOptimizer):
-    """Momentum of gradients that were divided by their root first.
+    """Momentum of gradients that are first divided by their running root mean square.
 
-    Decay is times the rate, as in timm; the decay of the authors' code is not.
+    Decay is multiplied by the rate as in timm, unlike in the authors' code.
 
     Source: Ziyin et al. 2020, https://arxiv.org/abs/2002.04839; timm.optim.LaProp
     """
@@ -29,22 +29,20 @@ class LaProp(ModernOptimizer):
         eps: float = 1e-15,
         weight_decay: float = 0.0,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class AdEMAMix(ModernOptimizer):
-    """Adam with a second, slow mean of gradients, with the weight `alpha` and the decay `betas[2]`.
+    """Adam plus `alpha` times a second, slow mean of gradients, whose decay is `betas[2]`.
 
-    In the first `alpha_warmup` steps of a parameter `alpha` rises from 0, and in the first
-    `beta3_warmup` `betas[2]` from `betas[0]`. The authors warm both up over all of a training, and
-    their class has `alpha=2`.
+    The authors warm up `alpha` and `betas[2]` over all of a training; their class has `alpha=2`.
 
     Args:
-        betas: Shares of the means that a step keeps: the fast mean of gradients, the mean of
-            squares, the slow mean of gradients.
+        betas: The fractions that a step keeps of the fast mean of gradients, of the mean of
+            squares, and of the slow mean of gradients.
         alpha: The weight of the slow mean.
-        alpha_warmup: In how many steps `alpha` rises from 0; 0 is none.
-        beta3_warmup: In how many steps `betas[2]` rises from `betas[0]`; 0 is none.
+        alpha_warmup: The number of steps of a parameter in which `alpha` rises from 0; 0 for none.
+        beta3_warmup: The number of steps in which `betas[2]` rises from `betas[0]`; 0 for none.
 
     Source: Pagliardini et al. 2024, https://arxiv.org/abs/2409.03137
     """
@@ -63,18 +61,17 @@ class AdEMAMix(ModernOptimizer):
         alpha_warmup: float = 0,
         beta3_warmup: float = 0,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class ADOPT(ModernOptimizer):
-    """Adam with gradients divided by the root of the step before; the first step only measures.
+    """Adam with gradients divided by the previous root mean square; the first step only measures.
 
-    The quotient is clipped to the number of earlier steps to the power `clip_exp`, the authors' or
-    timm's 0.333; with `decoupled` decay is AdamW's.
+    After n steps the quotient is clipped to n ** clip_exp; timm's default is 0.333.
 
     Args:
-        clip_exp: The power of the number of earlier steps, to which the quotient is clipped.
-        decoupled: True if decay is AdamW's, beside the step.
+        clip_exp: The power of the number of earlier steps to which the quotient is clipped.
+        decoupled: True for decoupled decay as in AdamW.
 
     Source: Taniguchi et al. 2024, https://arxiv.org/abs/2411.02853
     """
@@ -91,19 +88,18 @@ class ADOPT(ModernOptimizer):
         weight_decay: float = 0.0,
         decoupled: bool = False,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class Adan(ModernOptimizer):
     """Nesterov's momentum with a mean of the differences of gradients.
 
-    Variables are divided by 1 + lr * weight_decay after the step, or, with `no_prox`, shrink as
-    AdamW's do.
+    After the step, parameters are divided by 1 + lr * weight_decay.
 
     Args:
-        betas: Shares of the means of gradients, of their differences and of squares that a step
-            keeps.
-        no_prox: True if decay is AdamW's.
+        betas: The fractions that a step keeps of the means of gradients, of differences and of
+            squares.
+        no_prox: True for decay as in AdamW instead of the division.
 
     Source: Xie et al. 2022, https://arxiv.org/abs/2208.06677; timm.optim.Adan
     """
@@ -120,18 +116,18 @@ class Adan(ModernOptimizer):
         weight_decay: float = 0.0,
         no_prox: bool = False,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class LAMB(ModernOptimizer):
     """Adam with steps as long as their parameters, times the rate.
 
-    Parameters without decay take Adam's step, unless `always_adapt`; with `trust_clip` no step is
-    longer than Adam's. Others clip the norm of gradients to 1 first: `clip_grad_norm=1.0`.
+    Parameters without decay take Adam's step, unless `always_adapt` is True. Other implementations
+    first clip the norm of gradients to 1; here `clip_grad_norm=1.0` does.
 
     Args:
         trust_clip: True if no step is longer than Adam's.
-        always_adapt: True if parameters without decay take such steps, too.
+        always_adapt: True to scale the steps of parameters without decay, too.
 
     Source: You et al. 2019, https://arxiv.org/abs/1904.00962; timm.optim.Lamb
     """
@@ -148,14 +144,14 @@ class LAMB(ModernOptimizer):
         trust_clip: bool = False,
         always_adapt: bool = False,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class AdamH(ModernOptimizer):
-    """Adam on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
+    """Adam on a sphere: a step has the parameter's norm times the rate; norms do not change.
 
-    Its norm before the first step is kept in its state, as `radius`. A parameter that begins at 0
-    has no sphere: it takes Adam's steps, of which a warning tells.
+    The state keeps the norm before the first step as `radius`. A parameter that starts at 0 takes
+    Adam's steps, with a warning.
 
     Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
     """
@@ -166,19 +162,20 @@ class AdamH(ModernOptimizer):
     def _arguments(
         self, params: Params, lr: Rate = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class SM3(ModernOptimizer):
     """Adagrad with the smaller of a row sum and a column sum for each matrix element.
 
-    `state[p]` holds `accumulator_0`, of rows, and `accumulator_1`, of columns, of the parameter's
-    shape with 1 in place of the last dimension, or the last but one; parameters of fewer than two
-    dimensions have a sum for each element, `accumulator_0`. With `momentum` there is a
-    `momentum_buffer`. With `beta` sums are running means, and no smaller than before.
+    `state[p]` of a matrix holds `accumulator_0` with row sums and `accumulator_1` with column sums:
+    the parameter's shape with 1 in place of the last dimension, or the last but one. A parameter of
+    fewer than two dimensions has `accumulator_0` with a sum per element. With `momentum`,
+    `state[p]` also holds `momentum_buffer`. With `beta`, sums are running means that do not
+    decrease.
 
     Args:
-        beta: Share of the sums that a step keeps, which makes them running means; 0 keeps sums.
+        beta: The fraction of the sums that a step keeps; 0 keeps plain sums.
 
     Source: Anil et al. 2019, https://arxiv.org/abs/1901.11150; pytorch_optimizer.SM3
     """
@@ -202,4 +199,4 @@ class SM3(ModernOptimizer):
         beta: float = 0.0,
         eps: float = 1e-30,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""

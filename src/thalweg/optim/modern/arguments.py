@@ -27,7 +27,7 @@ class Arguments(torch.optim.Optimizer):
     """Base class that checks the numbers in groups of parameters.
 
     Raises:
-        ValueError: A number is negative, or a beta or momentum not below 1.
+        ValueError: A number is negative, or a beta or momentum is not below 1.
     """
 
     _has_step = False
@@ -57,10 +57,11 @@ class Arguments(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
-        """Return the numbers of an argument to check.
+        """Return the numbers in `value`, the argument called `name`.
 
         Raises:
-            InvalidTypeError: The argument is not a number, or several; names it.
+            InvalidTypeError: `value` is not a number; or, for an argument such as `betas`, not a
+                sequence of two or three numbers.
         """
         if name in PAIRS:
             count = getattr(self, "_betas", 2) if name == "betas" else 2
@@ -77,11 +78,7 @@ class Arguments(torch.optim.Optimizer):
         return (value,)
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
-        """Raise NotImplementedError: these rules run on devices with an engine only.
-
-        Raises:
-            NotImplementedError: Always.
-        """
+        """Raise NotImplementedError: these rules have no step in torch's operations."""
         raise NotImplementedError(
             f"{type(self).__name__} takes steps on real tensors, each in its groups once;"
             " capturable=True on GPUs with kernels alone, and no differentiable=True."

@@ -19,25 +19,24 @@ _TYPES = {"adamw": "MARS", "lion": "MARS_LION"}
 
 
 class MARS(ModernOptimizer):
-    """AdamW, or Lion, of gradients to which a share of their change since the last one is added.
+    """AdamW or Lion with corrected gradients: part of their change since the last step is added.
 
-    The gradient of each parameter is then divided by its norm, if that is above 1. Parameters of
-    fewer than two dimensions take AdamW's steps, with `betas_1d`, which is `betas` if None, and
-    `lr_1d_factor` times the rate; with `optimize_1d` they are treated as all others. The first step
-    has no change of the gradient. Both are as in timm: in the authors' code the first change is
-    that from 0, and parameters of more than two dimensions take AdamW's steps.
+    The corrected gradient of a parameter is divided by its norm if that is above 1. Parameters of
+    fewer than two dimensions take AdamW's steps with plain gradients, unless `optimize_1d` is True.
+    As in timm, the first step has no correction, and parameters of more than two dimensions have
+    one. In the authors' code the first change is from 0, and parameters of more than two dimensions
+    take AdamW's steps.
 
     Raises:
-        InvalidArgumentError: `mars_type` is neither "adamw" nor "lion", or `caution` is true, which
-            is not supported: it depends on a norm of the same step.
+        InvalidArgumentError: `mars_type` is neither "adamw" nor "lion", or `caution` is true.
 
     Args:
         gamma: The weight of a gradient's change.
         mars_type: "adamw" or "lion": the rule that uses the corrected gradients.
-        optimize_1d: True if parameters of fewer than two dimensions take them, too.
-        lr_1d_factor: Factor of their rate otherwise.
-        betas_1d: Shares of their means that a step keeps otherwise.
-        caution: Refused, if it is true.
+        optimize_1d: True to treat parameters of fewer than two dimensions like all others.
+        lr_1d_factor: Factor of the rate of parameters of fewer than two dimensions.
+        betas_1d: Betas of parameters of fewer than two dimensions; None for `betas`.
+        caution: Must be False.
 
     Source: Yuan et al. 2024, https://arxiv.org/abs/2411.10438; timm.optim.Mars
     """
@@ -59,7 +58,7 @@ class MARS(ModernOptimizer):
         betas_1d: Betas | None = None,
         caution: bool = False,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with `betas_1d` set."""
@@ -72,7 +71,7 @@ class MARS(ModernOptimizer):
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:
-        """Return reasons why the options of a group choose no rule; [] if they do."""
+        """Return reasons why options of a group are invalid; [] if all are valid."""
         mars_type = group.get("mars_type")
         if not isinstance(mars_type, str) or mars_type not in _TYPES:
             names = " or ".join(map(repr, _TYPES))

@@ -44,10 +44,10 @@ _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "larges
 
 
 class OfMatrices:
-    """Base of rules for matrices; parameters of more dimensions are the first one by all others.
+    """Base class of rules for matrices; (d0, d1, d2, ...) is a matrix (d0, d1 * d2 * ...).
 
-    `layout` or `heads` of a group tell which matrices its parameters hold. Parameters of three
-    dimensions need one of them.
+    `layout` or `heads` of a group describes several matrices in a parameter. Parameters of three
+    dimensions need either option.
     """
 
     _of_matrices = True
@@ -72,19 +72,19 @@ class OfMatrices:
     ) -> Mixed:
         """Return `Mixed` with this rule for the matrices of a model and AdamW for the rest.
 
-        `print` shows the rule, the layout and the parameters of each group, and why they are in it.
-        Vectors have no weight decay.
+        Printing the result shows rule, layout and parameters of each group, with reasons. Vectors
+        have no weight decay.
 
         Args:
             module: The model.
             adamw: Options of AdamW, such as `{"lr": 3e-4}`.
             layouts, output, inputs: As in `matrix_layouts`.
-            options: Options of this class, such as `lr`, and of the step, such as
-                `clip_grad_norm`, which hold for AdamW, too.
+            options: Options of this class, such as `lr`; and options of the step, such as
+                `clip_grad_norm`, which also apply to AdamW.
 
         Raises:
-            InvalidArgumentError: The matrices of a parameter are undecided; the error has the line
-                that decides them.
+            InvalidArgumentError: A parameter's matrices are undecided; the message has the line
+                that decides.
             TypeError, ValueError: As `Mixed` raises them.
         """
         with importing:
@@ -116,7 +116,7 @@ class OfMatrices:
 
 
 def _read(name: str, option: Any) -> Any:
-    """Return an option as an argument of a rule's factory: Python numbers, in tuples."""
+    """Return an option of a rule, converted to Python numbers and tuples."""
     if isinstance(option, np.generic | np.ndarray | Tensor):
         option = option.tolist()
     if name == "nesterov":
@@ -131,16 +131,17 @@ def _read(name: str, option: Any) -> Any:
 
 
 class Muon(OfMatrices, ModernOptimizer):
-    """Steps are a mean of gradients with all singular values set to 1.
+    """A step is a mean of gradients with all singular values set to 1.
 
-    `ns_coefficients` are three numbers, a tuple of such for each iteration, or "original",
-    "quintic" or "polar_express"; `adjust_lr_fn` is "original", "match_rms_adamw" or "rms_to_rms".
-    `ns_dtype` is the dtype of iterations, "float32" or "bfloat16"; None is float32 on the CPU,
-    where torch's are in bfloat16, and bfloat16 elsewhere. Products of a processor that has units
-    for bfloat16 are faster so, and steps differ by about one percent.
-    `heads` divides fused projections: with 3, queries, keys and values of a weight of shape
-    (3 * d, d) are separate matrices with separate scales; with (256, 64, 64), grouped ones.
-    `layout` describes all other ways in which a parameter holds matrices.
+    `ns_coefficients` is a tuple of three numbers, a tuple of these for each iteration, or
+    "original", "quintic" or "polar_express"; `adjust_lr_fn` is "original", "match_rms_adamw" or
+    "rms_to_rms". `ns_dtype` is the dtype of iterations, "float32" or "bfloat16". None is float32 on
+    the CPU, where torch uses bfloat16, and bfloat16 on other devices. bfloat16 is faster on
+    processors with units for it, and changes steps by about one percent.
+
+    `heads` splits fused projections: 3 splits a weight (3 * d, d) into queries, keys and values,
+    each a matrix with a scale of its own; (256, 64, 64) gives the rows of each matrix. `layout`
+    describes any other arrangement of matrices.
 
     Source: Jordan 2024, https://kellerjordan.github.io/posts/muon; torch.optim.Muon
     """
@@ -164,13 +165,14 @@ class Muon(OfMatrices, ModernOptimizer):
         layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class NorMuon(OfMatrices, ModernOptimizer):
     """Muon with rows divided by a running root of their mean squares.
 
-    Steps are as long as Muon's; with `update_scale="match_rms"` about as AdamW's, as in the paper.
+    A step is as long as Muon's; with `update_scale="match_rms"` about as long as AdamW's, as in the
+    paper.
 
     Args:
         update_scale: How long steps are: "preserve_norm" or "match_rms".
@@ -199,11 +201,11 @@ class NorMuon(OfMatrices, ModernOptimizer):
         layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class AdaMuon(OfMatrices, ModernOptimizer):
-    """Muon of the signs of the mean, with each element divided by a running root of its squares.
+    """Muon of the signs of the mean; each element is divided by its running root mean square.
 
     Each step has a root mean square of `lr` times 0.2, as AdamW's steps have. `momentum` is the
     decay of both means. `v_buffer` in the state has the mean squares, in the shape of the
@@ -232,11 +234,11 @@ class AdaMuon(OfMatrices, ModernOptimizer):
         layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class MuonH(OfMatrices, ModernOptimizer):
-    """Muon on a sphere: a step is as long as its parameter, times the rate, and keeps its norm.
+    """Muon on a sphere: a step has the parameter's norm times the rate; norms do not change.
 
     Source: Hyperball, 2026, https://arxiv.org/abs/2606.16899
     """
@@ -259,7 +261,7 @@ class MuonH(OfMatrices, ModernOptimizer):
         layout: Layout = None,
         ns_dtype: str | None = None,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class OfEigenbases(OfMatrices, ModernOptimizer):
@@ -284,14 +286,14 @@ class OfEigenbases(OfMatrices, ModernOptimizer):
         heads: Heads = None,
         layout: Layout = None,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class SOAP(OfEigenbases):
-    """Adam in the eigenbasis of products of gradients, which changes every so many steps.
+    """Adam in the eigenbasis of gradient products, renewed every `precondition_frequency` steps.
 
-    The first step makes that basis, and moves nothing. Sides longer than `max_precondition_dim`
-    keep the standard basis.
+    The first step computes the basis and moves nothing. A dimension longer than
+    `max_precondition_dim` keeps the standard basis.
 
     Source: Vyas et al. 2024, https://arxiv.org/abs/2409.11321; pytorch_optimizer.SOAP
     """
@@ -301,9 +303,9 @@ class SOAP(OfEigenbases):
 
 
 class KLSOAP(OfEigenbases):
-    """SOAP with factors that have the other one's inverse between gradients, as in KL-Shampoo.
+    """SOAP in which each factor contains the inverse of the opposite factor, as in KL-Shampoo.
 
-    Its steps are SOAP's otherwise: the first one moves nothing.
+    The first step moves nothing.
 
     Source: Lin et al. 2025, https://arxiv.org/abs/2509.03378
     """

@@ -13,7 +13,7 @@ from thalweg.rules import modern as rules
 
 
 class DeclaredArguments(Arguments):
-    """Arguments of a constructor, as the signature of `_arguments` has them."""
+    """Base class of constructors whose arguments are declared by the signature of `_arguments`."""
 
     _class_name: ClassVar[str]  # the class of this package that declares them
     _added_options: ClassVar[tuple[str, ...]] = ()  # options that a state may lack

@@ -13,23 +13,21 @@ from thalweg.optim.modern.optimizer import ModernOptimizer
 
 
 class Prodigy(ModernOptimizer):
-    """AdamW that finds its rate: leave `lr` at 1, or let a schedule fall from 1.
+    """AdamW that estimates its rate: leave `lr` at 1, or use a schedule that falls from 1.
 
-    The estimate `d`, its largest so far, `d_max`, its numerator and the number of steps, `k`, are
-    common to the parameters of all groups, and follow from sums over all of a step; each parameter
-    has a copy in its state. Groups have one rate, or 0, which leaves their parameters unchanged,
-    and agree in all options that affect the estimate.
-
-    `fsdp_in_use` has no effect: sums are over whole parameters where these are shards.
+    All groups share the estimate `d`, its maximum `d_max`, its numerator and the number of steps
+    `k`, which follow from sums over all parameters; the state of each parameter has a copy. Groups
+    must agree in all options that affect the estimate, and in the rate; a rate of 0 freezes a
+    group. `fsdp_in_use` has no effect: sums always cover whole parameters.
 
     Raises:
         InvalidArgumentError: `d0` or `eps` is 0, `slice_p` is not 1, or groups differ in options
             that affect the estimate.
 
     Args:
-        beta3: Share of the sums of the estimate that a step keeps; the root of `betas[1]` if None.
-        decouple: True if decay is AdamW's, beside the step.
-        use_bias_correction: True if means are corrected as Adam's.
+        beta3: The fraction of the sums that a step keeps; None is the root of `betas[1]`.
+        decouple: True for decoupled decay as in AdamW.
+        use_bias_correction: True to correct means as Adam does.
         safeguard_warmup: True if the divisor of the estimate excludes the rate.
         d0: Initial estimate.
         d_coef: Factor of the estimate.
@@ -62,7 +60,7 @@ class Prodigy(ModernOptimizer):
         fsdp_in_use: bool = False,
         slice_p: int = 1,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
     def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with the default of `beta3`, which depends on `betas`."""

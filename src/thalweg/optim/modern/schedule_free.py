@@ -28,18 +28,17 @@ class Means:
     _has_means: bool = True
 
     def swapped(self) -> AbstractContextManager[None]:
-        """Return a context manager for evaluation: in its block parameters have their means x as
-        values.
+        """Return a context manager in which parameters hold their means x, for evaluation.
 
-        The end of the block restores the former values, also after an error. Parameters without a
-        step keep their values. An optimizer without a schedule-free rule swaps in the averages of
-        its option `ema_decay` instead.
+        The end of the block restores the former values, also after an error. A parameter without a
+        step keeps its value. Without a schedule-free rule, parameters hold the averages of the
+        option `ema_decay` instead.
 
         Raises:
-            FailedPreconditionError: In the block, a method takes a step, reads or loads the state,
-                copies the optimizer, or begins another such block of the same optimizer.
-            InvalidArgumentError: When the block begins, `betas[0]` or `momentum` of a parameter is
-                0, so that its mean cannot be computed.
+            FailedPreconditionError: The block takes a step, reads or loads the state, copies the
+                optimizer, or calls `swapped()` again.
+            InvalidArgumentError: On entry, `betas[0]` or `momentum` of a parameter is 0, so that
+                its mean cannot be computed.
         """
         if not self._has_means:
             return super().swapped()  # pyright: ignore
@@ -71,7 +70,7 @@ class Means:
 class ScheduleFreeAdamW(Means, ModernOptimizer):
     """AdamW that needs no schedule: evaluate and save models in `with optimizer.swapped():`.
 
-    Parameters are y, at which gradients are to be taken; in the block they are the mean x.
+    Outside the block parameters are the point y of the gradients; inside, they are the mean x.
 
     Source: Defazio et al. 2024, https://arxiv.org/abs/2405.15682; schedulefree
     """
@@ -90,7 +89,7 @@ class ScheduleFreeAdamW(Means, ModernOptimizer):
         r: float = 0.0,
         weight_lr_power: float = 2.0,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""
 
 
 class ScheduleFreeSGD(Means, ModernOptimizer):
@@ -112,4 +111,4 @@ class ScheduleFreeSGD(Means, ModernOptimizer):
         r: float = 0.0,
         weight_lr_power: float = 2.0,
     ) -> None:
-        """Define the arguments of the constructor."""
+        """Do nothing; the signature declares the arguments of the constructor."""

@@ -22,12 +22,12 @@ _BLOCK = 256
 
 @dataclass(frozen=True)
 class Codes:
-    """Numbers as indices of a map, with a scale for each block of elements.
+    """Numbers encoded as indices of a table, with a scale for each block of elements.
 
     Attributes:
-        indices: Indices of the map, of dtype uint8 and of one dimension, one for each element.
-        table: The map, of float32.
-        scales: The largest magnitude of each block.
+        indices: Indices (elements,) of the table, of dtype uint8.
+        table: The numbers at scale 1, float32.
+        scales: The largest magnitude in each block.
         block: The number of elements of a block.
     """
 
@@ -42,9 +42,7 @@ class Codes:
         return self.table[self.indices.int()] * scales
 
     def records(self, codec: str) -> Tensor | None:
-        """Return the codes as encoded bytes of a `dynamic8` codec; None if their map is another
-        one.
-        """
+        """Return the codes as encoded bytes of `codec`; None if its table or block size differs."""
         if self.block != _BLOCK or not _is_map_of(self.table, codec):
             return None
         indices = self.indices
@@ -78,19 +76,18 @@ def read_codes(
     bits: int = 8,
     block: int | None = None,
 ) -> Codes | None:
-    """Return a quantized slot as `Codes`, validated; None if its indices are not a uint8 tensor.
+    """Return a validated quantized slot as `Codes`; None if its indices are not a uint8 tensor.
 
     Args:
         member: The state of the parameter, which has one index per element.
         name: The name of the slot, for messages.
-        tensors: The indices; the map, of 2**bits numbers that the indices select; and the scales,
-            one for each block of elements.
-        bits: 8 for one index per byte; 4 for two, the first in the upper half.
-        block: The number of elements of a block, of which the last one may have fewer. None divides
-            the number of elements by that of scales.
+        tensors: (indices, table of 2**bits numbers, scales of blocks).
+        bits: 8 for one index per byte; 4 for two indices per byte, the upper half first.
+        block: The number of elements of a block; the last block may be shorter. None derives it
+            from the number of scales.
 
     Raises:
-        CheckpointMismatchError: A part has another type, or its length differs from the above.
+        CheckpointMismatchError: A tensor has another type or length.
     """
     indices, table, scales = tensors
     if not isinstance(indices, Tensor) or indices.dtype != torch.uint8:

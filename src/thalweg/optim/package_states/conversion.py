@@ -57,11 +57,12 @@ class Conversion:
 
 
 def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list[Package] | None:
-    """Return the package that wrote each group; None if some group is of no known package.
+    """Return the package that wrote each group; None if a group is of no known package.
 
     Args:
-        saved_state: A state of the right form.
-        kinds: Optional. The class of each group here, preferred if several packages match.
+        saved_state: A state dict in a valid form.
+        kinds: Optional. The class that updates each group here; it decides between several
+            packages.
     """
     packages: list[Package | None] = []
     for group_index, group in enumerate(saved_state["param_groups"]):
@@ -90,17 +91,16 @@ def _entry_names(saved_state: Mapping[str, Any], groups: Iterable[Mapping[str, A
 def convert_state(
     optimizer: Any, saved_state: dict[str, Any], allow_loss: bool
 ) -> Conversion | None:
-    """Return a state of another package in the form of the optimizer; None if no package is
-    recognized.
+    """Return another package's state in the form of the optimizer; None if no package matches.
 
     Args:
         optimizer: The optimizer; not changed.
-        saved_state: The state, of the right form.
-        allow_loss: True if parts without a counterpart are left out; otherwise they raise.
+        saved_state: The state dict, in a valid form.
+        allow_loss: True to leave out parts without a counterpart; otherwise these raise.
 
     Raises:
-        CheckpointMismatchError: The optimizer is of another class than continues the state, a part
-            does not fit, or something would be lost.
+        CheckpointMismatchError: Another class continues the state, a part does not fit, or a part
+            would be lost.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
     kinds = [_find_class_name(optimizer, group) for group in groups]
@@ -147,10 +147,10 @@ def _find_class_name(optimizer: Any, group: Group) -> str:
 def _convert_group(
     optimizer: Any, pair: tuple[Group, Mapping[str, Any]], package: Package, report: Report
 ) -> dict[str, Any]:
-    """Return the options of a group; those that the package does not have are the optimizer's.
+    """Return the converted options of a saved group, completed by options of the optimizer's group.
 
     Args:
-        pair: The group here, and the saved one.
+        pair: (group of the optimizer, saved group).
         package: The package of the saved group.
         report: Receives converted and lost options.
     """
@@ -181,7 +181,7 @@ def _convert_group(
 def _note_neutral(
     optimizer: Any, name: str, value: object, package: Package, report: Report
 ) -> None:
-    """Add an option without a counterpart to the losses, unless it has no effect."""
+    """Add an option without a counterpart to `report.lost`, unless its value has no effect."""
     is_scalar = isinstance(value, bool | int | float | str | None)
     if is_scalar and value == package.neutral[name]:
         return
@@ -204,10 +204,10 @@ def _convert_members(
     """Convert the states of the parameters of a group in `conversion.state`, in place.
 
     Args:
-        members: (parameter, saved key, title).
-        pair: The group here, and the saved one.
+        members: (parameter, saved key, title) of each parameter.
+        pair: (group of the optimizer, saved group).
         package: The package of the saved group.
-        conversion: Its last report, and new values of parameters, are extended.
+        conversion: Its last report is extended, and so are its new values of parameters.
     """
     (group, saved_group), states = pair, conversion.state["state"]
     report = conversion.reports[-1]
@@ -231,10 +231,10 @@ def _convert_members(
 def _match_members(
     pair: tuple[Group, Mapping[str, Any]], states: Mapping[Any, Any], package: Package
 ) -> list[tuple[Tensor, Any, Any]]:
-    """Return (parameter, saved key, title), matched by name if both sides have the same, else by
-    order.
+    """Return (parameter, saved key, title) of each parameter of a group.
 
-    Muon's distributed classes sort parameters by shape.
+    Match by name if both groups have equal names, else by order. Parameters of Muon's distributed
+    classes are matched in the order of shapes.
     """
     group, saved_group = pair
     names, saved_names = (member_group.get("param_names") for member_group in pair)
@@ -257,7 +257,7 @@ def _fits_shape(entries: Any, param: Tensor) -> bool:
 
 
 def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[str, Any]:
-    """Return the state of a parameter as the optimizer keeps it."""
+    """Return the converted state of a parameter; add exact and lost parts to the report."""
     rule: Rule = optimizer.rule_of(member.target_group)
     names = {*package.entries, *package.unread, *package.numbers.values(), *package.slots.values()}
     converted_entries = {name: value for name, value in member.entries.items() if name not in names}
@@ -289,7 +289,7 @@ def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[s
 def _convert_slot(
     optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes
 ) -> Tensor:
-    """Return a slot in the codec or dtype of the optimizer; add rounding to the report."""
+    """Return the slot `value` in the optimizer's codec or dtype; add rounding to the report."""
     slot = next((slot for slot in rule.slots if slot.name == name), None)
     member.report.exact[name] = ""
     codec = None if slot is None or not slot.storage else codec_of(slot, member.param)

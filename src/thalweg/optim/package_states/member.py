@@ -67,10 +67,10 @@ class Member:
         return mismatch([f"'{self.label}/{name}' {problem}"], self.report.source)
 
     def read(self, name: str) -> Any:
-        """Return an entry of the parameter, or else an option of its group.
+        """Return the entry `name` of the parameter's state, or else the option `name` of its group.
 
         Raises:
-            CheckpointMismatchError: Both are missing.
+            CheckpointMismatchError: Neither exists.
         """
         for values in (self.entries, self.group):
             if name in values:
@@ -78,10 +78,10 @@ class Member:
         raise self.fail(name, "is missing")
 
     def number(self, name: str) -> float:
-        """Return an entry or option as a number.
+        """Return the entry or option `name` as a number.
 
         Raises:
-            CheckpointMismatchError: It is missing, or not a number.
+            CheckpointMismatchError: `name` is missing, or not a number.
         """
         value = self.read(name)
         if not is_number(value):
@@ -92,7 +92,7 @@ class Member:
         """Return the beta at index `index` of the group's two or three betas.
 
         Raises:
-            CheckpointMismatchError: They are missing, or not numbers from 0 to below 1.
+            CheckpointMismatchError: `betas` is missing, or not two or three numbers in [0, 1).
         """
         betas = self.read("betas")
         if not any(are_numbers(betas, count) for count in (2, 3)):
@@ -102,18 +102,18 @@ class Member:
         return float(betas[index])
 
     def tensor(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
-        """Return an entry that is a floating-point tensor.
+        """Return the entry `name`, a floating-point tensor.
 
         Args:
-            shape: The required shape; that of the parameter if None.
+            shape: The required shape; None for the parameter's shape.
 
         Raises:
-            CheckpointMismatchError: It is missing, not such a tensor, or of another shape.
+            CheckpointMismatchError: The entry is missing, or has another type or shape.
         """
         return self.checked(name, self.read(name), self.param.shape if shape is None else shape)
 
     def checked(self, name: str, value: object, shape: Sequence[int]) -> Tensor:
-        """Return a value if it is a floating-point tensor of this shape.
+        """Return `value` if it is a floating-point tensor of shape `shape`.
 
         Raises:
             CheckpointMismatchError: The value is anything else.
@@ -127,10 +127,10 @@ class Member:
         return value.detach()
 
     def items(self, name: str, count: int) -> list[Any]:
-        """Return an entry or option that is a list of `count` items.
+        """Return the entry or option `name`, a list of `count` items.
 
         Raises:
-            CheckpointMismatchError: It is missing or something else.
+            CheckpointMismatchError: `name` is missing, or not such a list.
         """
         value = self.read(name)
         if not isinstance(value, list | tuple) or len(value) != count:  # pyright: ignore[reportUnknownArgumentType]

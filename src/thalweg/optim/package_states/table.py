@@ -22,19 +22,20 @@ Read = str | Callable[[Member], Any]
 
 @dataclass(frozen=True)
 class Package:
-    """One class of another package.
+    """An optimizer class of another package, and how its states are converted.
 
     Attributes:
         name: The class, for messages.
         into: Classes of `thalweg.optim` that continue its states; the first is the default.
         entries: Keys that the state of each parameter has.
         options: Keys that each group has.
-        lacks: Keys that neither a state nor a group has, by which others are told apart.
-        slots: Slots here, by the name there or a function that returns a tensor or codes.
-        numbers: Numbers of a parameter here, likewise.
-        renamed: Options here by names there, with functions of the value and the group.
-        fixed: Options here that the class there always has.
-        neutral: Options there without a counterpart, by the value that has no effect.
+        lacks: Keys that neither a state nor a group may have, to exclude similar classes.
+        slots: {slot here: its name there, or a function of a `Member` that returns a tensor or
+            codes}.
+        numbers: {number here: its name there, or a function of a `Member` that returns it}.
+        renamed: {option there: function of its value and group that returns options here}.
+        fixed: {option here: value that the class there always has}.
+        neutral: {option there without a counterpart: value without an effect}.
         unread: Entries and options there that no step depends on.
         remark: Optional. A reason for rounding in every step.
         arguments: Arguments of the class here for a conversion without an optimizer.
@@ -92,7 +93,7 @@ def _or_zeros(name: str) -> Callable[[Member], Tensor]:
 
 
 def _of_bitsandbytes(slot_index: int) -> Callable[[Member], Tensor | Codes]:
-    """Return the reader of slot `slot_index` of bitsandbytes, of 8 or 32 bits."""
+    """Return a function that reads slot `slot_index` of bitsandbytes, of 8 or 32 bits."""
 
     def read(member: Member) -> Tensor | Codes:
         """Return the slot as codes or as a tensor of numbers."""
@@ -111,7 +112,7 @@ def _of_bitsandbytes(slot_index: int) -> Callable[[Member], Tensor | Codes]:
 
 
 def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
-    """Return the reader of a slot of torchao, of 4, 8 or more bits."""
+    """Return a function that reads a slot of torchao, of 4, 8 or more bits."""
 
     def read(member: Member) -> Tensor | Codes:
         """Return the slot as codes or as a tensor of numbers."""
@@ -130,7 +131,10 @@ def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
 
 
 def _unflatten(name: str) -> Callable[[Member], Tensor]:
-    """Return the reader of a slot of Prodigy, which is flat, or one number for all elements."""
+    """Return a function that reads a slot of Prodigy in the parameter's shape.
+
+    Prodigy stores the slot flat, or as one number for all elements.
+    """
 
     def read(member: Member) -> Tensor:
         """Return the slot in the shape of the parameter."""
@@ -157,7 +161,7 @@ def _rate_mean(member: Member) -> float:
 
 
 def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
-    """Return the reader of a SOAP matrix for side 0 or 1; empty if the side is too long."""
+    """Return a function that reads SOAP's matrix for side 0 or 1, empty for a long side."""
 
     def read(member: Member) -> Tensor:
         """Return the matrix, or an empty tensor."""
@@ -172,7 +176,9 @@ def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
 
 
 def _rotate_back(member: Member) -> Tensor:
-    """Return SOAP's mean of gradients, rotated out of the eigenbasis; report the rounding."""
+    """Return SOAP's mean of gradients, rotated out of the eigenbasis; add rounding to the
+    report.
+    """
     mean = member.tensor("exp_avg")
     rows, columns = (_factor("Q", side)(member).to(mean) for side in (0, 1))
     mean = rows @ mean if rows.numel() else mean
@@ -216,7 +222,7 @@ def _keys(*names: str) -> frozenset[str]:
 def _bitsandbytes(
     name: str, class_name: str, slots: Mapping[str, Read], **rest: Any
 ) -> list[Package]:
-    """Return the rows of a class of bitsandbytes, with and without wrapped slots."""
+    """Return the table's rows for a class of bitsandbytes, with and without wrapped slots."""
     options = _keys("lr", "betas", "eps", "weight_decay", *rest.pop("more", ()))
     return [
         Package(f"bitsandbytes.optim.{name}", (class_name,), _keys(key), options, slots,

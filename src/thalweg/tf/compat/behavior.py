@@ -84,9 +84,9 @@ def control_flow_v2_enabled() -> bool:
 
 
 def begins_graphs(function: F) -> F:
-    """Return a function that begins graph mode if no mode was chosen or used before.
+    """Return a function that first begins graph mode, unless a mode was chosen or used before.
 
-    With a torch tensor among its arguments the mode stays: such a program computes eagerly.
+    Calls with a torch tensor among the arguments leave the mode unchanged.
     """
 
     @functools.wraps(function)

@@ -12,10 +12,9 @@ FINDERS: dict[str, Callable[[], Any]] = {}
 
 
 def find(name: str) -> Any:
-    """Return `tf.compat.name`.
+    """Return the attribute `name` of `tf.compat`.
 
-    Raises:
-        AttributeError: The name is not provided.
+    Raise AttributeError if there is no such attribute.
     """
     if name == "v1":
         return offered("thalweg.tf.compat", {}, name)

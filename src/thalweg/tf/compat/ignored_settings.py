@@ -14,7 +14,7 @@ __all__ = [
 
 
 class _Settings(SimpleNamespace):
-    """Arbitrary settings as attributes, all ignored."""
+    """Namespace for arbitrary settings, all without effect."""
 
 
 class GPUOptions(_Settings):

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Variable(metaclass=EagerOrGraphMeta):
-    """A variable of the graph; in eager mode a `thalweg.Variable`; see `thalweg.v1.Variable`.
+    """Variable of a graph, or in eager mode a `thalweg.Variable`; see `thalweg.v1.Variable`.
 
     `caching_device`, `variable_def`, `expected_shape` and `import_scope` are ignored.
     """
@@ -67,9 +67,9 @@ def constant(
     name: str | None = "Const",
     verify_shape: bool = False,
 ) -> Tensor:
-    """Return a new tensor from a number, array or nested lists, optionally in a shape.
+    """Return a new tensor from a number, array or nested lists, optionally reshaped to `shape`.
 
-    In a graph the last of too few values is repeated, unless `verify_shape` requires the shape.
+    In a graph too few values are padded with the last value, unless `verify_shape` is True.
     """
     sizes = None if shape is None else _graph.ints(shape)
     return _graph.constant(value, dtype, sizes, name, verify_shape)
@@ -126,7 +126,7 @@ def softmax_cross_entropy_with_logits(
     name: str | None = None,
     axis: int | None = None,
 ) -> Tensor:
-    """Compute `tf.nn.softmax_cross_entropy_with_logits`, without a gradient for the labels."""
+    """Return `tf.nn.softmax_cross_entropy_with_logits`, without a gradient for the labels."""
     _refuse_positional(_sentinel, "softmax_cross_entropy_with_logits")
     fixed = tensor(labels, getattr(logits, "dtype", None)).detach()
     return nn.softmax_cross_entropy_with_logits(fixed, logits, dim if axis is None else axis, name)
@@ -161,10 +161,10 @@ def dropout(
     name: str | None = None,
     rate: float | None = None,
 ) -> Tensor:
-    """Set random elements to 0; `keep_prob` is the probability that an element is kept.
+    """Set random elements to 0; keep each element with probability `keep_prob`, or 1 - `rate`.
 
     Raises:
-        ValueError: Neither or both of `keep_prob` and `rate` are given, or not in range.
+        ValueError: Both or none of `keep_prob` and `rate` are given, or the value is out of range.
     """
     if (keep_prob is None) == (rate is None):
         raise ValueError("dropout needs keep_prob or rate.")
@@ -177,10 +177,9 @@ def dropout(
 def convert_to_tensor_or_indexed_slices(
     value: object, dtype: object = None, name: str | None = None
 ) -> Any:
-    """Convert a value as `convert_to_tensor` does, but return slices unchanged.
+    """Return `convert_to_tensor(value)`, but slices unchanged.
 
-    Raises:
-        InvalidTypeError: Slices are of another dtype.
+    Raise InvalidTypeError if slices have another dtype than `dtype`.
     """
     if not isinstance(value, IndexedSlices | _graph.SymbolicSlices):
         return convert_to_tensor(value, dtype, name)
@@ -190,12 +189,10 @@ def convert_to_tensor_or_indexed_slices(
 
 
 def where(condition: object, x: object = None, y: object = None, name: str | None = None) -> Tensor:
-    """Select elements as `tf.where`, but for equal shapes; a vector of conditions selects rows.
+    """Return elements of `x` where `condition` is true, else of `y`; `x` and `y` have one shape.
 
-    Without `x` and `y` return the indices at which `condition` is true.
-
-    Raises:
-        InvalidArgumentError: The shapes differ.
+    A vector of conditions selects rows. Without `x` and `y` return the indices of true conditions.
+    Raise InvalidArgumentError if the shapes do not fit together.
     """
     if x is None or y is None:
         return elementwise.where(condition, name=name)

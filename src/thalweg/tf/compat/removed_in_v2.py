@@ -53,7 +53,7 @@ def _cast_function(dtype: torch.dtype, label: str) -> Callable[..., Tensor]:
 
 
 def clip_by_average_norm(t: object, clip_norm: object, name: str | None = None) -> Tensor:
-    """Return a tensor with a norm of at most `clip_norm` times the number of its elements.
+    """Return a tensor of n elements, scaled to a norm of at most `n * clip_norm`.
 
         t clip_norm min(n / |t|, 1 / clip_norm)
 
@@ -146,7 +146,7 @@ def diag(diagonal: object, name: str | None = None) -> Tensor:
 
 
 def diag_part(input: object, name: str | None = None) -> Tensor:
-    """Return the elements at [*i, *i] of a tensor of shape (*s, *s), in shape s."""
+    """Return a tensor of shape s: the elements at [*i, *i] of a tensor of shape (*s, *s)."""
 
     def pick(x: Tensor) -> Tensor:
         half = x.dim() // 2
@@ -168,9 +168,9 @@ def sparse_to_dense(
     validate_indices: bool = True,
     name: str | None = None,
 ) -> Tensor:
-    """Return a tensor that has values at some indices, and a default elsewhere.
+    """Return a tensor with `sparse_values` at `sparse_indices`, and `default_value` elsewhere.
 
-    `validate_indices` is ignored: indices may be unordered, and those out of range raise errors.
+    Indices may be unordered; an index out of range raises an error. `validate_indices` is ignored.
     """
     values = tensor(sparse_values)
     start = arrays.fill(output_shape, tensor(default_value, values.dtype))
@@ -207,12 +207,12 @@ def make_template(
     custom_getter_: object = None,
     **kwargs: object,
 ) -> Callable[..., Any]:
-    """Return a function that makes its variables in its first call and reuses them afterwards.
+    """Return a function that calls `func_`: the first call creates variables, later ones reuse.
 
     Args:
         name_: The name of the variable scope, made unique.
-        func_: Makes variables with `get_variable`.
-        create_scope_now_: Whether the scope is named now, not in the first call.
+        func_: Function that creates variables with `get_variable`.
+        create_scope_now_: True to name the scope now, not in the first call.
         unique_name_: Optional. The exact name of the scope, instead of `name_`.
         custom_getter_: Must be None.
         kwargs: Further arguments of `func_`.

@@ -66,7 +66,10 @@ class Dataset:
         spec: Any = None,
         count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """Return a dataset with elements transformed by `step` and the count by `count_after`."""
+        """Return a dataset with the elements of `step(iterator)`.
+
+        `spec()` returns the new `element_spec`, `count_after(n)` the new number of elements.
+        """
         find = spec or (lambda: self.element_spec)
         count = self._count
         if count is not None and count != _INFINITE:
@@ -81,7 +84,7 @@ class Dataset:
         spec: Any = None,
         count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """Return `_add_step` for a step with a size, which may be a symbolic tensor."""
+        """Return `_add_step` for `step(iterator, size)`; `size` may be a symbolic tensor."""
         if not is_symbolic(size):
             size = checked(argument, size)
             return self._add_step(lambda elements: step(elements, size), spec, count_after)
@@ -107,10 +110,10 @@ class Dataset:
 
     @staticmethod
     def from_tensor_slices(tensors: object, name: str | None = None) -> Dataset:
-        """Return a dataset with one element for each row.
+        """Return a dataset with one element for each row of the tensors.
 
         Raises:
-            InvalidArgumentError: While it is read, if tensors have different numbers of rows.
+            InvalidArgumentError: In an iteration, tensors have different numbers of rows.
         """
 
         def rows(nest: object) -> Iterator[object]:
@@ -138,11 +141,9 @@ class Dataset:
         output_signature: object = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of the values that `generator(*args)` yields; it is called for each
-        pass.
+        """Return a dataset of the values that `generator(*args)` yields, called for each iteration.
 
-        Raises:
-            TypeError: The generator cannot be called, or neither dtypes nor a signature are given.
+        Raise TypeError if the generator is not callable, or dtypes and signature are missing.
         """
         if not callable(generator):
             raise TypeError("generator must be callable.")
@@ -177,7 +178,7 @@ class Dataset:
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """Return a dataset of tuples of elements that ends with the shortest dataset."""
+        """Return a dataset of tuples of one element per dataset; it ends with the shortest one."""
         datasets_or_one = args[0] if datasets is None and len(args) == 1 else datasets or args
         sources = (
             [datasets_or_one] if isinstance(datasets_or_one, Dataset) else list(datasets_or_one)
@@ -192,7 +193,7 @@ class Dataset:
         )
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """Return the elements of this one, and then those of the other."""
+        """Return a dataset of the elements of this dataset, followed by those of `dataset`."""
         counts: list[Any] = [self._count, dataset._count]
         return Dataset(
             lambda values: itertools.chain(
@@ -207,9 +208,9 @@ class Dataset:
     def map(
         self, map_func: Callable[..., object], num_parallel_calls: object = None, **options: object
     ) -> Dataset:
-        """Return a dataset of the function's results for each element, tuples passed as arguments.
+        """Return a dataset of `map_func(element)`, or `map_func(*element)` for tuples.
 
-        All arguments but the first are ignored: there is one thread.
+        All other arguments are ignored: there is one thread.
         """
 
         def call(element: object) -> Any:
@@ -224,7 +225,7 @@ class Dataset:
         return self._add_step(step, spec)
 
     def flat_map(self, map_func: Callable[..., object], name: str | None = None) -> Dataset:
-        """Return the elements of the function's datasets, one dataset after the other."""
+        """Return a dataset of the elements of each dataset `map_func(element)`, in order."""
 
         def inner(element: object) -> Dataset:
             child = _call_with_element(map_func, element)
@@ -269,8 +270,7 @@ class Dataset:
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Return a dataset of each `num_shards`-th element, from `index` on.
 
-        Raises:
-            InvalidArgumentError: `index` is not in [0, num_shards).
+        Raise InvalidArgumentError if `index` is not in [0, num_shards).
         """
         if not 0 <= int(index) < int(num_shards):
             raise InvalidArgumentError(f"index must be in [0, {num_shards}), not {index}.")
@@ -292,9 +292,10 @@ class Dataset:
         )
 
     def batch(self, batch_size: object, drop_remainder: bool = False, **options: object) -> Dataset:
-        """Return a dataset of stacked elements; the last batch may be smaller, or is dropped.
+        """Return a dataset of batches of stacked elements.
 
-        `batch_size` may be a symbolic tensor, evaluated in the run that initializes.
+        The last batch may be smaller; `drop_remainder` drops a smaller batch. `batch_size` may be a
+        symbolic tensor, evaluated in the run that initializes the iterator.
         """
 
         def step(elements: Iterator[object], size: int) -> Iterator[object]:
@@ -312,7 +313,10 @@ class Dataset:
         step: Callable[[Iterator[Any], int], Iterator[object]],
         spec: Callable[[int | None], object],
     ) -> Dataset:
-        """Add a step that makes batches; `spec` is given their size, if all of them have one."""
+        """Return a dataset of the batches of `step(iterator, batch_size)`.
+
+        `spec(size)` returns the specification of a batch; `size` is None if batches may differ.
+        """
         size = None if is_symbolic(batch_size) else checked("batch_size", batch_size)
 
         def count_batches(count: int) -> int:
@@ -331,18 +335,18 @@ class Dataset:
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Return batches as `batch` does, of tensors padded at their ends to one shape.
+        """Return a dataset like `batch`, of tensors padded at the end to one shape.
 
         Args:
             batch_size, drop_remainder: As in `batch`.
-            padded_shapes: A shape for each tensor of an element; None and -1 in it, or no shape at
-                all, stand for the largest size in a batch.
-            padding_values: A number for each tensor, or one for all; 0 if None.
+            padded_shapes: A shape for each tensor of an element. Sizes of None or -1, or no shape,
+                mean the largest size in a batch.
+            padding_values: A number for each tensor, or one for all; None is 0.
 
         Raises:
-            InvalidArgumentError: While it is read, if a tensor is larger than its shape, a nest is
-                not that of an element, or a padding value is computed in a graph.
-            TypeError: Likewise, if a padding value is no number of the tensor's dtype.
+            InvalidArgumentError: In an iteration, a tensor is larger than its shape, an argument
+                does not have the structure of an element, or a padding value is symbolic.
+            TypeError: In an iteration, a padding value does not fit a tensor's dtype.
         """
 
         def sizes() -> list[Any]:
@@ -359,7 +363,7 @@ class Dataset:
         return self._add_batching(batch_size, drop_remainder, step, spec)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """Return a dataset of the elements repeated `count` times, without end for None and -1."""
+        """Return a dataset of the elements repeated `count` times, endlessly for None and -1."""
 
         def start(values: Values) -> Iterator[Any]:
             for _ in itertools.count() if count in _FOREVER else range(int(count or 0)):
@@ -381,11 +385,10 @@ class Dataset:
         reshuffle_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset in random order: the next is one of `buffer_size` elements.
+        """Return a dataset in random order, drawn from a buffer of `buffer_size` elements.
 
-        The random numbers are torch's, without a seed those of `tf.random.set_seed`.
-        Each pass has another order, unless `reshuffle_each_iteration` is False. `buffer_size` may
-        be a symbolic tensor.
+        Without `seed`, random numbers follow `tf.random.set_seed`. Each iteration has a new order,
+        unless `reshuffle_each_iteration` is False. `buffer_size` may be a symbolic tensor.
         """
         generators: list[torch.Generator] = []
 
@@ -400,10 +403,9 @@ class Dataset:
         return self._add_sized_step("buffer_size", buffer_size, step)
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
-        """Return a dataset that keeps the elements of its first complete pass in memory.
+        """Return a dataset that stores the elements of its first complete iteration in memory.
 
-        Raises:
-            NotImplementedError: A file is named.
+        Raise NotImplementedError if `filename` is given.
         """
         if filename:
             raise NotImplementedError("cache() keeps elements in memory only: name no file.")

@@ -27,8 +27,7 @@ class Iterator:
     """Iterator over a dataset; for graphs see `make_one_shot_iterator`.
 
     Args:
-        elements: The elements.
-        dataset: Their dataset.
+        elements: Iterator over the elements.
     """
 
     def __init__(self, elements: Elements[object], dataset: Any) -> None:
@@ -56,19 +55,19 @@ class Iterator:
         shared_name: str | None = None,
         output_classes: object = None,
     ) -> InGraph:
-        """Return an iterator over datasets with such elements; `make_initializer` selects one.
+        """Return a graph's iterator for datasets of one structure; see `make_initializer`.
 
         Args:
             output_types: The dtypes of an element.
-            output_shapes: Optional. Their shapes.
-            shared_name: Ignored, as is `output_classes`.
+            output_shapes: Optional. The shapes of an element.
+            shared_name, output_classes: Ignored.
         """
         begin_graphs()
         return InGraph(specs.pair_specs(output_types, output_shapes), None)
 
 
 class InGraph:
-    """Iterator in a graph; each session has its position."""
+    """Iterator in a graph; each session has a separate position."""
 
     def __init__(self, element_spec: object, one_shot: Any) -> None:
         self.element_spec, self._one_shot = element_spec, one_shot
@@ -78,8 +77,7 @@ class InGraph:
     def initializer(self) -> Any:
         """Operation that restarts the iterator.
 
-        Raises:
-            FailedPreconditionError: The iterator is one-shot, or `make_initializer` makes it.
+        Raise FailedPreconditionError if the iterator is one-shot, or `make_initializer` makes it.
         """
         if self._initializer is None:
             raise FailedPreconditionError("Iterator does not have an initializer.")
@@ -94,7 +92,7 @@ class InGraph:
         return _graph.operation(begin, [], name or "MakeIterator")
 
     def get_next(self, name: str | None = None) -> Any:
-        """Return the next element of each run; raise OutOfRangeError at the end."""
+        """Return symbolic tensors: the next element in each run, or OutOfRangeError at the end."""
 
         def next_elements() -> list[Any]:
             position = self._current_position()
@@ -129,7 +127,6 @@ def make_one_shot_iterator(dataset: Any, shared_name: str | None = None) -> Any:
     """Return an iterator that needs no initialization; in eager mode `iter(dataset)`.
 
     Args:
-        dataset: The dataset.
         shared_name: Ignored.
     """
     begin_graphs()
@@ -137,14 +134,13 @@ def make_one_shot_iterator(dataset: Any, shared_name: str | None = None) -> Any:
 
 
 def make_initializable_iterator(dataset: Any, shared_name: str | None = None) -> InGraph:
-    """Return an iterator of a graph; run its `initializer`, with feeds if the dataset needs some.
+    """Return a graph's iterator; run its operation `initializer` first, with feeds if needed.
 
     Args:
-        dataset: The dataset.
         shared_name: Ignored.
 
     Raises:
-        FailedPreconditionError: This is eager mode.
+        FailedPreconditionError: Called in eager mode.
     """
     begin_graphs()
     if executing_eagerly():

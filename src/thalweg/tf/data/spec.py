@@ -22,7 +22,7 @@ class TensorSpec:
     """Shape and dtype of a tensor.
 
     Args:
-        shape: Sizes, None for unknown ones; or None where their number is unknown.
+        shape: Sizes, None for an unknown size; or None for an unknown number of sizes.
         dtype: The dtype, or None.
         name: Ignored.
     """
@@ -37,7 +37,10 @@ class TensorSpec:
 
 
 def converted(nest: Any, dtypes: Any = None) -> Any:
-    """Return a nest with tensors for all leaves of tuples and dicts; a list is one tensor."""
+    """Return tuples and dicts with all other values as tensors; a list becomes one tensor.
+
+    `dtypes` is a structure of dtypes, one dtype for all tensors, or None.
+    """
     if isinstance(nest, dict):
         return {key: converted(leaf, dtypes and dtypes[key]) for key, leaf in nest.items()}
     if isinstance(nest, tuple):
@@ -65,10 +68,9 @@ def batch(spec: TensorSpec, size: int | None) -> TensorSpec:
 
 
 def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]:
-    """Return a shape for each tensor of an element, of a nest of them; None for an unknown size.
+    """Return a flat list of shapes for the tensors of an element; None is an unknown size or shape.
 
-    Raises:
-        InvalidArgumentError: The nest is not that of an element.
+    Raise InvalidArgumentError if `shapes` does not have the structure of `spec`.
     """
     if (pairs := _pair_specs(spec, shapes, "padded_shapes")) is not None:
         return [shape for pair in pairs for shape in shapes_for(*pair)]
@@ -79,13 +81,13 @@ def shapes_for(spec: object, shapes: Any) -> list[tuple[int | None, ...] | None]
 
 
 def values_for(spec: Any, values: Any) -> list[Any]:
-    """Return a list with the padding value of each tensor of an element.
+    """Return a flat list of padding values for the tensors of an element.
 
-    `values` is a nest like `spec`, one value for all tensors, or None, which stands for 0.
+    `values` has the structure of `spec`, or is one value for all tensors; None is 0.
 
     Raises:
-        InvalidArgumentError: The nest is not that of an element, or a number is computed.
-        TypeError: A number is not one of its tensor's dtype.
+        InvalidArgumentError: `values` has another structure, or a value is symbolic.
+        TypeError: A value does not fit a tensor's dtype.
     """
     if not isinstance(values, dict | tuple | list):  # for all
         values = mapped(lambda _: values, spec)
@@ -98,7 +100,10 @@ def values_for(spec: Any, values: Any) -> list[Any]:
 
 
 def _pair_specs(spec: Any, nest: Any, argument: str) -> list[tuple[object, object]] | None:
-    """Return pairs of parts of an element and of a nest; None if the element is a tensor."""
+    """Return (item of `spec`, item of `nest`) pairs of a dict or tuple; None for other specs.
+
+    Raise InvalidArgumentError, which names `argument`, if the structures differ.
+    """
     if isinstance(spec, dict):
         keys = spec if nest is None else nest
         if isinstance(keys, dict) and keys.keys() == spec.keys():
@@ -128,9 +133,9 @@ def padded(spec: TensorSpec, size: int | None, shape: Any) -> TensorSpec:
 
 
 def pair_specs(types: Any, shapes: Any) -> Any:
-    """Return the nest of `TensorSpec` for nests of dtypes and shapes; lists become tuples.
+    """Return a structure of `TensorSpec` for structures of dtypes and shapes; lists become tuples.
 
-    `shapes` may be None where no shape is known.
+    `shapes` is None for unknown shapes.
     """
     if isinstance(types, dict):
         return {key: pair_specs(kind, shapes and shapes[key]) for key, kind in types.items()}
@@ -143,13 +148,13 @@ def pair_specs(types: Any, shapes: Any) -> Any:
 
 
 def after(function: Callable[..., object], spec: object, first: Callable[[], Iterator[Any]]) -> Any:
-    """Return the specs of a function's results, from a call on tensors without values.
+    """Return the specification of a function's results, from a call on tensors without values.
 
     Args:
-        function: It takes an element.
-        spec: The specs of its elements.
-        first: Returns an iterator of real results, used if the function needs values. It may
-            raise an error.
+        function: `function(element)` returns the result.
+        spec: The specification of `element`.
+        first: `first()` returns an iterator of real results. It is called if the function needs
+            values, and may raise an error.
     """
     with _graph.Graph().as_default():
         symbols = mapped(lambda each: _graph.placeholder(each.dtype or "float32", each.shape), spec)

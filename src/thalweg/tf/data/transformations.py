@@ -14,10 +14,9 @@ from thalweg.errors import InvalidArgumentError
 
 
 def checked(argument: str, value: Any) -> int:
-    """Return a size as an int.
+    """Return a size as an int; `argument` is its name for the error.
 
-    Raises:
-        InvalidArgumentError: The size is below 1.
+    Raise InvalidArgumentError if the size is below 1.
     """
     size = int(value)
     if size < 1:
@@ -46,12 +45,13 @@ def _stack_rows(rows: Sequence[Any]) -> object:
 
 
 def padded(shapes: Sequence[Sequence[int | None] | None], values: Sequence[object]) -> Stack:
-    """Return a function that stacks tensors of several sizes.
+    """Return a function that stacks tensors of different sizes: `stack(columns)`.
+
+    A column is the sequence of a batch's values of one tensor of an element.
 
     Args:
-        shapes: For each tensor of an element the sizes that it is padded to; None, for one or for
-            all, stands for the largest of a batch.
-        values: For each tensor the number that pads it.
+        shapes: For each tensor the sizes after padding; None means the largest size in a batch.
+        values: For each tensor the padding value.
     """
 
     def stack(columns: Iterator[Sequence[object]]) -> Iterator[object]:
@@ -94,7 +94,7 @@ def draw_below(limit: int, generator: torch.Generator | None = None) -> int:
 def shuffle_elements(
     elements: Iterator[object], size: int, generator: torch.Generator
 ) -> Iterator[Any]:
-    """Yield elements in random order, each from a buffer of `size` elements."""
+    """Yield elements in random order, drawn from a buffer of `size` elements."""
     buffer = list(itertools.islice(elements, size))
     while buffer:
         index = draw_below(len(buffer), generator)

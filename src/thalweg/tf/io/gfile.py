@@ -32,12 +32,15 @@ class FileStatistics:
 
 
 class ExistingFileError(AlreadyExistsError, FileExistsError):
-    """Error of an operation that would replace an existing file or folder."""
+    """Error of an operation that would replace a file or folder."""
 
 
 @contextlib.contextmanager
 def _raise_tensorflow_errors() -> Iterator[None]:
-    """Raise OSErrors of missing and existing files as classes of TensorFlow's errors, too."""
+    """Return a context manager that raises OSErrors of missing or existing files as subclasses.
+
+    The subclasses are TensorFlow's errors, too.
+    """
     try:
         yield
     except FileExistsError as error:
@@ -49,10 +52,9 @@ def _raise_tensorflow_errors() -> Iterator[None]:
 
 
 def GFile(name: Path, mode: str = "r") -> IO[Any]:
-    """Open a Python file: text in UTF-8, or bytes if the mode has a "b".
+    """Return an open Python file: text in UTF-8, or bytes for a mode with "b".
 
-    Raises:
-        MissingFileError: The file or its folder does not exist.
+    Raise MissingFileError if the file or its folder does not exist.
     """
     is_text = "b" not in mode
     with _raise_tensorflow_errors():

@@ -52,7 +52,7 @@ _TENSORS = ("y_true", "y_pred")  # of a loss, also where they are arrays
 
 
 def lend() -> None:
-    """Patch Keras' layers, tensors and variables to take tensors of a graph; do it once only."""
+    """Patch Keras' layers, tensors and variables to accept symbolic tensors, at the first call."""
     layer, tensor = keras.Layer, keras.KerasTensor
     # A second call would wrap the wrappers.
     if hasattr(tensor, "_as_graph_element"):
@@ -65,7 +65,7 @@ def lend() -> None:
 
 
 def recording(function: Callable[..., object]) -> Callable[..., Any]:
-    """Return a function that calls `function`, such as a Keras loss, also on tensors of a graph.
+    """Return a function that calls `function`, such as a Keras loss, also on symbolic tensors.
 
     A call with symbolic tensors becomes a `Lambda` layer of Keras; other calls are unchanged.
     """
@@ -87,10 +87,10 @@ def recording(function: Callable[..., object]) -> Callable[..., Any]:
 
 
 def _symbol_of(tensor: Any) -> SymbolicTensor:
-    """Return the symbol of a `KerasTensor` in the default graph.
+    """Return the symbolic tensor of the default graph for a `KerasTensor`.
 
-    Raises:
-        InvalidTypeError: The tensor is not the output of a layer.
+    A placeholder replaces an input of a model. Raise InvalidTypeError if the tensor is not the
+    output of a layer.
     """
     maker = getattr(getattr(tensor, "_keras_history", None), "operation", None)
     if maker is None:
@@ -105,10 +105,9 @@ def _symbol_of(tensor: Any) -> SymbolicTensor:
 
 
 def _variable_of(variable: object) -> GraphVariable:
-    """Return the default graph's variable for a Keras variable; `get_session` initializes it.
+    """Return the default graph's variable for a Keras variable; Keras sessions initialize it.
 
-    Raises:
-        InvalidTypeError: The variable has no value yet.
+    Raise InvalidTypeError if the variable has no value yet.
     """
     parameter = tensor_of(variable)
     if not isinstance(parameter, torch.nn.Parameter):
@@ -127,9 +126,9 @@ def _catching_call(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _is_recorded(leaves: list[object]) -> bool:
-    """Return True if a call on these leaves is recorded in the graph.
+    """Return True if the graph records a layer call with these arguments.
 
-    While Keras computes shapes, only calls on symbols are.
+    While Keras computes shapes, only symbolic tensors are recorded.
     """
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
         return True
@@ -141,14 +140,14 @@ def _is_recorded(leaves: list[object]) -> bool:
 def _record_call(
     original: Callable[..., object], layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> object:
-    """Add an operation that calls `layer`, and return its outputs as the layer does.
+    """Add an operation that calls `layer`; return symbolic outputs in the layer's structure.
 
-    The layer is built, if it was not. Variables that are not trained are those of the graph, too,
-    and the run writes to them as the layer does.
+    `original` is the unpatched `keras.Layer.__call__`; it builds the layer. Each run writes to the
+    graph's variables for untrained variables as the layer does.
 
     Raises:
-        InvalidTypeError: The dtype of an input is not known, or its number of dimensions; or the
-            layer returns something besides tensors.
+        InvalidTypeError: The dtype or number of dimensions of an input is unknown, or the layer
+            returns anything but tensors.
     """
     args, kwargs = mapped(_in_graph, (tuple(args), dict(kwargs)))
     with eagerly():
@@ -205,7 +204,10 @@ def _describe_leaf(leaf: object) -> object:
 
 
 def _widen_operator(tensor: object, name: str, function: Callable[..., object]) -> None:
-    """Replace an operator of `KerasTensor` to accept symbolic tensors."""
+    """Replace the operator `name` of the class `tensor` to accept symbolic operands.
+
+    `function(x, y)` computes the operator for symbolic tensors.
+    """
     original = getattr(tensor, name)
 
     @functools.wraps(original)

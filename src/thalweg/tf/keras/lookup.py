@@ -1,4 +1,4 @@
-"""Keras 3 under the names that `tf.keras` has."""
+"""Keras 3 under the names of `tf.keras`."""
 
 from __future__ import annotations
 

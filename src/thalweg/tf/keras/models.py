@@ -29,10 +29,10 @@ _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleopti
 
 
 def as_optimizer(optimizer: object) -> Any:
-    """Return an optimizer that `compile` of Keras accepts.
+    """Return an optimizer for Keras' `compile`.
 
-    An optimizer of thalweg or of `tf.train` is wrapped, and so is the one that a name such as
-    "adam" stands for.
+    Wrap an optimizer of thalweg or `tf.train`, or for a name such as "adam" an optimizer of
+    thalweg. Return any other object unchanged.
     """
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
         optimizer = optimizers.get(optimizer)
@@ -61,10 +61,9 @@ def _for_each(outputs: object, metrics: object) -> object:
 
 
 def _copy_metric(metric: object) -> object:
-    """Return a new `keras.metrics.Metric` with the same configuration; other objects unchanged.
+    """Return a new Keras metric with the configuration of `metric`; return other objects unchanged.
 
-    Raises:
-        InvalidTypeError: The metric cannot be made from its configuration.
+    Raise InvalidTypeError if the metric cannot be created from its configuration.
     """
     if not isinstance(metric, keras.metrics.Metric):
         return metric
@@ -78,11 +77,7 @@ def _copy_metric(metric: object) -> object:
 
 
 def _check_distinct(*nests: object) -> None:
-    """Raise for a metric that is given twice.
-
-    Raises:
-        InvalidArgumentError: A metric is given twice; the message names it.
-    """
+    """Raise InvalidArgumentError, with its name, for a metric that occurs twice in `nests`."""
     seen_ids: set[int] = set()
     for metric in keras.tree.flatten(nests):
         if isinstance(metric, keras.metrics.Metric):
@@ -106,9 +101,9 @@ def _as_in_keras(name: str) -> object:
 
 
 class Compiling(_Model):
-    """Mixin of models that wraps optimizers and accepts labels as TensorFlow's Keras did.
+    """Mixin of models that wraps optimizers, and accepts labels as TensorFlow's Keras did.
 
-    Keras' loops run eagerly, also while a graph is built.
+    Keras' training loops run eagerly, also in graph mode.
     """
 
     if not TYPE_CHECKING:
@@ -136,14 +131,14 @@ class Compiling(_Model):
 
     @eagerly()
     def compile(self, optimizer: object = "rmsprop", *args: object, **options: object) -> None:
-        """Compile the model as in Keras; an optimizer of thalweg, or its name, is wrapped for it.
+        """Compile the model as in Keras; wrap an optimizer of thalweg, also if given by name.
 
-        In the scope of a strategy of `thalweg.distribute` the model trains as one of its replicas:
-        the step is that of the mean over the examples of all of them.
+        In the scope of a strategy of `thalweg.distribute` the model is a replica. Steps use the
+        mean gradient over the examples of all replicas.
 
         Raises:
             InvalidArgumentError: A metric is given twice.
-            InvalidTypeError: A metric of several outputs cannot be made of its configuration.
+            InvalidTypeError: A metric of several outputs cannot be created from its configuration.
         """
         names = options.keys() & {"metrics", "weighted_metrics"}
         _check_distinct(*(options[name] for name in names))
@@ -220,14 +215,13 @@ class Compiling(_Model):
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Sequential(Compiling, keras.Sequential):
-    """`keras.Sequential` that compiles with optimizers of thalweg."""
+    """`keras.Sequential` that accepts optimizers of thalweg in `compile`."""
 
     @property
     def trainable_weights(self) -> Any:
         """Trained weights.
 
-        Raises:
-            ValueError: The model has no weights yet.
+        Raise ValueError if the model has no weights yet.
         """
         self._check_weights()
         return super().trainable_weights
@@ -236,8 +230,7 @@ class Sequential(Compiling, keras.Sequential):
     def weights(self) -> Any:
         """All weights.
 
-        Raises:
-            ValueError: The model has no weights yet.
+        Raise ValueError if the model has no weights yet.
         """
         self._check_weights()
         return super().weights
@@ -269,7 +262,7 @@ def _has_ends(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
 
 
 def _derive_from_functional(user_class: type[Model]) -> None:
-    """Make a user's class derive from `Functional`.
+    """Replace `Model` by `Functional` among the bases of a user's class, in place.
 
     Keras does so for all bases up to `keras.Model`, which would change thalweg's `Model`, too.
     """

@@ -17,8 +17,8 @@ import keras  # isort: skip
 class TFOptimizer(keras.optimizers.Optimizer):
     """Keras optimizer that takes steps with an optimizer of `tf.train`.
 
-    Learning rate and slots are those of the inner optimizer. It has no configuration: a model is
-    saved and cloned without it.
+    Learning rate and slots are those of the inner optimizer. There is no configuration: a model is
+    saved and cloned without the optimizer.
 
     Args:
         optimizer: The inner optimizer.

@@ -20,8 +20,8 @@ def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any =
     """Return True if torch has a CUDA GPU.
 
     Args:
-        cuda_only: Ignored: there are no others.
-        min_cuda_compute_capability: Optional. A pair of numbers that it has to have at least.
+        cuda_only: Ignored: only CUDA GPUs are supported.
+        min_cuda_compute_capability: Optional. The minimum, a pair of numbers.
     """
     if not torch.cuda.is_available():
         return False

@@ -32,9 +32,9 @@ class Comparing(unittest.TestCase):
     def assertAllClose(
         self, a: Any, b: Any, rtol: float = 1e-6, atol: float = 1e-6, msg: str | None = None
     ) -> None:
-        """Fail unless the numbers of two nests are within `atol + rtol * abs(b)`; NaN is near NaN.
+        """Fail unless |a - b| <= atol + rtol |b| for all elements; two NaNs are equal.
 
-        The nests must have the same structure and shapes.
+        `a` and `b` may be nested, and must have equal structures and shapes.
         """
         if isinstance(a, Mapping) or isinstance(b, Mapping):
             self.assertEqual(set(a), set(b), msg)
@@ -67,7 +67,7 @@ class Comparing(unittest.TestCase):
         bfloat16_atol: float = 1e-2,
         msg: str | None = None,
     ) -> None:
-        """Compare as `assertAllClose` does, with the widest tolerance of the dtypes of both."""
+        """Call `assertAllClose` with the larger of the tolerances for the dtypes of `a` and `b`."""
         tolerances = locals()
         for value in (a, b):
             prefix = _KINDS.get(_dtype_name(value), "")
@@ -127,7 +127,7 @@ class Comparing(unittest.TestCase):
         open_lower_bound: bool = False,
         open_upper_bound: bool = False,
     ) -> None:
-        """Fail unless all elements are between the bounds, or equal to one that is not open."""
+        """Fail unless all elements are between the bounds; elements may equal a closed bound."""
         (self.assertAllGreater if open_lower_bound else self.assertAllGreaterEqual)(
             target, lower_bound
         )

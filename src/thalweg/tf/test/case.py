@@ -32,7 +32,7 @@ def make_temporary_directory() -> str:
 
 
 class _Eager:
-    """Session of eager mode, whose `run` returns values that are computed already."""
+    """Session of eager mode: `run` returns the values of computed tensors."""
 
     def run(self, fetches: object, feed_dict: object = None) -> object:
         """Return the values of eager tensors; ValueError if something is fed."""
@@ -85,9 +85,10 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """Enter a new session and its graph; in eager mode yield a session of computed values.
+        """Return a context manager that yields a new session, with its graph as the default.
 
-        All arguments but `graph` are ignored.
+        In eager mode without `graph`, `run` of the session returns computed values. All arguments
+        but `graph` are ignored.
         """
         if graph is None and executing_eagerly():
             yield _Eager()
@@ -103,10 +104,9 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> Iterator[Any]:
-        """Enter a session as `session` does, but the same one in all blocks of a test.
+        """Return a context manager like `session`, with one session for all blocks of a test.
 
-        Raises:
-            ValueError: A block before it had another graph.
+        Raise ValueError if the session has another graph than `graph`.
         """
         if graph is None and self._cached is None and executing_eagerly():
             yield _Eager()
@@ -125,7 +125,7 @@ class TestCase(Comparing):
         use_gpu: bool = True,
         force_gpu: bool = False,
     ) -> contextlib.AbstractContextManager[Any]:
-        """Enter `cached_session`, or `session` if a graph is given."""
+        """Return `cached_session()`, or `session(graph)` if a graph is given."""
         if self.id().endswith(".test_session"):
             self.skipTest("It is no test, but has the name of one.")
         return self.cached_session() if graph is None else self.session(graph)

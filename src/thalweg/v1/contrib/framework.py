@@ -27,9 +27,8 @@ def get_variables(
     """Return the variables of a collection of the default graph, in order of creation.
 
     Args:
-        scope: Optional. A regular expression that the beginnings of the names match, or a variable
-            scope.
-        suffix: Optional. The end of the names.
+        scope: Optional. A regular expression matched at the start of names, or a variable scope.
+        suffix: Optional. Only names with this suffix are returned.
         collection: The key of the collection.
     """
     scope = getattr(scope, "name", scope)

@@ -1,4 +1,4 @@
-"""TensorBoard's files: `FileWriter`, and operations of a graph that give summaries for it."""
+"""TensorBoard's files: `FileWriter`, and graph operations that compute summaries."""
 
 from thalweg.v1.summary.operations import histogram, image, merge, merge_all, scalar, text
 from thalweg.v1.summary.protos import message

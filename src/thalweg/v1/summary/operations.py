@@ -1,4 +1,4 @@
-"""Operations that give summaries, as the bytes of a `Summary`."""
+"""Graph operations that compute summaries, as the bytes of a `Summary` message."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
     """Return a symbolic tensor whose value in a run is a serialized `Summary` of one number.
 
     Args:
-        name: The tag; the name scope goes before it, and it is made unique.
+        name: The tag; the name scope is prepended, and the tag is made unique.
         tensor: The number, a tensor of one element.
-        collections: The collections that get the returned tensor; SUMMARIES by default.
+        collections: Graph collections that the result is added to; SUMMARIES by default.
         family: Optional. A prefix of the tag.
 
     Raises:
@@ -48,19 +48,20 @@ def image(
     collections: object = None,
     family: str | None = None,
 ) -> Any:
-    """Return a summary of the first images of a batch, as PNG.
+    """Return a symbolic tensor whose value in a run is a `Summary` of a batch's first images.
 
     Args:
         name, collections, family: As in `scalar`.
-        tensor: Images (batch, height, width, channels) with 1, 3 or 4 channels. Those of uint8 are
-            unchanged; those of floats are scaled to [0, 255], with 0 at 128 if any is negative.
+        tensor: Images (batch, height, width, channels) with 1, 3 or 4 channels. uint8 images are
+            unchanged. Float images are scaled to [0, 255]; 0 maps to 128 if an image has negative
+            values.
         max_outputs: The largest number of images.
 
     Returns:
-        A symbolic tensor, which a run computes as the bytes of a `Summary`.
+        A symbolic tensor; a run computes the bytes of a `Summary` with PNG images.
 
     Raises:
-        InvalidArgumentError: In a run, if the shape is another.
+        InvalidArgumentError: In a run, if `tensor` has another shape.
         RuntimeError: In eager mode.
     """
 
@@ -80,12 +81,12 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
     """Return a symbolic tensor whose value in a run is one `Summary` with the values of all inputs.
 
     Args:
-        inputs: Results of `scalar` and the other functions of this module.
-        collections: Optional. The collections that get the returned tensor.
+        inputs: Results of `scalar` and other functions of this module.
+        collections: Optional. Graph collections that the result is added to.
         name: Optional. The name of the operation.
 
     Raises:
-        InvalidArgumentError: In a run, if two values have the same tag.
+        InvalidArgumentError: In a run, if two values have one tag.
         InvalidTypeError: An input is not symbolic.
         RuntimeError: In eager mode.
     """
@@ -113,9 +114,9 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
 def merge_all(
     key: str = GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None
 ) -> Any:
-    """Return `merge` of the summaries in a collection of the default graph; None if there are none.
+    """Return `merge` of all summaries in a collection of the default graph, or None if it is empty.
 
-    `scope` is a regular expression; only names that begin with a match are merged.
+    With `scope`, a regular expression, only names whose beginning matches are merged.
     """
     _check_mode()
     summaries = _graph.get_collection(key, scope)
@@ -134,8 +135,7 @@ def _make_summary(
     Args:
         name, collections, family: As in `scalar`.
         tensor: The input of the operation.
-        describe: Called in a run with the value of `tensor` and the tag; returns the summary
-            values.
+        describe: `describe(tensor_value, tag)`, called in a run, returns the summary values.
     """
 
     def summarize_value(tensor_value: object) -> bytes:

@@ -1,6 +1,6 @@
-"""TensorBoard's messages, which it brings without TensorFlow, or stand-ins for them.
+"""TensorBoard's protobuf messages, and stand-ins for programs without TensorBoard.
 
-Graphs with summaries are built and run without TensorBoard, and nothing is written.
+With stand-ins, graphs with summaries run and write nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SCALAR_FIELDS: dict[str, Any] = {"wall_time": 0.0, "step": 0, "simple_value": 0
 
 
 class _RepeatedField(list[Any]):
-    """A repeated field of a message."""
+    """Stand-in for a repeated field of a message."""
 
     def add(self, **fields: object) -> StandInMessage:
         """Append a message, and return it."""
@@ -28,7 +28,7 @@ class _RepeatedField(list[Any]):
 
 
 class StandInMessage:
-    """A message of any kind, which takes all fields and serializes to nothing."""
+    """Stand-in for a message of any kind: accepts all fields and serializes to nothing."""
 
     # Kinds of message, and a constant, that code reads from the classes of messages.
     Value: ClassVar[Any]
@@ -98,13 +98,13 @@ StandInMessage.Value = StandInMessage.Image = StandInMessage.Audio = StandInMess
 
 
 class EventFileWriter:
-    """A writer of events that drops them, and warns once in a process.
+    """Stand-in writer that drops events, and warns once per process.
 
     Args:
-        directory: The folder; made if it is not there.
+        directory: The folder; created if missing.
 
     Raises:
-        OSError: The folder cannot be made.
+        OSError: The folder cannot be created.
     """
 
     _warning_issued: ClassVar[bool] = False
@@ -159,10 +159,10 @@ def message(name: str) -> Any:
 
 
 def event_file_writer(directory: str, *options: Any) -> Any:
-    """Return TensorBoard's writer of events for a folder; without TensorBoard a stand-in.
+    """Return a new `EventFileWriter` of TensorBoard for a folder; without TensorBoard, a stand-in.
 
     Raises:
-        OSError: No file can be written in the folder, or no folder made.
+        OSError: The folder cannot be created, or a file cannot be written in it.
     """
     if not is_installed():
         return EventFileWriter(directory)

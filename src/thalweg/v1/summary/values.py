@@ -35,7 +35,7 @@ def _bucket_limits() -> np.ndarray:
 
 
 def histogram(values: torch.Tensor, tag: str) -> Any:
-    """Return a summary with the number of elements in each bucket.
+    """Return a `Summary.Value` with a histogram of the elements, in TensorFlow's buckets.
 
     Raises:
         InvalidArgumentError: An element is not finite.
@@ -61,16 +61,16 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
 
 
 def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
-    """Return summary values with the first `count` images of a batch, encoded as PNG.
+    """Return a list with a `Summary.Value` (a PNG) for each of the first `count` images.
 
     Args:
-        batch: A tensor (batch, height, width, channels) of 1, 3 or 4 channels. Floats are scaled as
-            in `_scale_to_bytes`; uint8 is unchanged.
+        batch: A tensor (batch, height, width, channels) of 1, 3 or 4 channels. Floats are scaled by
+            `_scale_to_bytes`; uint8 is unchanged.
         tag: The tag; "/image" is appended, with a number if `count` is not 1.
         count: The largest number of images.
 
     Raises:
-        InvalidArgumentError: The shape is another.
+        InvalidArgumentError: The batch has another shape.
     """
     if batch.dim() != 4 or batch.shape[-1] not in (1, 3, 4):
         raise InvalidArgumentError(
@@ -102,8 +102,8 @@ def _encode_png(image: torch.Tensor) -> bytes:
 def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
     """Return a uint8 image from a float image (height, width, channels).
 
-    Pixels that are not finite become red. Without negative values [0, maximum] becomes [0, 255];
-    otherwise 0 becomes 128.
+    Infinite and NaN pixels become red. [0, maximum] is scaled to [0, 255]. If there are negative
+    values, 0 maps to 128 instead.
     """
     is_finite = image.isfinite()
     finite = image[is_finite]
@@ -119,7 +119,7 @@ def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
 
 
 def text(strings: object, tag: str) -> Any:
-    """Return a summary of strings, which TensorBoard shows as Markdown."""
+    """Return a `Summary.Value` of strings; TensorBoard shows strings as Markdown."""
     array = np.asarray(strings, dtype=object)
     proto = message("TensorProto")(dtype="DT_STRING")
     proto.tensor_shape.CopyFrom(

@@ -1,4 +1,4 @@
-"""`FileWriter`: summaries in a file that TensorBoard reads."""
+"""`FileWriter`: writes summaries to a file that TensorBoard reads."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from thalweg.v1.summary.protos import event_file_writer, message
 
 
 class FileWriter:
-    """Writes summaries and the graph to a new file of events in a folder.
+    """Writer of summaries and graphs to a new file of events in a folder.
 
     Without TensorBoard nothing is written, and the first event causes a warning.
 
     Args:
-        logdir: The folder, made if it is not there.
-        graph: Optional. A graph that is written at once.
-        max_queue: How many events wait for the thread that writes.
-        flush_secs: How often they are written out.
+        logdir: The folder; created if missing.
+        graph: Optional. A graph to write now.
+        max_queue: Maximum number of events that wait for the writer thread.
+        flush_secs: Seconds between two flushes.
         graph_def: Optional. A `GraphDef` in place of `graph`.
-        filename_suffix: What the file's name ends with.
+        filename_suffix: End of the file's name.
         session: Ignored.
 
     Raises:
-        CheckpointWriteError: No file can be written in the folder.
+        CheckpointWriteError: A file cannot be written in the folder.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class FileWriter:
         return self._logdir
 
     def add_summary(self, summary: object, global_step: object = None) -> None:
-        """Write a `Summary`, or the bytes that a run of a summary operation gave.
+        """Write a `Summary` message, or the bytes that a run of a summary operation returned.
 
         Raises:
-            TypeError: It is neither.
+            TypeError: `summary` has another type.
         """
         kind = message("Summary")
         if isinstance(summary, bytes):
@@ -76,7 +76,7 @@ class FileWriter:
             graph_def: A `GraphDef`, used if `graph` is None.
 
         Raises:
-            TypeError: There is no graph among the arguments.
+            TypeError: Neither argument is a graph.
         """
         if isinstance(graph, graphs.Graph):
             graph = graph_def_of(graph)
@@ -92,8 +92,8 @@ class FileWriter:
     def add_event(self, event: Any, global_step: Any = None) -> None:
         """Write an `Event` to the file; do nothing if the file is closed.
 
-        Sets `event.wall_time` to the present if it is 0, and `event.step` to `global_step` if
-        given.
+        Set `event.wall_time` to the present if it is 0. Set `event.step` to `global_step` unless
+        None.
         """
         if self._events is None:
             return
@@ -117,7 +117,7 @@ class FileWriter:
         """Open a new file of events if the file is closed; do nothing if it is open.
 
         Raises:
-            CheckpointWriteError: No file can be written in the folder.
+            CheckpointWriteError: A file cannot be written in the folder.
         """
         if self._events is None:
             try:
@@ -165,9 +165,7 @@ def add_scalar(writer: Any, tag: str, value: float, step: int) -> None:
 
 
 def graph_def_of(graph: graphs.Graph) -> Any:
-    """Return the `GraphDef` of a graph, with a node for each operation: name, type, names of
-    inputs.
-    """
+    """Return a `GraphDef` with the name, type and input names of each operation of a graph."""
     graph_def = message("GraphDef")()
     for op in graph.get_operations():
         inputs = [f"{x.op.name}:{x.value_index}" if x.value_index else x.op.name for x in op.inputs]

@@ -14,11 +14,11 @@ class AdadeltaOptimizer(RuleOptimizer):
         u = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) g
         var <- var - learning_rate u;  accum_update <- rho accum_update + (1 - rho) u^2
 
-    A sparse gradient touches the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        rho: Share of the running averages that is kept. A float, tensor or callable.
+        rho: Decay rate of the running averages. A float, tensor or callable.
         epsilon: Added inside the roots. A float, tensor or callable.
         use_locking, name: See `Optimizer`.
 

@@ -16,11 +16,11 @@ class AdagradOptimizer(RuleOptimizer):
 
         acc <- acc + g^2;  var <- var - learning_rate g / sqrt(acc)
 
-    A sparse gradient touches the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        initial_accumulator_value: What the accumulator starts from; above 0.
+        initial_accumulator_value: Initial value of the accumulator; above 0.
         use_locking, name: See `Optimizer`.
 
     Raises:

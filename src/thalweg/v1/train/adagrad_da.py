@@ -27,22 +27,22 @@ class AdagradDAOptimizer(RuleOptimizer):
         l1 > 0: var <- -learning_rate sign(G) max(|G| - l1 t, 0) / (l2 t learning_rate + sqrt(GG))
         else:   var <- -learning_rate G / (l2 t learning_rate + sqrt(GG))
 
-    The variable is made anew from G: its initial value is lost at the first step. A sparse
-    gradient touches the rows it names.
+    The variable is computed from G, so the first step overwrites its initial value. A sparse
+    gradient changes only its rows.
 
     Args:
         learning_rate: A float or 0-d tensor.
-        global_step: The int64 variable that counts steps. The optimizer reads it; pass it to
-            `minimize` to have it counted.
-        initial_gradient_squared_accumulator_value: What GG starts from; above 0.
+        global_step: The int64 variable that counts steps. The optimizer only reads it;
+            `minimize(global_step=...)` increments it.
+        initial_gradient_squared_accumulator_value: Initial value of GG; above 0.
         l1_regularization_strength: 0 or more.
         l2_regularization_strength: 0 or more.
         use_locking, name: See `Optimizer`.
 
     Raises:
-        ValueError: The initial value is not above 0, or `learning_rate` is a callable (at the
-            first step).
-        InvalidArgumentError: `global_step` is no int64 scalar.
+        ValueError: The initial value is not above 0, or `learning_rate` is a callable (at the first
+            step).
+        InvalidArgumentError: `global_step` is not an int64 scalar.
 
     Reference: tf.compat.v1.train.AdagradDAOptimizer; Duchi et al. 2011
     """

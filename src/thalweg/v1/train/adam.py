@@ -23,17 +23,16 @@ class AdamOptimizer(RuleOptimizer):
         var <- var - alpha m / (sqrt(v) + epsilon)
         beta1_power <- beta1_power beta1;  beta2_power <- beta2_power beta2
 
-    The powers are two variables of the optimizer, float32 for Python floats even beside float64
-    variables; they are multiplied once a step, whichever variables it updates. A sparse gradient
-    decays m and v of all rows and moves all rows; `contrib.opt.LazyAdamOptimizer` touches only
-    the rows that are named.
+    Both powers are variables of the optimizer, float32 if the betas are Python floats. Each step
+    multiplies them once. A sparse gradient decays m and v of all rows and moves all rows;
+    `contrib.opt.LazyAdamOptimizer` changes only the gradient's rows.
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        beta1: Share of m that is kept. A float, tensor or callable.
-        beta2: Share of v that is kept. A float, tensor or callable.
-        epsilon: Added to the root of v before bias correction ("epsilon hat"); underflows to 0
-            beside float16 variables.
+        beta1: Decay rate of m. A float, tensor or callable.
+        beta2: Decay rate of v. A float, tensor or callable.
+        epsilon: Added to the root of v before bias correction ("epsilon hat"); underflows to 0 for
+            float16 variables.
         use_locking, name: See `Optimizer`.
         use_own_namescope_for_non_slot_vars: Accepted for compatibility.
 

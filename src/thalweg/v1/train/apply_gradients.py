@@ -1,4 +1,7 @@
-"""Application of gradients: replayed, planned, one by one, or as an operation of a graph."""
+"""Application of gradients: replayed, planned, one variable at a time, or as a graph operation.
+
+A replayed step repeats the recorded kernel call of the step before, with new gradients.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +52,10 @@ class StepArguments:
     Attributes:
         global_step: A variable that is raised by 1 after the updates, or None.
         name: The name of the step.
-        captured: In a session the values of the tensors that `_captured_inputs` returned when the
-            graph was built. None in eager mode.
-        sharing: The description of the step for other ranks, if the gradients were already summed
-            over the ranks; otherwise None.
+        captured: In a session, the values of the tensors from `_captured_inputs`; None in eager
+            mode.
+        sharing: Description of a sharded step whose gradients are already summed over ranks, or
+            None.
     """
 
     global_step: Any
@@ -62,16 +65,16 @@ class StepArguments:
 
 
 class GradientApplication(UpdateHooks, SlotOptimizer):
-    """The part of `Optimizer` that takes a step with gradients that are those of all replicas."""
+    """Base class of `Optimizer` that applies gradients already summed over replicas."""
 
     def _apply_aggregated(self, pairs: GradsAndVars, global_step: Any, name: str | None) -> Any:
-        """Apply gradients that need no sum over replicas: at once, or as an operation of a graph.
+        """Apply gradients that need no sum over replicas.
 
         Returns:
-            In graph mode the operation that takes the step; in eager mode the result of `_apply`.
+            In eager mode, the result of `_apply`. In graph mode, an operation that takes the step.
 
         Raises:
-            ValueError: There are no pairs.
+            ValueError: `pairs` is empty.
         """
         if not pairs:
             raise ValueError("No variables provided.")
@@ -85,15 +88,15 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         arguments: StepArguments,
         transforms: GradientTransforms = NOTHING,
     ) -> object:
-        """Update the variables at once, except those whose gradient is None.
+        """Update all variables whose gradient is not None, and the optimizer's state.
 
         Args:
-            pairs: Gradients and variables.
+            pairs: (gradient or None, variable) pairs.
             arguments, transforms: As in `_take`.
 
         Returns:
-            The result of a subclass's `_finish`; None if there is no such method, if there is a
-            `global_step`, or if the step is taken in one call.
+            The result of a subclass's `_finish`. None if there is no `_finish`, if there is a
+            `global_step`, or if the step was replayed.
 
         Raises:
             ValueError: All gradients are None.
@@ -118,20 +121,18 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         report: ReplayResult | None = None,
         transforms: GradientTransforms = NOTHING,
     ) -> bool:
-        """Replay the previous step with new gradients in one call, if that is possible.
+        """Replay the previous step with new gradients; return True if the step was taken.
 
-        Update the variables, the optimizer's state and `global_step`, as `_take` does.
+        A replay updates variables, state and `global_step`, as `_take` does. If False is returned,
+        nothing changed.
 
         Args:
-            pairs: What a caller gave as gradients and variables; only a list of pairs is replayed.
+            pairs: A list of (gradient, variable) pairs; other types return False.
             global_step, captured: As in `_take`.
-            report: Optional. Notes whether the step was taken. A replay that is due is built only
-                if this is given.
-            transforms: Transforms of the gradients before the update; without `decide`, `watch` and
-                `calls`.
-
-        Returns:
-            True if the step was taken; False if not: variables and state are unchanged then.
+            report: Optional. Records whether the step was taken. Without it, a replay that is not
+                built yet is not built now.
+            transforms: Transforms of the gradients before the update; `decide`, `watch` and `calls`
+                are unset.
         """
         if type(pairs) is not list or thread.strategies or self._under_way is not None:
             return False
@@ -164,20 +165,19 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         copies: Copies = None,
         finished: list[object] | None = None,
     ) -> StepResult:
-        """Take one planned or rebound step, in eager mode or in a run of a session.
+        """Take one step, in eager mode or in a run of a session.
 
-        Writes the variables, the slots, the counters and `global_step`, all in one commit.
+        Variables, slots, counters and `global_step` are written in one commit.
 
         Args:
-            pairs: Gradients, none of them None, and variables.
-            arguments: The other arguments of the step.
+            pairs: (gradient, variable) pairs; no gradient is None.
+            arguments: Other arguments of the step.
             transforms: Transforms of the gradients before the update.
-            copies: For each pair a 16-bit tensor that is set to the updated variable, or None.
-            finished: Optional. A list that the result of `_finish` is appended to.
+            copies: One 16-bit tensor per pair, overwritten with the updated variable; or None.
+            finished: Optional. A list; the result of `_finish` is appended to it.
 
         Returns:
-            A `StepResult`: whether the step was taken, and the errors of callbacks after the
-            commit.
+            A `StepResult` (taken, errors); the errors are of callbacks after the commit.
         """
         global_step, sharing = arguments.global_step, arguments.sharing
         is_simple = copies is None and sharing is None and self._under_way is None
@@ -215,10 +215,9 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         transforms: GradientTransforms,
         copies: Copies,
     ) -> StepResult:
-        """Rebind the last plan, or plan a new one, and take the step; return its `StepResult`.
+        """Take the step by the last plan with new tensors, or by a new plan; return a `StepResult`.
 
-        After a rebound step without summed gradients, a replay of the next step is prepared in
-        `cache`.
+        Reusing the last plan without summed gradients also prepares a replay in `cache`.
         """
         sharing: Any = hooks.sharing
         transforms = self._judged(transforms)
@@ -241,10 +240,10 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         grad_loss: object,
         name: str | None,
     ) -> object:
-        """Compute the gradients, and apply and free each one inside the backward pass (GATE_NONE).
+        """Compute gradients; apply and free each gradient inside the backward pass (GATE_NONE).
 
         Returns:
-            The result of `_finish` if there is no `global_step`, otherwise None.
+            The result of `_finish`, or None with a `global_step`.
 
         Raises:
             BaseException: The first error of a callback, after all updates.
@@ -283,9 +282,9 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
         """Return a context manager that sets `self._under_way` to `hooks` and yields `hooks`.
 
-        Overridden hooks receive a gradient and a variable only, and read the rest of the step from
-        `self`. In a session attributes that hold symbolic tensors are restored at the end. The
-        caller holds the locks.
+        Overridden hooks receive only a gradient and a variable, and read other arguments from
+        `self._under_way`. In a session, attributes that hold symbolic tensors are restored at the
+        end. The caller holds the locks.
         """
 
         def begin_step() -> Sections:
@@ -313,10 +312,10 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         return [*slots, *self._non_slots_of(variables[0].graph).values()]
 
     def _apply_in_graph(self, grads_and_vars: GradsAndVars, global_step: Any, name: Any) -> Any:
-        """Return the operation that takes a step in each run of the default graph.
+        """Create slots and return an operation that takes a step in each run of the default graph.
 
-        A subclass's overridden hooks are called now (`recorded`); otherwise slots are created now,
-        and a run calls `_apply`. The operation is added to the collection TRAIN_OP.
+        A subclass's overridden hooks are called now; without them, a run calls `_apply`. The
+        operation is added to the collection TRAIN_OP.
 
         Raises:
             ValueError: All gradients are None.
@@ -355,9 +354,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         return op
 
     def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
-        """Return the fingerprint of a step, by which ranks check that all of them take the same
-        step.
-        """
+        """Return a fingerprint of the step; ranks compare fingerprints and must agree."""
         has_step_tensor = isinstance(global_step, Tensor)
 
         def words_of_step() -> list[str]:

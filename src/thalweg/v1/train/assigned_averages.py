@@ -1,4 +1,4 @@
-"""Moving averages in the user's own variables, as batch normalisation keeps them."""
+"""Moving averages stored in a user's variables, as in batch normalisation."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from thalweg.variable import dtype_name, to_tensor
 def assign_moving_average(
     variable: Any, value: Any, decay: Any, zero_debias: bool = True, name: str | None = None
 ) -> Any:
-    """Move a variable toward a value.
+    """Update a variable in place as the moving average of a value.
 
         variable <- variable - (variable - value)(1 - decay)
 
     Args:
         variable: The variable.
-        value: A tensor of its shape, or what `to_tensor` takes.
-        decay: Share of the variable that is kept.
-        zero_debias: Whether the variable, which is taken to begin at 0, is divided by the weight
-            that it has gathered. A graph keeps the sum and the number of steps in two variables
-            beside it, `biased` and `local_step`; each call makes its own. In eager mode nothing
-            is kept, so that each call is a first step.
+        value: A tensor of the variable's shape, or an array or number.
+        decay: Decay rate of the average.
+        zero_debias: True to correct the bias of an average that began at 0. A graph stores the
+            biased average and the step count in two new variables per call, `biased` and
+            `local_step`. In eager mode each call is corrected as a first step.
         name: Optional.
 
     Returns:
-        The variable; in a graph a tensor that updates it and is its new value.
+        `variable`. In graph mode, a tensor that updates the variable and has its new value.
 
     Raises:
-        InvalidTypeError: The value is a tensor of another dtype.
-        InvalidArgumentError: It has another shape; in graph mode when it runs.
-        LayoutError: The storage of one of them was cut.
+        InvalidTypeError: `value` has another dtype than `variable`.
+        InvalidArgumentError: `value` has another shape; in graph mode the run raises.
+        LayoutError: The storage of the variable or the value was resized.
 
     Reference: tensorflow.python.training.moving_averages.assign_moving_average
     """
@@ -70,7 +69,10 @@ def _as_value_of(source: object, variable: Tensor) -> Any:
 
 
 def _make_debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]:
-    """Return new variables (`biased`, `local_step`) below the name of `variable`, both zero."""
+    """Create variables `biased` and `local_step` below the name of `variable`; return both.
+
+    Both are initialized with zeros.
+    """
     shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
     with _graph.variable_scope(variable.op.name):
         biased, step = (
@@ -87,9 +89,9 @@ def _make_debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]
 
 
 def _unused_name(name: str) -> str:
-    """Return `name`, with "_1", "_2" and so on appended if the variable scope has such a variable.
+    """Return `name`, or `name` with "_1", "_2", ... if the variable scope has such a variable.
 
-    In a scope that reuses variables the name is returned unchanged.
+    In a scope that reuses variables, return `name` unchanged.
     """
     scope, suffix, candidate = _graph.get_variable_scope(), 0, name
     used_names = {variable.op.name for variable in _graph.global_variables()}
@@ -107,19 +109,19 @@ def weighted_moving_average(
     collections: Iterable[str] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return the moving average of a tensor over runs, in which each run has a weight.
+    """Return a tensor with the moving average of `value` over runs, weighted per run.
 
     Args:
         value: A tensor of a graph.
-        decay: The fraction of the previous sums that a run keeps.
+        decay: Decay rate of the sums.
         weight: The weight of the run, a tensor that broadcasts with `value`.
         truediv: Ignored: values are floating-point.
-        collections: Optional. The collections of the two new variables; GLOBAL_VARIABLES by
+        collections: Optional. Graph collections of the two new variables; GLOBAL_VARIABLES by
             default.
         name: Optional. The variable scope.
 
     Returns:
-        A symbolic tensor; a run that evaluates it updates both sums and gets their quotient.
+        A symbolic tensor; evaluating it updates both sums and returns their quotient.
 
     Reference: tensorflow.python.training.moving_averages.weighted_moving_average
     """

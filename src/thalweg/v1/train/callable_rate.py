@@ -1,4 +1,4 @@
-"""`CallableRate`: a learning rate of eager mode, computed anew whenever it is called."""
+"""`CallableRate`: a learning rate of eager mode, computed anew by each call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ P = ParamSpec("P")
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
-    """Return the methods of an operator and of its reflection."""
+    """Return two methods of `CallableRate` for a binary operator: `__op__` and `__rop__`."""
 
     def forward(self: CallableRate, operand: object) -> CallableRate:
         return _combine_rates(function, self.__name__, self, operand)
@@ -35,19 +35,19 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
 
 
 class CallableRate(Argument):
-    """Callable without arguments that `*_decay` functions and policies return in eager mode.
+    """Callable without arguments that returns the learning rate, for eager mode.
 
-    Arithmetic and torch's functions return another one, which follows the same step. In a graph,
-    a tensor takes its place.
+    `*_decay` functions return it in eager mode, and a tensor in graph mode. Arithmetic and torch's
+    functions return a new `CallableRate` of the same step counter.
 
     Args:
-        rate: Gives the learning rate now.
-        name: Its name in messages.
+        rate: `rate()` returns the present learning rate.
+        name: Name in messages.
         state_holders: Objects with `state_dict` and `load_state_dict` that the rate depends on.
 
     Attributes:
-        source: The function that made it and its arguments by name, by which a file describes it;
-            None where there is none, as after arithmetic.
+        source: (function, {name: argument}) that created the rate, for a file that describes it.
+            None after arithmetic.
     """
 
     # Makes NumPy's operators defer to the reflected operators of this class.
@@ -70,14 +70,14 @@ class CallableRate(Argument):
         return self._rate() if present_rate is None else _as_tensor(present_rate)
 
     def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
-        """Set the formula of the rate, so that `computed` needs no call of a policy.
+        """Set a formula of the step, which `computed` evaluates instead of calling the rate.
 
-        Does nothing if `step` is neither an integer nor an integer tensor.
+        Do nothing if `step` is neither an integer nor an integer tensor.
 
         Args:
             step: The counter of steps.
-            rate_at: Called with the value of the counter; returns the rate as a NumPy scalar. It
-                may depend on the `state_holders`, and on nothing else.
+            rate_at: `rate_at(count)` returns the rate as a NumPy scalar. It may read only
+                `state_holders`.
         """
         is_count = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
         if is_count or type(step) is int:
@@ -90,9 +90,7 @@ class CallableRate(Argument):
     def computed(self) -> Any:
         """Return the present rate as a NumPy scalar by the formula of `follow`.
 
-        Returns:
-            None if there is no formula or a graph is being built: then only a call returns the
-            rate.
+        Return None without a formula or while a graph is built; then call the rate instead.
         """
         if self._ahead is None or not executing_eagerly():
             return None
@@ -133,7 +131,7 @@ class CallableRate(Argument):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> CallableRate:
-        """Return the `CallableRate` whose calls apply a torch function to the present rates."""
+        """Return a `CallableRate` whose calls apply a torch function to the present rates."""
         keyword_args = kwargs or {}
 
         def rate() -> object:
@@ -165,10 +163,10 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 
 
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
-    """Return a decorated function that stores itself and its arguments in the rate it returns.
+    """Decorate a function so that it stores itself and its arguments in the returned rate.
 
-    The `CallableRate.source` of the result is (decorated function, arguments by name), by which a
-    file describes the rate. The formula is removed if an argument besides the step is not constant.
+    The attribute `source` of the rate is (decorated function, {name: argument}). The rate's formula
+    is removed if an argument besides the step is not constant.
     """
     signature = inspect.signature(function)
 
@@ -187,7 +185,7 @@ def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature of a function; for a decorated one, that of the decorator's function.
+    """Return the signature of a function; for one decorated by `remember_source`, of the original.
 
     Raises:
         TypeError: The argument is not callable.
@@ -249,12 +247,12 @@ _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
 def _combine_rates(
     function: Callable[[Any, Any], object], name: str, *operands: Any
 ) -> CallableRate:
-    """Return the `CallableRate` of an operator applied to rates and numbers.
+    """Return a `CallableRate` that applies an operator to rates and numbers.
 
-    It has a formula if all rates follow the same counter and all other operands are constants.
+    The result has a formula if all rates follow one counter and all numbers are constants.
 
     Args:
-        function: The operator, a function of two values.
+        function: `function(left, right)` computes the operator.
         name: The name of the new rate.
         *operands: The two operands.
     """

@@ -1,4 +1,4 @@
-"""`Coordinator`: threads that end together. `LooperThread`: one that repeats a function."""
+"""`Coordinator`: stops threads together. `LooperThread`: a thread that repeats a function."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PAUSE = 0.05
 
 
 class Coordinator:
-    """Lets threads ask each other to stop, and waits for them.
+    """Coordinator of threads: requests all of them to stop, and joins them.
 
     Args:
-        clean_stop_exception_types: Exceptions that stop the threads without being an error; by
-            default CancelledError, with which waits end when others have stopped, and
-            OutOfRangeError, with which readers end.
+        clean_stop_exception_types: Types of exceptions that request a stop, but are not raised by
+            `join`. The default is CancelledError (a wait ended by a stop) and OutOfRangeError (end
+            of input).
 
     Example:
         >>> import threading
@@ -76,11 +76,11 @@ class Coordinator:
     def request_stop(self, ex: object = None) -> None:
         """Request all threads to stop; only the first request counts.
 
-        Calls the callbacks of `on_stop`.
+        Call the callbacks of `on_stop`.
 
         Args:
-            ex: Optional. The reason, an exception or `sys.exc_info()`. `join` raises it, unless it
-                is of a type for clean stops.
+            ex: Optional. An exception or `sys.exc_info()`. `join` raises the exception, unless its
+                type is in `clean_stop_exception_types`.
 
         Raises:
             TypeError: `ex` is not an exception.
@@ -105,10 +105,9 @@ class Coordinator:
             callback(error)
 
     def on_stop(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call `callback(error)` once: when a stop is requested, or now if it was requested before.
+        """Register `callback(error)` for a stop; if a stop was requested before, call it now.
 
-        `error` is None for a stop without an error. Use this to end waits that do not watch the
-        coordinator.
+        It is called once. `error` is None for a stop without an error.
         """
         with self._lock:
             if not self._stopped.is_set():
@@ -131,8 +130,7 @@ class Coordinator:
             self.request_stop(error)
 
     def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """Wait until a stop is requested, for at most `timeout` seconds; return True if it is
-        requested.
+        """Wait at most `timeout` seconds for a stop; return True if a stop is requested.
 
         Raises:
             TypeError, ValueError: `timeout` is not a number, or NaN.
@@ -163,17 +161,17 @@ class Coordinator:
         stop_grace_period_secs: float = 120,
         ignore_live_threads: bool = False,
     ) -> None:
-        """Wait until all threads have ended.
+        """Wait until all threads have ended; raise the error of a stop.
 
         Args:
-            threads: Threads to wait for, besides those that are registered.
-            stop_grace_period_secs: How long threads may go on after a stop was requested.
-            ignore_live_threads: Whether those that go on for longer are left alone.
+            threads: Threads to wait for, in addition to registered threads.
+            stop_grace_period_secs: Seconds that threads may run after a stop was requested.
+            ignore_live_threads: True to return without an error if threads still run then.
 
         Raises:
-            BaseException: The error with which the stop was requested.
-            FailedPreconditionError: Threads go on after that time.
-            TypeError, ValueError: `stop_grace_period_secs` is no number, or NaN.
+            BaseException: The exception passed to `request_stop`.
+            FailedPreconditionError: Threads still run after the grace period.
+            TypeError, ValueError: `stop_grace_period_secs` is not a number, or NaN.
         """
         check_seconds("stop_grace_period_secs", stop_grace_period_secs)
         with self._lock:
@@ -201,16 +199,16 @@ class Coordinator:
 
 
 class LooperThread(threading.Thread):
-    """Calls a function until its coordinator is asked to stop; an error asks for that.
+    """Thread that calls a function until its coordinator stops; an error requests a stop.
 
     Args:
         coord: The coordinator.
-        timer_interval_secs: Seconds between two calls; None or 0 for none.
-        target: The function; without it, a subclass overrides `run_loop`.
-        args, kwargs: Its arguments.
+        timer_interval_secs: Seconds between the starts of two calls; None or 0 does not wait.
+        target: The function. If None, a subclass must override `run_loop`.
+        args, kwargs: Arguments of `target`.
 
     Raises:
-        TypeError: `coord` is no coordinator, or the interval no number.
+        TypeError: `coord` is not a `Coordinator`, or the interval is not a number.
         ValueError: The interval is NaN.
 
     Reference: tf.train.LooperThread
@@ -241,7 +239,7 @@ class LooperThread(threading.Thread):
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
-        """Return a started thread."""
+        """Create a `LooperThread`, start it and return it."""
         looper = LooperThread(coord, timer_interval_secs, target, args, kwargs)
         looper.start()
         return looper

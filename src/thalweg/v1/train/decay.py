@@ -1,8 +1,8 @@
-"""Learning rates that fall with the global step: TensorFlow 1's `*_decay` functions.
+"""Learning rates that decay with the global step: TensorFlow 1's `*_decay` functions.
 
-In eager mode each returns a callable without arguments that reads the global step anew, to be
-given to an optimizer as its learning rate. In graph mode each returns a tensor. Their numbers are
-those of the schedules of the same name in `thalweg.keras.optimizers.schedules`.
+In eager mode each function returns a callable for an optimizer's learning rate. Each call reads the
+global step. In graph mode each function returns a tensor. Values equal the schedules of
+`thalweg.keras.optimizers.schedules` with corresponding names.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def exponential_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Decay a rate exponentially: learning_rate decay_rate^(global_step / decay_steps).
+    """Return the rate learning_rate decay_rate^(global_step / decay_steps).
 
     Args:
-        learning_rate: A float or 0-d tensor; its dtype is that of the result.
+        learning_rate: A float or 0-d tensor; sets the dtype of the result.
         global_step: The variable that counts steps, or a number.
         decay_steps: Steps for one factor of `decay_rate`.
         decay_rate: The factor.
-        staircase: Whether the quotient is rounded down.
+        staircase: True to round the quotient down.
         name: Name of the tensor in graph mode.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
 
     Raises:
-        ValueError: There is no global step.
+        ValueError: `global_step` is None.
 
     Reference: tf.compat.v1.train.exponential_decay
     """
@@ -71,9 +71,9 @@ def natural_exp_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Decay a rate by powers of e: learning_rate exp(-decay_rate)^(global_step / decay_steps).
+    """Return the rate learning_rate exp(-decay_rate)^(global_step / decay_steps).
 
-    Arguments, result and errors are those of `exponential_decay`.
+    See `exponential_decay` for arguments, result and errors.
 
     Reference: tf.compat.v1.train.natural_exp_decay
     """
@@ -90,9 +90,9 @@ def inverse_time_decay(
     staircase: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Decay a rate inversely: learning_rate / (1 + decay_rate global_step / decay_steps).
+    """Return the rate learning_rate / (1 + decay_rate global_step / decay_steps).
 
-    Arguments, result and errors are those of `exponential_decay`.
+    See `exponential_decay` for arguments, result and errors.
 
     Reference: tf.compat.v1.train.inverse_time_decay
     """
@@ -110,16 +110,17 @@ def polynomial_decay(
     cycle: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Decay a rate from learning_rate to end = end_learning_rate along a polynomial.
+    """Return a rate that falls from learning_rate to end = end_learning_rate along a polynomial.
 
         end + (learning_rate - end) (1 - global_step / decay_steps)^power
 
     Args:
         learning_rate, global_step, name: As in `exponential_decay`.
-        decay_steps: The step that reaches `end_learning_rate`.
-        end_learning_rate: The last learning rate.
-        power: 1 falls along a line.
-        cycle: Whether to begin anew, over a multiple of `decay_steps`, instead of staying.
+        decay_steps: Number of steps until `end_learning_rate` is reached.
+        end_learning_rate: The final learning rate.
+        power: The exponent; 1 is a line.
+        cycle: True to stretch the decay over the next multiple of `decay_steps` instead of staying
+            at the end.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
@@ -138,13 +139,13 @@ def cosine_decay(
     alpha: object = 0.0,
     name: str | None = None,
 ) -> Any:
-    """Decay a rate from learning_rate to alpha learning_rate along half a cosine.
+    """Return a rate that falls from learning_rate to alpha learning_rate along half a cosine.
 
-    Arguments not named here, result and errors are those of `exponential_decay`.
+    See `exponential_decay` for other arguments, result and errors.
 
     Args:
-        decay_steps: The step that reaches the end.
-        alpha: The end as a share of `learning_rate`.
+        decay_steps: Number of steps until the end is reached.
+        alpha: Final rate as a fraction of `learning_rate`.
 
     Reference: tf.compat.v1.train.cosine_decay; Loshchilov & Hutter 2017
     """
@@ -162,15 +163,15 @@ def cosine_decay_restarts(
     alpha: object = 0.0,
     name: str | None = None,
 ) -> Any:
-    """Decay a rate along half a cosine, and begin again after each period.
+    """Return a rate that falls along half a cosine in each period and then restarts.
 
-    Arguments not named here, result and errors are those of `exponential_decay`.
+    See `exponential_decay` for other arguments, result and errors.
 
     Args:
         first_decay_steps: Length of the first period.
-        t_mul: Each period is this much longer than the one before.
-        m_mul: Each period starts from this share of the one before.
-        alpha: The end of a period as a share of `learning_rate`.
+        t_mul: Factor of a period's length relative to the previous period.
+        m_mul: Factor of a period's initial rate relative to the previous period.
+        alpha: Rate at the end of each period, as a fraction of `learning_rate`.
 
     Reference: tf.compat.v1.train.cosine_decay_restarts; Loshchilov & Hutter 2017
     """
@@ -188,18 +189,18 @@ def linear_cosine_decay(
     beta: object = 0.001,
     name: str | None = None,
 ) -> Any:
-    """Decay a rate linearly, times a cosine.
+    """Return a rate that is the product of a linear decay and a cosine.
 
         s = global_step / decay_steps, at most 1
         learning_rate ((alpha + 1 - s) (1 + cos(2 pi num_periods s)) / 2 + beta)
 
-    Arguments not named here, result and errors are those of `exponential_decay`.
+    See `exponential_decay` for other arguments, result and errors.
 
     Args:
-        decay_steps: The step at which s reaches 1.
+        decay_steps: Number of steps until s reaches 1.
         num_periods: Periods of the cosine.
         alpha: Added to the linear part.
-        beta: Added to the whole.
+        beta: Added to the product.
 
     Reference: tf.compat.v1.train.linear_cosine_decay; Bello et al. 2017
     """
@@ -219,16 +220,16 @@ def noisy_linear_cosine_decay(
     beta: object = 0.001,
     name: str | None = None,
 ) -> Any:
-    """Decay a rate as `linear_cosine_decay` does, with noise on the linear part.
+    """Return a rate as `linear_cosine_decay` does, with noise added to the linear part.
 
-    Arguments not named here, result and errors are those of `linear_cosine_decay`.
+    See `linear_cosine_decay` for other arguments, result and errors.
 
     Args:
         initial_variance: Variance of the noise at step 0.
         variance_decay: The variance is divided by (1 + global_step)^variance_decay.
 
-    Each has a sequence of random numbers of its own, and draws the next one whenever it is asked.
-    `thalweg.checkpoint` saves where an eager one is.
+    Each returned rate has its own random generator, and each call draws a number.
+    `thalweg.checkpoint` saves the generator of an eager rate.
 
     Reference: tf.compat.v1.train.noisy_linear_cosine_decay; Bello et al. 2017
     """
@@ -256,16 +257,16 @@ def piecewise_constant(
 
     Args:
         x: The variable that counts steps, or a number.
-        boundaries: Ascending numbers of x's dtype; int32 is taken for int64.
-        values: One more than boundaries, all of one dtype.
+        boundaries: Ascending numbers of x's dtype; int32 is accepted for int64.
+        values: Rates of one dtype; one more than boundaries.
         name: Name of the tensor in graph mode.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
 
     Raises:
-        ValueError: Boundaries and x, or values among themselves, are of different dtypes, or
-            there are not as many as needed.
+        ValueError: Dtypes of boundaries and x differ, dtypes of values differ, or the number of
+            values is wrong.
 
     Reference: tf.compat.v1.train.piecewise_constant
     """
@@ -294,17 +295,16 @@ def follow_rate(
     name: str,
     rate_at: Callable[[int], Any] | None = None,
 ) -> Any:
-    """Return a learning rate that a function computes from the global step and other inputs.
+    """Return a learning rate computed by `rate(*inputs)`.
 
     Args:
-        rate: Called with the values of `inputs`; returns a 0-d tensor of `dtype`.
-        inputs: The global step, then all other inputs that may be symbolic.
+        rate: `rate(*inputs)` returns a 0-d tensor of `dtype`.
+        inputs: The global step, then further numbers or tensors, which may be symbolic.
         dtype, name: Dtype and name of the tensor in graph mode.
-        rate_at: Optional. Called with the step as an integer; returns the same rate as a NumPy
-            scalar.
+        rate_at: Optional. `rate_at(step)` returns an equal rate as a NumPy scalar for an int.
 
     Returns:
-        A `CallableRate` (eager), whose calls read `inputs` again, or a symbolic tensor (graph).
+        A `CallableRate` that reads `inputs` at each call; in graph mode, a symbolic tensor.
 
     Raises:
         ValueError: `inputs[0]`, the global step, is None.
@@ -322,17 +322,17 @@ def follow_rate(
 def _make_rate(
     schedule: Callable[..., Any], global_step: Any, arguments: Sequence[Any], name: str | None
 ) -> object:
-    """Return a learning rate that a schedule of `thalweg.schedules` computes from the global step.
+    """Return a learning rate computed by a schedule of `thalweg.schedules`.
 
     Args:
-        schedule: The class of the schedule or a factory, called with `arguments`.
+        schedule: `schedule(*arguments)` returns the schedule.
         global_step: The variable, tensor or number of the step.
-        arguments: Arguments for `schedule`, the initial rate first. The result is float64 if that
-            is, else float32.
-        name: The name of the rate, in graph mode that of the tensor; by default that of `schedule`.
+        arguments: Arguments of `schedule`, the initial rate first. A float64 initial rate gives
+            float64 rates; others give float32.
+        name: The name of the rate or tensor; the default is the name of `schedule`.
 
     Returns:
-        In eager mode a `CallableRate`, which reads `global_step` at each call; in graph mode a
+        In eager mode, a `CallableRate`, which reads `global_step` at each call. In graph mode, a
         symbolic tensor.
 
     Raises:

@@ -15,7 +15,7 @@ from thalweg.v1.train.gradients import check_any
 
 
 class DistributedApply(GradientApplication, SlotOptimizer):
-    """The part of `Optimizer` that applies the gradients of several replicas."""
+    """Base class of `Optimizer` that sums gradients over replicas and applies the sums."""
 
     @untraced
     def _distributed_apply(
@@ -25,23 +25,24 @@ class DistributedApply(GradientApplication, SlotOptimizer):
         global_step: object = None,
         name: str | None = None,
     ) -> None:
-        """Sum the gradients over the replicas, then apply them; call it on every rank.
+        """Sum the gradients over the replicas, then apply them; all ranks must call this method.
 
-        None counts as zero where another rank has a gradient.
+        A gradient of None counts as zeros if another rank has a gradient.
 
         Args:
             distribution: A `thalweg.distribute.Strategy`, or a process group of torch.distributed;
-                None takes the default group, or this process alone where none is initialised.
+                None selects the default process group. If none is initialised, only this process
+                takes part.
             grads_and_vars, global_step, name: As in `apply_gradients`.
 
         Returns:
-            None; in graph mode the operation that takes the step.
+            None; in graph mode, an operation that takes the step.
 
         Raises:
             ValueError: No variable has a gradient on any rank.
-            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, a
-                gradient is dense on one rank and sparse on another, or its dtypes differ.
-            ReplicaLostError: A rank did not answer. Nothing has changed then.
+            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, or a
+                gradient is dense on one rank and sparse on another, or of another dtype.
+            ReplicaLostError: A rank did not answer. Nothing was changed.
         """
         strategy = distribute.strategy_of(distribution)
         with distribute.report_errors(self, strategy):
@@ -72,8 +73,7 @@ class DistributedApply(GradientApplication, SlotOptimizer):
     def _apply_in_parts(
         self, strategy: distribute.Strategy, pairs: list[Any], global_step: Any, name: str
     ) -> None:
-        """Sum the gradients over the ranks, and apply them to slots that are sharded over the
-        ranks.
+        """Sum gradients over the ranks and update the slots, which are sharded over the ranks.
 
         Raises:
             ValueError: No variable has a gradient on any rank.

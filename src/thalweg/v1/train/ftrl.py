@@ -33,19 +33,22 @@ class FtrlOptimizer(RuleOptimizer):
         var <- (sign(linear) l1 - linear) / (accum'^p / learning_rate + 2 L2) if |linear| > l1,
         else 0;  accum <- accum'
 
-    The first step forgets the initial value of the variable. A sparse gradient touches the rows it
-    names.
+    The first step forgets the initial value of the variable. A sparse gradient changes only its
+    rows.
 
     Args:
         learning_rate: A float or 0-d tensor; above 0 for sparse gradients.
         learning_rate_power: 0 or below; 0 keeps the learning rate fixed.
-        initial_accumulator_value: What accum starts from; 0 or more.
+        initial_accumulator_value: Initial value of accum; 0 or more.
         l1_regularization_strength: 0 or more.
         l2_regularization_strength: 0 or more.
         use_locking, name: See `Optimizer`.
-        accum_name: Last part of the accumulators' own names; the optimizer's name if None.
-        linear_name: Last part of the linear slots' own names; the optimizer's name if None.
-        l2_shrinkage_regularization_strength: 0 or more; a decay that the accumulator does not see.
+        accum_name: Last part of the accumulators' variable names; None selects the optimizer's
+            name.
+        linear_name: Last part of the linear slots' variable names; None selects the optimizer's
+            name.
+        l2_shrinkage_regularization_strength: 0 or more; a decay added to the gradient but not to
+            the accumulator.
         beta: Added to the learning rate's denominator; None means 0.
 
     Raises:
@@ -119,7 +122,7 @@ class FtrlOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Return the scalars of the rule; `l2` includes `beta`, which the rule gets as 0.
+        """Return {name: scalar of `dtype`} for the rule; `l2` includes `beta`, and `beta` is 0.
 
         Raises:
             InvalidArgumentError: The learning rate is not above 0 and the gradients are sparse.

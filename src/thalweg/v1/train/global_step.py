@@ -1,4 +1,4 @@
-"""The variable that counts steps: found or made once in a graph, or once in eager mode."""
+"""The variable that counts steps: one per graph, and one in eager mode."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def create_global_step(graph: Any = None) -> Any:
     """Create the int64 variable `global_step` with value 0 and return it.
 
     Args:
-        graph: The graph of the variable; by default the default graph, or eager mode.
+        graph: The graph of the variable; None selects the default graph, or eager mode.
 
     Raises:
         ValueError: The variable exists already.
-        FailedPreconditionError: A session runs.
+        FailedPreconditionError: The function is called during a run of a session.
     """
     if get_global_step(graph) is not None:
         raise ValueError('"global_step" already exists.')
@@ -42,10 +42,10 @@ def create_global_step(graph: Any = None) -> Any:
 
 
 def get_global_step(graph: Any = None) -> Any:
-    """Return the variable that `create_global_step` made, or None.
+    """Return the global step of `graph`, or None if `create_global_step` was not called.
 
-    Without `graph`: the session's own tensor while a session runs, otherwise the variable of the
-    default graph or of eager mode.
+    Without `graph`, return the global step of the default graph or of eager mode. During a run of a
+    session, return the session's tensor.
 
     Raises:
         TypeError: The graph's `global_step` is not an integer scalar.
@@ -76,11 +76,7 @@ def get_or_create_global_step(graph: object = None) -> Any:
 
 
 def assert_global_step(global_step_tensor: Any) -> None:
-    """Raise unless the tensor can count steps.
-
-    Raises:
-        TypeError: The tensor is not an integer scalar.
-    """
+    """Raise TypeError unless `global_step_tensor` is an integer scalar."""
     step = global_step_tensor
     if not isinstance(step, Tensor) and not _graph.is_symbolic(step):
         raise InvalidTypeError(
@@ -103,10 +99,9 @@ _READ = "global_step_read_op_cache"
 
 
 def _get_or_create_global_step_read(graph: Any = None) -> object:
-    """Return a symbolic tensor that reads the global step before `_increment_global_step` raises
-    it.
+    """Return a symbolic tensor with the global step's value before a run increments it.
 
-    The tensor is created once per graph. Returns None if the graph has no global step.
+    The tensor is created once per graph. Return None if the graph has no global step.
     """
     graph = graph or _graph.get_default_graph()
     cached_reads = graph.get_collection(_READ)
@@ -120,7 +115,7 @@ def _get_or_create_global_step_read(graph: Any = None) -> object:
 
 
 def _increment_global_step(increment: int, graph: Any = None) -> object:
-    """Return an operation that adds to the global step after its value was read.
+    """Return an operation that adds `increment` to the global step after its value was read.
 
     Raises:
         ValueError: The graph has no global step.

@@ -1,4 +1,4 @@
-"""Computation of gradients from a loss: all at once, or each applied and freed (GATE_NONE)."""
+"""Computation of gradients from a loss: all together, or applied and freed singly (GATE_NONE)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ Scale = Callable[[Any], Any]
 
 
 def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DTYPES) -> None:
-    """Raise unless all tensors have one of the dtypes `valid`; objects without a dtype are skipped.
+    """Raise if a tensor's dtype is not in `valid`; objects without a dtype are skipped.
 
     Raises:
-        InvalidTypeError: A dtype is another; the message names the first such tensor.
+        InvalidTypeError: Names the first tensor with another dtype.
     """
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
@@ -53,11 +53,7 @@ def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DT
 
 
 def check_gate(gate_gradients: object) -> None:
-    """Raise unless the gate is one of the three constants.
-
-    Raises:
-        ValueError: Names the invalid gate.
-    """
+    """Raise ValueError unless the gate is GATE_NONE, GATE_OP or GATE_GRAPH."""
     if gate_gradients not in (GATE_NONE, GATE_OP, GATE_GRAPH):
         raise ValueError(
             "gate_gradients must be one of: Optimizer.GATE_NONE, Optimizer.GATE_OP,"
@@ -71,7 +67,7 @@ def title_of(var: Any) -> str:
 
 
 def none_given(variables: Iterable[object], loss: object) -> ValueError:
-    """Return the ValueError for a loss without a gradient by any of the variables."""
+    """Return the ValueError for a loss without gradients; the caller raises it."""
     variables = list(variables)
     names = [title_of(var) for var in variables]
     message = (
@@ -87,10 +83,10 @@ def none_given(variables: Iterable[object], loss: object) -> ValueError:
 
 
 def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> GradsAndVars:
-    """Return (gradient, variable) pairs of `scale(loss())` in eager mode.
+    """Call the loss in eager mode; return (gradient, variable) pairs of `scale(loss())`.
 
-    Without `var_list` the variables are the trainable ones that the loss used, in order of
-    creation. A gradient is None if the loss does not depend on its variable.
+    Without `var_list`, the variables are all trainable variables that the loss used, in order of
+    creation. A gradient is None if the loss does not depend on the variable.
     """
     tape = GradientTape()
     if grad_loss is None and _are_followed(var_list):
@@ -113,9 +109,9 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
 
 
 def _are_followed(var_list: object) -> bool:
-    """Return True if `var_list` is a list of leaf tensors that all require gradients.
+    """Return True if `var_list` is a non-empty list of leaf tensors that all require gradients.
 
-    Nested tensors make the result False.
+    Return False if a tensor is a `torch.nested` tensor.
     """
     return (
         type(var_list) is list
@@ -128,12 +124,12 @@ def _are_followed(var_list: object) -> bool:
 
 
 def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
-    """Return the gradient of a loss by each variable, from autograd directly if no tape is needed.
+    """Return one gradient or None per variable, by autograd, or by `tape` if autograd alone cannot.
 
     Args:
-        loss: The loss that was computed.
+        loss: The computed loss.
         variables: Variables for which `_are_followed` was True before the loss was computed.
-        tape: The tape around the loss, used for losses that autograd cannot differentiate alone.
+        tape: The tape that recorded the loss.
     """
     if (
         type(loss) is not torch.Tensor
@@ -161,8 +157,8 @@ def of_symbol(
 ) -> GradsAndVars:
     """Return (symbolic gradient or None, variable) pairs of a symbolic loss.
 
-    Without `var_list` the variables are the trainable ones of the default graph. Frozen variables
-    get None.
+    Without `var_list`, the variables are all trainable variables of the default graph. The gradient
+    of a frozen variable is None.
 
     Raises:
         ValueError: The gate is invalid, or there are no variables.
@@ -209,20 +205,21 @@ def of_loss(
     scale: Scale,
     aggregation_method: object = None,
 ) -> GradsAndVars:
-    """Return the gradients of a loss: a callable, or in graph mode a symbolic tensor.
+    """Return (gradient or None, variable) pairs of a loss.
 
     Args:
-        loss: The loss.
-        var_list: Variables, in a nest, or None.
-        gate_gradients: One of the three constants.
+        loss: A callable without arguments; in graph mode, also a symbolic tensor.
+        var_list: Variables in lists, which may be nested; None selects all trainable variables.
+        gate_gradients: GATE_NONE, GATE_OP or GATE_GRAPH; used in graph mode.
         grad_loss: Weights of the loss's elements, or None.
         valid: The dtypes that gradients may have.
-        scale: Called with the loss that was computed; returns what is differentiated.
+        scale: `scale(loss_value)` returns the value to differentiate.
         aggregation_method: Checked in graph mode.
 
     Raises:
-        RuntimeError: A tensor in eager mode.
-        ValueError: A bad gate or aggregation method, a dtype without gradients, or no variables.
+        RuntimeError: `loss` is a tensor in eager mode.
+        ValueError: The gate, the aggregation method or a dtype is invalid, or there are no
+            variables.
     """
     if callable(loss) and not isinstance(loss, torch.Tensor):
         if _graph.executing_eagerly():
@@ -247,11 +244,7 @@ def get_filtered_grad_fn(grad_fn: Callable[..., GradsAndVars]) -> Callable[..., 
 
 
 def check_any(pairs: Iterable[tuple[object, object]]) -> None:
-    """Raise unless at least one gradient is not None.
-
-    Raises:
-        ValueError: All gradients are None; the message names the variables.
-    """
+    """Raise ValueError if all gradients are None; the message names the variables."""
     pairs = list(pairs)
     if all(grad is None for grad, _ in pairs):
         variables = [var for _, var in pairs]
@@ -261,10 +254,9 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
 
 
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
-    """Compute a loss; return (loss, variables).
+    """Compute a loss; return (loss value, variables).
 
-    The variables are those of `var_list`, or without it all trainable ones that the loss depends
-    on.
+    Without `var_list`, the variables are all trainable variables that the loss depends on.
     """
     if var_list is None:
         loss_value = loss()
@@ -287,22 +279,21 @@ def backward(
     grad_loss: object,
     apply: Callable[[Gradient, Tensor], None],
 ) -> list[Tensor]:
-    """Run the backward pass, and apply and free each gradient as soon as it is complete.
+    """Run the backward pass; apply and free each gradient as soon as it is complete.
 
     Args:
         loss_value: The loss.
         variables: The variables of the loss.
         grad_loss: Weights of the loss's elements, of its shape, or None.
-        apply: Called with each gradient and its variable.
+        apply: `apply(gradient, variable)` updates the variable.
 
     Returns:
-        The variables that had a gradient, in the order in which they were updated.
+        The updated variables, in order. Their `grad` attributes are restored.
 
     Raises:
         ValueError: No variable has a gradient.
 
-    If `apply` raises, earlier variables stay updated. A note on the error names them; it replaces a
-    note that no variable has changed.
+    If `apply` raises, variables updated before remain updated, and a note on the error names them.
     """
     updated: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Queues of training data that are in the graph: `slice_input_producer` and its relatives."""
+"""Input queues of a graph: `slice_input_producer`, `range_input_producer` and others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["input_producer", "limit_epochs", "range_input_producer", "slice_inpu
 
 
 def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = None) -> Any:
-    """Return a tensor with the value of `tensor` that can be evaluated `num_epochs` times.
+    """Return a copy of a tensor that can be evaluated `num_epochs` times.
 
-    Evaluations are counted in a new local variable, `epochs`, which must be initialized.
+    A new local variable, `epochs`, counts the evaluations; it must be initialized.
 
     Args:
         tensor: The tensor.
@@ -55,13 +55,13 @@ def input_producer(
     name: str | None = None,
     cancel_op: object = None,
 ) -> FIFOQueue:
-    """Return a queue of the rows of a tensor; a new queue runner of the graph fills it.
+    """Return a queue of a tensor's rows, and add a queue runner to the graph that fills the queue.
 
     Args:
         input_tensor: A tensor of at least one dimension, or an array.
-        element_shape: Ignored: the shape of a row is known from the tensor.
-        num_epochs: Optional. How often each row is enqueued; see `limit_epochs`.
-        shuffle: True if each epoch has a new random order.
+        element_shape: Ignored.
+        num_epochs: Optional. Number of times that each row is enqueued; None has no limit.
+        shuffle: True for a new random order in each epoch.
         seed: Optional. Seed of the order.
         capacity: The capacity of the queue.
         shared_name: Ignored.
@@ -98,7 +98,7 @@ def _check_mode() -> None:
 
 
 def _shuffle_rows(rows: Any, seed: int | None) -> Any:
-    """Return the rows of a tensor in a new random order in each run."""
+    """Return a symbolic tensor with the rows of `rows`, in a new random order in each run."""
     make_generator = _graph.numbers_of(seed)
 
     def shuffle(values: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def range_input_producer(
     shared_name: str | None = None,
     name: str | None = None,
 ) -> FIFOQueue:
-    """Return a queue of the integers from 0 up to `limit`; otherwise as `input_producer`."""
+    """Return a queue of the integers 0 to `limit` - 1; see `input_producer` for other arguments."""
     with _graph.name_scope(name or "input_producer") as scope:
         summary_name = f"fraction_of_{capacity}_full"
         options = (None, num_epochs, shuffle, seed, capacity, shared_name, summary_name)
@@ -135,14 +135,15 @@ def slice_input_producer(
     shared_name: str | None = None,
     name: str | None = None,
 ) -> list[Any]:
-    """Return, for each tensor of a list, one row; all rows of a run have the same index.
+    """Return one symbolic row per tensor; in a run, all rows have one common index.
 
-    Each run takes the next index from a queue, which `start_queue_runners` fills. With
-    `num_epochs`, run `local_variables_initializer()` first.
+    Each run takes the next index from a queue that `start_queue_runners` fills. With `num_epochs`,
+    run `local_variables_initializer()` first.
 
     Args:
         tensor_list: Tensors or arrays with equal numbers of rows.
-        num_epochs: Optional. How often each row is returned; then a run raises OutOfRangeError.
+        num_epochs: Optional. Number of times that each row is returned. Later runs raise
+            OutOfRangeError.
         shuffle, seed, capacity, shared_name: As in `input_producer`.
         name: Optional. The name scope.
 

@@ -13,16 +13,16 @@ class MomentumOptimizer(RuleOptimizer):
         a <- momentum a + g;  var <- var - learning_rate a
         use_nesterov: var <- var - (learning_rate g + learning_rate momentum a)
 
-    A sparse gradient moves the rows it names, and their velocity; the others keep theirs.
+    A sparse gradient changes only its rows of the variable and the velocity.
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        momentum: Share of the velocity that is kept. A float, tensor or callable.
+        momentum: Decay rate of the velocity. A float, tensor or callable.
         use_locking, name: See `Optimizer`.
-        use_nesterov: Whether the step looks ahead along the velocity.
+        use_nesterov: True for Nesterov momentum.
 
     Differs from:
-        Keras' SGD, whose velocity contains the learning rate.
+        Keras' SGD has the learning rate inside of the velocity.
 
     Example:
         >>> from thalweg import Variable

@@ -34,24 +34,23 @@ _AVERAGE, _BIASED, _STEPS = "average", "biased", "local_step"
 
 
 class ExponentialMovingAverage(V1StateDict):
-    """Keeps a moving average beside each variable.
+    """Moving averages of variables, stored as one average per variable.
 
         average <- average - (average - value)(1 - d)
         d = decay, or min(decay, (1 + num_updates) / (10 + num_updates))
 
-    An average starts at the value of its variable. In graph mode it starts at the variable's
-    initial value, and tensors can be averaged, too: their averages start at 0.
+    An average starts at the variable's value; in graph mode, at the variable's initial value. In
+    graph mode symbolic tensors can be averaged, too; averages of tensors start at 0.
 
     Args:
-        decay: Share of the average that is kept; a float or 0-d tensor.
-        num_updates: Optional. A number, or the variable that counts steps: the average then moves
-            faster at the start.
-        zero_debias: Whether the averages of tensors are divided by the weight that they have
-            gathered, so that the start at 0 does not count.
-        name: The last part of the averages' names.
+        decay: Decay rate of the average; a float or 0-d tensor.
+        num_updates: Optional. A number, or the variable that counts steps, to average faster at the
+            start.
+        zero_debias: True to correct averages of tensors for the bias of their start at 0.
+        name: Last part of the averages' names.
 
     Differs from:
-        torch.optim.swa_utils, which averages whole modules.
+        torch.optim.swa_utils averages whole modules.
 
     Example:
         >>> from thalweg import Variable
@@ -88,19 +87,19 @@ class ExponentialMovingAverage(V1StateDict):
 
     @untraced
     def apply(self, var_list: Iterable[Any] | None = None) -> Any:
-        """Update all averages once; make missing ones first.
+        """Create missing averages, then update the average of each variable once, in place.
 
         Args:
-            var_list: Variables; in graph mode also symbolic tensors, and all trainable variables of
-                the graph if None.
+            var_list: Variables. In graph mode, symbolic tensors are accepted, and None selects all
+                trainable variables.
 
         Returns:
-            None; in graph mode an operation that updates the averages.
+            None; in graph mode, an operation that updates the averages.
 
         Raises:
-            TypeError: There is a tensor that is no variable in eager mode, or one of a dtype that
-                is not computed.
-            ValueError: `var_list` is None in eager mode, where nobody keeps a list.
+            TypeError: A dtype is not a supported float, or in eager mode an element is not a
+                variable.
+            ValueError: `var_list` is None in eager mode.
         """
         if not _graph.executing_eagerly():
             return self._apply_in_graph(var_list)
@@ -147,13 +146,14 @@ class ExponentialMovingAverage(V1StateDict):
         decay: Any,
         count: Any,
     ) -> None:
-        """Move averages in a run of a graph.
+        """Update averages in place, in a run of a graph.
 
         Args:
             kind: The scalar type of the decay.
-            slots: The averages, and for each the biased average and its steps, or None.
-            values: The values that the averages follow.
-            decay: The share of the averages that is kept.
+            slots: Three lists with one entry per average: the average, its biased average or None,
+                its step count or None.
+            values: The new values, one per average.
+            decay: The decay rate of the averages.
             count: The number of updates, or None.
         """
         averages, biased, steps = slots
@@ -172,11 +172,9 @@ class ExponentialMovingAverage(V1StateDict):
             move(self._plans.now(), targets, values, weight, counts)
 
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
-        """Return a new operation of the graph; each run of it moves the averages of `var_list`
-        once.
+        """Create missing averages, and return an operation that updates all averages in each run.
 
-        Averages that do not exist are created by this call, not by a run. The average of a variable
-        begins with the variable's initial value, that of a symbolic tensor with zeros.
+        An average begins at a variable's initial value, or at 0 for a symbolic tensor.
 
         Args:
             var_list: Variables and symbolic tensors; None for all trainable variables of the
@@ -213,9 +211,9 @@ class ExponentialMovingAverage(V1StateDict):
         )
 
     def _make_in_graph(self, source: Any) -> None:
-        """Create the average of a variable or tensor of the graph, and what debiases it, as slots.
+        """Create the average of a graph variable or tensor as a slot, with slots for its debiasing.
 
-        The average of a variable begins with its initial value, that of a tensor with zeros.
+        An average begins at a variable's initial value, or at 0 for a tensor.
 
         Raises:
             InvalidTypeError: The shape of a tensor is unknown.
@@ -252,7 +250,7 @@ class ExponentialMovingAverage(V1StateDict):
         return average
 
     def average_name(self, var: Any) -> str:
-        """Return the name of the average of `var`, without ":0"; also before `apply`."""
+        """Return the name of the average of `var`, without ":0", even before the average exists."""
         handle = _graph.handle_of(var)
         average = self._slots.get(var, _AVERAGE)
         if average is not None:
@@ -266,17 +264,16 @@ class ExponentialMovingAverage(V1StateDict):
     def variables_to_restore(
         self, moving_avg_variables: Iterable[object] | None = None
     ) -> dict[str, Any]:
-        """Return variables by the names of their averages, for a saver that restores averages into
-        them.
+        """Return {average's name: variable} for a `Saver` that restores averages into variables.
 
-        In graph mode all other variables of the graph are returned, too, by their own names.
+        In graph mode, all other global variables are added under their own names.
 
         Args:
-            moving_avg_variables: The variables that are restored from their averages. None means
-                none in eager mode, and in graph mode all trainable and all averaged variables.
+            moving_avg_variables: Variables to restore from averages. None selects no variables in
+                eager mode, and all trainable and averaged variables in graph mode.
 
         Returns:
-            A dict {name without ":0": variable}.
+            {name without ":0": variable}.
         """
         in_graph = not _graph.executing_eagerly()
         if moving_avg_variables is None:
@@ -295,10 +292,10 @@ class ExponentialMovingAverage(V1StateDict):
 
 
 def _check_sources(sources: Sequence[Any]) -> None:
-    """Raise unless all sources can be averaged: symbolic tensors, or variables of eager mode.
+    """Raise unless all sources are symbolic tensors or eager variables of a supported dtype.
 
     Raises:
-        InvalidTypeError: A source is something else, or its dtype is not a float that is computed.
+        InvalidTypeError: A source has another type, or its dtype is not a supported float.
     """
     for source in sources:
         if not _graph.is_symbolic(source) and not is_variable(source):

@@ -32,42 +32,39 @@ _ASIDE = ("name", "use_locking", "use_own_namescope_for_non_slot_vars")
 
 
 class Optimizer(DistributedApply, SlotOptimizer):
-    """Base class of the optimizers; derive from it to write one.
+    """Base class of TensorFlow 1's optimizers; derive from it to write an optimizer.
 
-    `minimize` calls `compute_gradients` and `apply_gradients`. To process gradients before they are
-    applied, call the two yourself, the second with pairs like those that the first returns.
+    `minimize` calls `compute_gradients` and `apply_gradients`. To process gradients first, call
+    `compute_gradients`, change the pairs, and pass them to `apply_gradients`.
 
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
     resource variables, `_resource_apply_dense(grad, var)` and `_resource_apply_sparse(grad, var,
-    indices)`; both kinds get the variable itself and change it and its slots, in eager mode in
-    place and with autograd off. `_create_slots(var_list)`, `_prepare()` and `_finish(update_ops,
-    name)` are called around them. Should a hook fail that updates variables, they and their slots
-    are put back from copies made before each step; should `_finish` fail, the step has been taken.
+    indices)`; each hook changes `var` and its slots, in eager mode in place and without autograd.
+    `_create_slots(var_list)` and `_prepare()` are called before them, `_finish(update_ops, name)`
+    after them. If an update hook fails, variables and slots are restored from copies made before
+    the step. If `_finish` fails, the step was taken.
 
-    In graph mode all hooks are called once, when the graph is built, with tensors that have no
-    value yet, and return operations, as in TensorFlow: `_create_slots` outside of the scope
-    `<name>/`, `_prepare` in it, and the updates in `<name>/update_<variable>/`. `_finish` gets what
-    they returned. A session runs what they recorded as one update: should an operation of it fail,
-    all variables that it writes to are put back.
+    In graph mode all hooks are called once, with symbolic tensors, and return operations.
+    `_create_slots` is called outside of the scope `<name>/`, `_prepare` inside it, and update hooks
+    in `<name>/update_<variable>/`. `_finish` receives the returned operations. A session runs the
+    operations as one update; if an operation fails, all written variables are restored.
 
     Args:
-        use_locking: Whether no two steps run at the same time, of this optimizer or of others made
-            with `use_locking=True`. Without it, steps of different optimizers on the same variable
-            may lose each other's updates.
-        name: Name of the optimizer, the last part of its slots' names.
+        use_locking: True to never run two steps of optimizers with `use_locking=True` at a time. If
+            False, concurrent steps of two optimizers on one variable may lose updates.
+        name: Name of the optimizer, and last part of its slots' names.
         use_own_namescope_for_non_slot_vars: Accepted for compatibility.
 
     Attributes:
         GATE_NONE: `minimize` applies each gradient as soon as it is complete and frees it.
-        GATE_OP: All gradients are complete before the first is applied; the same as GATE_GRAPH.
+        GATE_OP: Equal to GATE_GRAPH in effect.
         GATE_GRAPH: All gradients are complete before the first is applied.
-        HOOKS_AT_EACH_RUN: Set to True in a class whose hooks need values in graph mode, too: all
-            but `_create_slots` are then called at each run, with the session's tensors, which they
-            change in place. `_prepare` is tried on a copy when the graph is built, for the symbolic
-            tensors that it keeps.
+        HOOKS_AT_EACH_RUN: True if hooks need tensors with values in graph mode, too. All hooks but
+            `_create_slots` are then called at each run, with the session's tensors, which they
+            change in place. `_prepare` is also called on a copy when the graph is built.
 
     Raises:
-        ValueError: There is no name.
+        ValueError: `name` is empty.
 
     Reference: tf.compat.v1.train.Optimizer
     """
@@ -120,35 +117,34 @@ class Optimizer(DistributedApply, SlotOptimizer):
         """Compute the gradients of a loss and apply them.
 
         Args:
-            loss: A callable without arguments that returns the value to minimize; in graph mode a
-                symbolic tensor, too.
+            loss: A callable without arguments that returns the value to minimize; in graph mode,
+                also a symbolic tensor.
             global_step: Optional. A variable that is raised by 1 after the updates.
-            var_list: Optional. Variables, in lists, tuples or dicts; all trainable ones that
-                the loss depends on (eager) or of the graph by default. What
-                `requires_grad_(False)` froze is left alone.
-            gate_gradients: GATE_NONE frees each gradient as soon as it has been applied, so that
-                no more than one need exist at a time; see below.
-            aggregation_method: Checked in graph mode; it does not change the values.
+            var_list: Optional. Variables, in lists, tuples or dicts. The default is all trainable
+                variables that the loss depends on (eager) or of the graph. Variables frozen by
+                `requires_grad_(False)` do not change.
+            gate_gradients: GATE_NONE applies and frees each gradient before the next is computed;
+                see below.
+            aggregation_method: Checked in graph mode; no effect on values.
             colocate_gradients_with_ops: Accepted for compatibility.
             name: Name of the operation in graph mode.
             grad_loss: Optional. Weights of the loss's elements, of its shape.
 
         Returns:
-            None; in graph mode the operation that takes the step.
+            None; in graph mode, an operation that takes the step.
 
         Raises:
-            ValueError: No variable has a gradient, or there are none; a gate that is none of the
-                three; a dtype without gradients.
+            ValueError: No variable has a gradient, there are no variables, the gate is invalid, or
+                a dtype has no gradients.
             RuntimeError: The loss is a tensor in eager mode.
 
-        With GATE_NONE in eager mode, where neither `compute_gradients` nor `apply_gradients` is
-        overridden and neither a hook nor diagnostics want all gradients, each gradient is applied
-        inside the backward pass. Should that fail, earlier variables have been updated: the error
-        names them. In all other cases, and where `torch.distributed` has several processes,
-        GATE_NONE waits for all gradients.
+        With GATE_NONE, each gradient is applied inside the backward pass. If this fails, earlier
+        variables are already updated, and the error names them. GATE_NONE waits for all gradients
+        in graph mode, with several `torch.distributed` processes, with diagnostics, if a hook needs
+        all gradients, and if `compute_gradients` or `apply_gradients` is overridden.
 
         Differs from:
-            TensorFlow: `grad_loss` is used in eager mode too, as there, though undocumented.
+            TensorFlow does not document that `grad_loss` is used in eager mode, too.
         """
         if gate_gradients == self.GATE_NONE and self._applies_one_by_one(loss):
             var_list = None if var_list is None else flatten(var_list)
@@ -172,7 +168,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
     def _applies_one_by_one(self, loss: object) -> bool:
         """Return True if `minimize` may apply each gradient inside the backward pass (GATE_NONE).
 
-        That needs eager mode, a callable loss, no diagnostics, no replicas, and no override of
+        This requires eager mode, a callable loss, no diagnostics, no replicas, and no override of
         `compute_gradients` and `apply_gradients`.
         """
         cls = type(self)
@@ -197,20 +193,20 @@ class Optimizer(DistributedApply, SlotOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> GradsAndVars:
-        """Return the gradients of a loss, for `apply_gradients`.
+        """Return a list of (gradient, variable) pairs of a loss, for `apply_gradients`.
 
         Args:
             loss, var_list, aggregation_method, colocate_gradients_with_ops, grad_loss: As in
                 `minimize`.
-            gate_gradients: Checked in graph mode; the values do not depend on it.
+            gate_gradients: Checked in graph mode; no effect on values.
 
         Returns:
-            A pair (gradient, variable) for each variable, in order. A gradient is a tensor,
-            `IndexedSlices`, or None where the loss does not depend on the variable.
+            One pair per variable, in order. A gradient is a tensor, `IndexedSlices`, or None if the
+            loss does not depend on the variable.
 
         Raises:
-            ValueError: A gate that is none of the three; a dtype without gradients; in graph mode,
-                no variables.
+            ValueError: The gate is invalid, a dtype has no gradients, or in graph mode there are no
+                variables.
             RuntimeError: The loss is a tensor in eager mode.
         """
         valid = self._valid_dtypes()
@@ -235,28 +231,28 @@ class Optimizer(DistributedApply, SlotOptimizer):
         """Apply gradients to variables.
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable, as `compute_gradients` returns
-                them. A gradient is a tensor (dense, or sparse COO over dimension 0),
-                `IndexedSlices`, an array, a list, or None.
+            grads_and_vars: (gradient, variable) pairs, as from `compute_gradients`. A gradient is a
+                tensor (dense, or sparse COO over dimension 0), `IndexedSlices`, an array, a list,
+                or None.
             global_step: Optional. A variable that is raised by 1 after the updates.
             name: Name of the operation in graph mode; the optimizer's name by default.
-            skip_gradients_aggregation: Whether gradients are applied as they are, without the sum
-                over replicas, in `thalweg.distribute.Strategy.run`.
+            skip_gradients_aggregation: True to skip the sum over replicas inside
+                `thalweg.distribute.Strategy.run`.
 
         Returns:
-            In graph mode the operation that takes the step. Without a `global_step` it is what a
-            subclass's `_finish` returns, in eager mode, too; otherwise None.
+            In graph mode, an operation that takes the step; in eager mode, None. If a subclass has
+            `_finish` and `global_step` is None, the result of `_finish`.
 
         Raises:
-            RuntimeError: The call is across replicas, in the scope of a strategy.
+            RuntimeError: The call is in a strategy's scope, but in no replica.
             TypeError: The pairs are malformed, a gradient cannot be converted, dtypes differ, or a
                 hook needs values while a graph is built.
             ValueError: There are no pairs, no variable has a gradient, or a gradient does not fit
                 its variable.
 
-        No variable and no slot has changed then, nor when a callable or a hook fails. A constraint
-        or a `_finish` that fails is the only part of its step that is not done, but where a graph
-        recorded it. A note on the exception says which.
+        On these errors, and if a callable or a hook fails, no variable and no slot changes. If a
+        constraint or `_finish` fails in eager mode, the rest of the step is done. A note on the
+        exception tells the two cases apart.
         """
         if thread.strategies and distribute.has_strategy() and not skip_gradients_aggregation:
             replica = distribute.get_replica_context()
@@ -307,7 +303,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
 
 
 def _constructor_arguments(cls: type[object]) -> list[str]:
-    """Return the names of a constructor's arguments, including those of base classes."""
+    """Return the names of a constructor's arguments; follow *args and **kwargs to base classes."""
     argument_names: list[str] = []
     for base in cls.__mro__:
         if "__init__" in vars(base):

@@ -1,7 +1,7 @@
-"""Processors of each kind of variable, through which `apply_gradients` calls the hooks.
+"""Processors: per-variable objects through which `apply_gradients` calls an optimizer's hooks.
 
-Optimizers that replace `apply_gradients` with their own call these, as that of TensorFlow does:
-`_get_processor(var).update_op(optimizer, grad)` between `_prepare` and `_finish`.
+An optimizer with its own `apply_gradients` calls, between `_prepare` and `_finish`,
+`_get_processor(var).update_op(optimizer, grad)`, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thalweg.variable import is_variable, name_of, variable_constraint
 
 
 class OptimizableVariable(ABC):
-    """Interface of a variable in `apply_gradients`."""
+    """Interface of the processor of one variable."""
 
     @abstractmethod
     def target(self) -> Any:
@@ -28,10 +28,9 @@ class OptimizableVariable(ABC):
 
     @abstractmethod
     def update_op(self, optimizer: object, g: object) -> Any:
-        """Call the hook of an optimizer that updates the variable by the gradient `g`.
+        """Update the variable by a hook of `optimizer` with gradient `g`; return the hook's result.
 
-        Returns:
-            What the hook returns: in graph mode an operation, or what comes from one.
+        If the variable has a constraint, apply it and return the constrained update.
 
         Raises:
             NotImplementedError: The target is not a variable.
@@ -43,7 +42,7 @@ class _Processor(OptimizableVariable):
     """Processor of one variable or tensor.
 
     Raises:
-        NotImplementedError: It is neither a variable nor a tensor.
+        NotImplementedError: The argument is neither a variable nor a tensor.
     """
 
     def __init__(self, var: object) -> None:
@@ -76,7 +75,7 @@ class _Processor(OptimizableVariable):
 
 
 class DenseResourceVariableProcessor(_Processor):
-    """Calls the hooks of resource variables."""
+    """Processor that calls the hooks of resource variables."""
 
     def update_op(self, optimizer: Any, g: Any) -> Any:
         self._check_variable()
@@ -89,11 +88,11 @@ class DenseResourceVariableProcessor(_Processor):
 
 
 class DenseReadResourceVariableProcessor(DenseResourceVariableProcessor):
-    """For what was read from a resource variable; here that is the variable."""
+    """Processor of values read from resource variables; here values are the variables."""
 
 
 class RefVariableProcessor(_Processor):
-    """Calls the hooks of plain variables."""
+    """Processor that calls the hooks of plain variables."""
 
     def update_op(self, optimizer: Any, g: Any) -> Any:
         self._check_variable()
@@ -106,14 +105,14 @@ class RefVariableProcessor(_Processor):
 
 
 class StreamingModelPortProcessor(_Processor):
-    """For ports, whose gradient is all that is asked for."""
+    """Processor of ports, which have gradients only."""
 
     def update_op(self, optimizer: object, g: object) -> Any:
         return g
 
 
 class TensorProcessor(_Processor):
-    """For tensors, which have gradients and cannot be updated."""
+    """Processor of tensors, which have gradients and cannot be updated."""
 
     def update_op(self, optimizer: object, g: object) -> Any:
         raise NotImplementedError(f"Trying to update a Tensor {self._var}")
@@ -127,7 +126,7 @@ def processor_of(var: object) -> OptimizableVariable:
     """Return the processor for a variable or tensor.
 
     Raises:
-        NotImplementedError: It is neither.
+        NotImplementedError: `var` has another type.
     """
     if _is_variable(var):
         return DenseResourceVariableProcessor(var)

@@ -20,22 +20,22 @@ class ProximalAdagradOptimizer(RuleOptimizer):
         l1 > 0: w <- sign(w) max(|w| - eta l1, 0)
         var <- w / (1 + l2 eta)
 
-    A sparse gradient touches the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float or 0-d tensor, above 0.
-        initial_accumulator_value: What the accumulator starts from; above 0.
+        initial_accumulator_value: Initial value of the accumulator; above 0.
         l1_regularization_strength: 0 or more.
         l2_regularization_strength: 0 or more.
         use_locking, name: See `Optimizer`.
 
     Raises:
-        ValueError: `initial_accumulator_value` is not above 0, or `learning_rate` is a callable
-            (at the first step).
+        ValueError: `initial_accumulator_value` is not above 0, or `learning_rate` is a callable (at
+            the first step).
         InvalidArgumentError: At a step with a learning rate or regularization out of range.
 
     Differs from:
-        TensorFlow, which takes Python floats only beside float32 variables; here they are cast.
+        TensorFlow accepts Python floats for float32 variables only; here they are cast.
 
     Reference: tf.compat.v1.train.ProximalAdagradOptimizer; Duchi & Singer 2009
     """

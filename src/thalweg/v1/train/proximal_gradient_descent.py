@@ -14,7 +14,7 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         l1 > 0: w <- sign(w) max(|w| - learning_rate l1, 0)
         var <- w / (1 + l2 learning_rate)
 
-    A sparse gradient touches the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float or 0-d tensor.
@@ -26,7 +26,7 @@ class ProximalGradientDescentOptimizer(RuleOptimizer):
         ValueError: `learning_rate` is a callable (at the first step).
 
     Differs from:
-        TensorFlow, which takes Python floats only beside float32 variables; here they are cast.
+        TensorFlow accepts Python floats for float32 variables only; here they are cast.
 
     Reference: tf.compat.v1.train.ProximalGradientDescentOptimizer; Duchi & Singer 2009
     """

@@ -1,4 +1,4 @@
-"""`QueueRunner`: threads that run operations of a session again and again."""
+"""`QueueRunner`: threads that repeat operations of a session to fill a queue."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _CODES: dict[type[BaseException], int] = {
 
 @dataclass
 class QueueRunnerDef:
-    """A queue runner by the names that its graph has for it.
+    """Description of a queue runner by the names of its operations.
 
     Attributes:
-        queue_name: That of the queue.
-        enqueue_op_name: Those of the operations.
-        close_op_name, cancel_op_name: Those of what closes the queue.
-        queue_closed_exception_types: TensorFlow's numbers of the errors that end a thread; none
-            stand for OutOfRangeError.
+        queue_name: Name of the queue.
+        enqueue_op_name: Names of the enqueue operations.
+        close_op_name, cancel_op_name: Names of the operations that close the queue.
+        queue_closed_exception_types: TensorFlow's codes of errors that end a thread; an empty list
+            means OutOfRangeError.
 
     Reference: the message of this name in TensorFlow's queue_runner.proto
     """
@@ -53,21 +53,22 @@ class QueueRunnerDef:
 
 
 class QueueRunner:
-    """Runs each of some operations in a thread of its own until the coordinator or session stops.
+    """Threads that repeat one operation each until the coordinator or session stops.
 
     Args:
-        queue: What the operations fill; its name names the threads.
-        enqueue_ops: One operation for each thread.
-        close_op: Is run when the last thread has ended because there is nothing more, or the queue
-            was closed. By default it closes a `FIFOQueue` or `RandomShuffleQueue`.
-        cancel_op: Is run when the coordinator stops or a thread fails; it should end the waits of
-            the other operations. By default it closes such a queue.
-        queue_closed_exception_types: Exceptions that end a thread without being an error; by
+        queue: The queue to fill; threads are named after it.
+        enqueue_ops: One operation per thread.
+        close_op: Run after the last thread ended because the input ended or the queue was closed.
+            The default closes a `FIFOQueue` or `RandomShuffleQueue`.
+        cancel_op: Run when the coordinator stops or a thread fails, to end waits of other threads.
+            The default closes a `FIFOQueue` or `RandomShuffleQueue` and cancels waits.
+        queue_closed_exception_types: Types of exceptions that end a thread without an error; by
             default CancelledError and OutOfRangeError.
 
     Attributes:
-        queue, enqueue_ops, close_op, cancel_op, queue_closed_exception_types: As given.
-        exceptions_raised: Errors of threads without a coordinator, since they were last made.
+        queue, enqueue_ops, close_op, cancel_op, queue_closed_exception_types: The arguments or
+            defaults.
+        exceptions_raised: Errors of threads without a coordinator.
 
     Reference: tf.train.QueueRunner
     """
@@ -102,17 +103,17 @@ class QueueRunner:
         self._running.clear()
 
     def to_proto(self, export_scope: str | None = None) -> QueueRunnerDef | None:
-        """Return the names of the queue and of the operations.
+        """Return a description of this runner: the names of its queue and operations.
 
         Args:
             export_scope: Optional. A name scope that is removed from the names.
 
         Returns:
-            A `QueueRunnerDef`; None if the name of the queue is outside of the scope.
+            A `QueueRunnerDef`; None if the queue is outside of `export_scope`.
 
         Raises:
-            InvalidArgumentError: There is no `close_op` or `cancel_op`, or an exception type is not
-                TensorFlow's.
+            InvalidArgumentError: `close_op` or `cancel_op` is missing, or an exception type has no
+                TensorFlow code.
         """
         prefix = f"{export_scope}/" if export_scope else ""
         if not self.name.startswith(prefix):
@@ -134,14 +135,14 @@ class QueueRunner:
     def from_proto(
         queue_runner_def: QueueRunnerDef, import_scope: str | None = None
     ) -> QueueRunner:
-        """Return a queue runner made of operations of the default graph, found by name.
+        """Return a new queue runner of operations found by name in the default graph.
 
         Args:
             queue_runner_def: A result of `to_proto`.
             import_scope: Optional. A name scope that is prepended to the names.
 
         Raises:
-            ValueError: The graph has no such queue or operation.
+            ValueError: The graph lacks the queue or an operation.
         """
         find, scope = get_default_graph().as_graph_element, import_scope or ""
         names = queue_runner_def.queue_name, *queue_runner_def.enqueue_op_name
@@ -161,11 +162,12 @@ class QueueRunner:
     def create_threads(
         self, sess: Any, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
-        """Return threads that run the operations in a session; [] if this runner has threads there.
+        """Return one new thread per operation for a session; return [] if the session has threads.
 
-        With a coordinator the threads end when it stops, and their errors stop it; one more thread,
-        `close_on_stop`, then runs `cancel_op`. Without a coordinator the threads end when the
-        session is closed, and an error is raised in its thread and appended to `exceptions_raised`.
+        With a coordinator, threads end when the coordinator stops, and errors stop the coordinator.
+        A further thread, `close_on_stop`, then runs `cancel_op`. Without a coordinator, threads end
+        when the session is closed. An error is raised in its thread and appended to
+        `exceptions_raised`.
 
         Args:
             sess: The session.
@@ -211,10 +213,10 @@ class QueueRunner:
         coord.on_stop(lambda error: self._cancel_waits(sess, error))
 
     def _run_until_stopped(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
-        """Run `op` again and again until the coordinator stops or the run raises; body of a thread.
+        """Run `op` repeatedly until the coordinator stops or a run raises; the body of a thread.
 
         An error other than `queue_closed_exception_types` stops the coordinator, or is raised
-        without one. If the queue has ended, the last thread of the session runs `close_op`.
+        without one. If the queue has ended, the session's last thread runs `close_op`.
         """
         queue_closed = False
         try:
@@ -277,13 +279,13 @@ def start_queue_runners(
     """Create, and by default start, the threads of all queue runners of the session's graph.
 
     Args:
-        sess: The session; the default one if None. For a monitored session [] is returned, because
-            it started the threads itself.
+        sess: The session; None selects the default session. For a monitored session, return [],
+            because its threads are already started.
         coord, daemon, start: As in `QueueRunner.create_threads`.
-        collection: The collection of the queue runners.
+        collection: The graph collection of the queue runners.
 
     Returns:
-        The threads.
+        A list of the new threads.
 
     Raises:
         InvalidArgumentError: There is no session.

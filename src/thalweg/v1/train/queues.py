@@ -1,4 +1,4 @@
-"""`FIFOQueue` and `RandomShuffleQueue`: tensors handed from one thread's runs to another's."""
+"""`FIFOQueue` and `RandomShuffleQueue`: queues of tensors between the runs of several threads."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Element = tuple[torch.Tensor, ...]
 
 
 class _Store:
-    """Elements of a queue in one session, with the waits of the threads that use it.
+    """Elements of a queue in one session, with a lock and a condition for waiting threads.
 
     Attributes:
         elements: The elements, in order of arrival.
-        closed: True once no new `put` call is accepted. Waiting `put` calls may still succeed.
-        cancelled: True once the session is closed: all waits have ended.
+        closed: True if new `put` calls fail. Waiting `put` calls may still succeed.
+        cancelled: True if the session is closed; all waits have ended.
     """
 
     def __init__(self, capacity: int, minimum: int, pick: Callable[[int], int]) -> None:
@@ -43,7 +43,7 @@ class _Store:
         self._condition = threading.Condition(self._lock)
 
     def put(self, elements: Sequence[Element], name: str) -> None:
-        """Append elements one after the other; wait before each while the queue is full.
+        """Append elements one by one; wait before each element while the queue is full.
 
         Raises:
             CancelledError: The queue is closed.
@@ -67,12 +67,12 @@ class _Store:
         return self._refuses or self.cancelled or len(self.elements) < self._capacity
 
     def take(self, count: int, name: str, fewer: bool = False) -> list[Element]:
-        """Remove and return `count` elements; wait until there are as many.
+        """Remove and return `count` elements; wait until the queue has enough.
 
         Args:
             count: The number of elements.
             name: The name of the queue, for errors.
-            fewer: True to return what is left, at least one element, if the queue is closed.
+            fewer: True to return the remaining elements, at least one, if the queue is closed.
 
         Raises:
             OutOfRangeError: The queue is closed and has too few elements.
@@ -114,15 +114,15 @@ class _Store:
 
 
 class QueueBase:
-    """A queue of tensors, or tuples of tensors. Each session has its own elements of it.
+    """Queue of tensors or tuples of tensors; each session has separate elements.
 
-    In graph mode its methods return operations and tensors; in eager mode they act at once.
+    In graph mode, methods return operations and symbolic tensors. In eager mode, they act now.
 
     Args:
-        capacity: How many elements it holds at most; any number if it is negative.
-        dtypes: A dtype, or a list: that of each component of an element.
-        shapes: Optional. The shape of each component, which `enqueue_many` and `dequeue_many` need.
-        names: Optional. A name for each component; elements are then dicts.
+        capacity: Maximum number of elements; negative for no limit.
+        dtypes: A dtype, or a list with one dtype per component of an element.
+        shapes: Optional. One shape per component; `enqueue_many` and `dequeue_many` require shapes.
+        names: Optional. One name per component; elements are then dicts.
         shared_name: Ignored.
         name: Optional.
     """
@@ -184,7 +184,7 @@ class QueueBase:
         """Return the components of an element as a list, in the order of `dtypes`.
 
         Args:
-            vals: A dict by component name, a list or tuple, or the only component.
+            vals: A dict {component name: value}, a list or tuple, or the only component.
 
         Raises:
             InvalidArgumentError: The names or the number of components differ.
@@ -204,10 +204,10 @@ class QueueBase:
         return vals
 
     def _check_element(self, values: Sequence[object]) -> Element:
-        """Return copies of the components as tensors.
+        """Return a tuple of copies of the components as tensors.
 
         Raises:
-            InvalidArgumentError: A dtype or shape is not that of the queue.
+            InvalidArgumentError: A component's dtype or shape differs from the queue's.
         """
         tensors = []
         for entry, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
@@ -238,10 +238,10 @@ class QueueBase:
         return self._run_or_record(put_element, [self._list_components(vals)], name or "enqueue")
 
     def enqueue_many(self, vals: object, name: str | None = None) -> Any:
-        """Add one element for each row of the components; in graph mode return the operation.
+        """Add one element per row of the components; in graph mode, return the operation.
 
         Raises:
-            InvalidArgumentError: When it runs, if the components have different numbers of rows.
+            InvalidArgumentError: In a run, if the components have different numbers of rows.
         """
 
         def put_rows(values: Any) -> None:
@@ -267,7 +267,7 @@ class QueueBase:
             symbolic in graph mode.
 
         Raises:
-            OutOfRangeError: When it runs, if the queue is closed and empty.
+            OutOfRangeError: The queue is closed and empty; in graph mode, the run raises.
         """
 
         def take_element() -> object:
@@ -284,12 +284,12 @@ class QueueBase:
         return self._dequeue_stacked(n, name or "DequeueUpTo", True)
 
     def _dequeue_stacked(self, n: object, name: str, fewer: bool) -> object:
-        """Return `n` elements, each component stacked; symbolic in graph mode.
+        """Remove and return `n` elements, stacked per component; symbolic in graph mode.
 
         Args:
             n: The number of elements.
             name: The name of the operation.
-            fewer: True to return what is left if the queue is closed.
+            fewer: True to return the remaining elements if the queue is closed.
 
         Raises:
             InvalidArgumentError: The queue has no shapes.
@@ -343,8 +343,8 @@ class QueueBase:
         """Close the queue to new elements; elements in the queue can still be removed.
 
         Args:
-            cancel_pending_enqueues: True if waiting `enqueue` calls end with CancelledError.
-                Otherwise they add their elements as soon as there is room.
+            cancel_pending_enqueues: True to end waiting `enqueue` calls with CancelledError. False
+                lets them finish.
             name: Optional. The name of the operation.
         """
         refuses = bool(cancel_pending_enqueues)
@@ -352,7 +352,7 @@ class QueueBase:
 
 
 class FIFOQueue(QueueBase):
-    """A queue whose first element is removed first; see `QueueBase`."""
+    """Queue whose first element is removed first; see `QueueBase`."""
 
     def __init__(
         self,
@@ -367,11 +367,11 @@ class FIFOQueue(QueueBase):
 
 
 class RandomShuffleQueue(QueueBase):
-    """A queue that elements leave in random order; see `QueueBase`.
+    """Queue whose elements are removed in random order; see `QueueBase`.
 
     Args:
-        min_after_dequeue: How many elements stay in it until it is closed.
-        seed: Optional. Repeats the order.
+        min_after_dequeue: Minimum number of elements that remain until the queue is closed.
+        seed: Optional. Seed of the order.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""`Rendezvous`: exchange of gradients and tokens between the workers and the chief of a session."""
+"""`Rendezvous`: exchange of gradients and tokens between the workers and the chief of a session.
+
+Workers compute gradients. The chief applies their means and hands out one token per worker.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class DenseAccumulator:
-    """The sum of dense gradients, in the order in which they are added.
+    """Sum of dense gradients, added in order of arrival.
 
-    None counts as a gradient of zeros; the mean of nothing but None is None.
+    None counts as a gradient of zeros. The mean is None if all gradients are None.
     """
 
     def __init__(self) -> None:
@@ -41,10 +44,10 @@ class DenseAccumulator:
 
 
 class SparseAccumulator:
-    """The sum of the rows of sparse gradients, and how many gradients contained each row.
+    """Sums of the rows of sparse gradients, and counts of gradients per row.
 
-    Each row is divided by its own count, not by the number of gradients. Rows that one gradient
-    names several times are summed first and count once.
+    The mean divides each row by the row's count. Repeated rows of one gradient are summed first and
+    count once.
     """
 
     def __init__(self) -> None:
@@ -55,9 +58,9 @@ class SparseAccumulator:
         self._shape: torch.Size | None = None
 
     def add(self, gradient: IndexedSlices | None) -> None:
-        """Add the rows of a gradient to the sums, and count the rows; None counts nothing.
+        """Add a gradient's rows to the sums, and count each row once; ignore None.
 
-        The values are copied. Repeated rows of the gradient are summed first and count once.
+        The values are copied.
         """
         if gradient is None:
             return
@@ -98,7 +101,7 @@ Make = Callable[[], list[Accumulator]]
 
 
 class _Wait:
-    """Wait of one thread, with the payload that it receives."""
+    """One thread's wait, and the payload that the thread receives."""
 
     def __init__(self, required: int = 1) -> None:
         self.required = required
@@ -107,7 +110,7 @@ class _Wait:
 
 
 class _Era:
-    """State between two stops; threads that wait at its end fail and never enter the next era."""
+    """State between two stops; a thread that waits when an era ends raises an error."""
 
     def __init__(self, make: Make) -> None:
         self.sums = make()
@@ -133,21 +136,20 @@ class _Era:
 
 
 class Rendezvous:
-    """Exchange of gradients (workers to chief) and of tokens (chief to workers) in one session.
+    """Exchange of gradients (workers to chief) and tokens (chief to workers) in one session.
 
-    A token is the value of the global step; a worker that receives one may compute its next
-    gradients. The gradients of a worker are added all together or not at all. Gradients computed
-    before the present step are stale and dropped.
+    A token is the value of the global step; a worker that receives it may compute its next
+    gradients. A worker's gradients are added either all or not at all. Gradients computed before
+    the present step are stale and dropped.
 
-    Every wait ends with CancelledError when the rendezvous is stopped or closed, or with
-    FailedPreconditionError after a failure; later calls raise the same.
+    Waits end with CancelledError when the rendezvous is stopped or closed, and with
+    FailedPreconditionError after a failure. Later calls raise these errors, too.
 
     Args:
-        make: Returns new accumulators, one for each gradient of a worker.
+        make: `make()` returns a list of new accumulators, one per gradient of a worker.
 
     Attributes:
-        step: The number of times that gradients were handed to the chief, from the step set by
-            `begin`.
+        step: The step set by `begin`, plus 1 for each time that the chief took gradients.
         dropped: The number of times that a worker's gradients were stale.
     """
 
@@ -170,13 +172,13 @@ class Rendezvous:
             self._era.end("the process was forked while gradients were handed over", None)
 
     def meet(self, gradients: Sequence[object], local_step: object) -> Any:
-        """Add a worker's gradients unless they are stale, then wait for a token and return it.
+        """Add a worker's gradients unless they are stale; wait for a token and return it.
 
         Tokens are handed out in the order of the `meet` calls.
 
         Args:
-            gradients: The gradients, one for each accumulator.
-            local_step: The global step at which the worker computed them.
+            gradients: One gradient per accumulator.
+            local_step: The global step at which the worker computed the gradients.
         """
         wait = _Wait()
         with self._lock:
@@ -189,9 +191,7 @@ class Rendezvous:
             return self._wait_in(era.workers, wait, era)
 
     def _add_gradients(self, era: _Era, gradients: Sequence[Any]) -> None:
-        """Add gradients to the accumulators of an era; an error ends the era, since sums are
-        incomplete.
-        """
+        """Add gradients to an era's accumulators; if an addition fails, end the era and raise."""
         try:
             for accumulator, gradient in zip(era.sums, gradients, strict=True):
                 accumulator.add(gradient)
@@ -202,9 +202,9 @@ class Rendezvous:
         era.count += 1
 
     def take(self, required: int) -> list[Any]:
-        """Wait until `required` workers have added gradients; return the mean for each accumulator.
+        """Wait until `required` workers have added gradients; return a list of mean gradients.
 
-        More gradients may be included if the chief comes late.
+        Gradients added before the chief called are included, even if more than `required`.
         """
         wait = _Wait(required)
         with self._lock:
@@ -214,9 +214,9 @@ class Rendezvous:
         return [accumulator.mean() for accumulator in accumulators]
 
     def _wait_in(self, queue: deque[_Wait], wait: _Wait, era: _Era) -> Any:
-        """Append a wait to a queue of an era, and return the payload once it has one.
+        """Append `wait` to a queue of an era, sleep until it has a payload, and return the payload.
 
-        An error removes the wait from the queue.
+        On an error, remove `wait` from the queue and raise.
         """
         queue.append(wait)
         self._hand_over(era)
@@ -231,10 +231,9 @@ class Rendezvous:
         return wait.payload
 
     def _hand_over(self, era: _Era) -> None:
-        """Give the sums to a waiting chief and tokens to waiting workers, as far as there are
-        enough.
+        """Set the payloads of waits that can end: sums for a chief, tokens for workers.
 
-        The chief gets the sums at once, so that gradients added later belong to the next step.
+        Later gradients then belong to the next step.
         """
         if era.chiefs and era.count >= era.chiefs[0].required:
             era.chiefs.popleft().payload = era.sums
@@ -264,10 +263,10 @@ class Rendezvous:
             self.step = step
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End all waits.
+        """End all waits with an error.
 
         Args:
-            error: The failure that is the reason; None if a stop was asked for.
+            error: The failure that is the reason; None if a stop was requested.
         """
         with self._lock:
             self._end_era(

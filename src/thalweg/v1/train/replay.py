@@ -1,8 +1,8 @@
 """Replays of `apply_gradients` of v1 optimizers: one native call takes a step.
 
-A replay repeats the last step with new gradients; see `_core/replay_apply.py`. Hyperparameters in
-tensors are read in each call. Counters are computed from the previous step; the guards of the call
-check that no other code wrote them.
+A replay repeats the last step with new gradients; see `_core/replay_apply.py`. Each call reads
+hyperparameters in tensors. Counters are computed from the previous step, and guards of the call
+check that no other code wrote the counters.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ _UNKNOWN = float("0")
 
 
 class V1Replay(ReplayedApply):
-    """Replay of the steps of a v1 optimizer.
+    """Replay of the last step of a v1 optimizer.
 
     Args:
         optimizer: The optimizer.
         plan: The plan of the last step.
         replayed: The recorded step of the engine.
-        step_args: (pairs, global step, values that a session read or None, transforms).
+        step_args: (pairs, global step, hyperparameters read by a session or None, transforms).
 
     Attributes:
-        read: The values of hyperparameters that users' functions returned for a step that was then
-            not taken; None otherwise.
+        read: Results of users' functions for a step that was then not taken; otherwise None.
     """
 
     read: dict[str, Any] | None = None
@@ -115,15 +114,14 @@ class V1Replay(ReplayedApply):
         return all_scalars
 
     def _select_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
-        """Return the hyperparameters that are decays over `global_step` alone, by name.
+        """Return {name: `CallableRate`} of hyperparameters that decay over `global_step` only.
+
+        Return {} without callables, if a decay follows another counter, or if another callable or a
+        subclass's hook computes hyperparameters.
 
         Args:
             optimizer: The optimizer.
-            functions: Its hyperparameters that are callables.
-
-        Returns:
-            The decays (`CallableRate`); {} if another callable or a subclass's own hook is called,
-            a decay follows another count, or `functions` is empty.
+            functions: The optimizer's callable hyperparameters.
         """
         hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
         if self._functions or any(hooks):
@@ -136,8 +134,7 @@ class V1Replay(ReplayedApply):
         return decays if functions and follow_global_step else {}
 
     def _read_counters(self, may_have_changed: bool = True) -> list[Any]:
-        """Read the counters, cache their values, set them as expected by the guards, and return
-        them.
+        """Read, cache and return the counters' values; set them as expected values of the guards.
 
         Args:
             may_have_changed: True if other code may have written the counters since the last read.
@@ -156,7 +153,7 @@ class V1Replay(ReplayedApply):
 
     @staticmethod
     def of(optimizer: Any, cache: PlanCache, step_args: Any) -> V1Replay | None:
-        """Return a replay of the last repeated step; None if it cannot be replayed."""
+        """Return a new replay of the cached last step, or None if it cannot be replayed."""
         plan, (pairs, global_step, values, transforms) = cache.last, step_args
         values = _values_without_calls(optimizer) if values is None else values
         hooks = optimizer._make_hooks(global_step, "", values)
@@ -195,12 +192,12 @@ class V1Replay(ReplayedApply):
         )
 
     def _take(self, optimizer: Any, cache: PlanCache, step_args: Any) -> bool:
-        """Take the step if all guards hold; return whether it was taken.
+        """Take the step if all guards hold; return True if it was taken.
 
         Args:
             optimizer: The optimizer.
-            cache: The plan cache; its replay is removed if it does not fit any more.
-            step_args: (pairs, global step, values that a session read or None, transforms).
+            cache: The plan cache; its replay is removed if it cannot be used again.
+            step_args: (pairs, global step, hyperparameters read by a session or None, transforms).
         """
         pairs, global_step, values, transforms = step_args
         self.read = None
@@ -242,9 +239,9 @@ class V1Replay(ReplayedApply):
         return not status
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars and counters of the steps from number `first` on, without end.
+        """Yield the scalars and counters of each step from number `first` on, endlessly.
 
-        Nothing is yielded if a signal handler took that step meanwhile.
+        Yield nothing if a signal handler took step `first` meanwhile.
         """
         if self._counted_values[0] != first:
             self._read_counters(may_have_changed=False)
@@ -270,9 +267,9 @@ class V1Replay(ReplayedApply):
         return self._found.compare(pairs, self.taken)
 
     def _retry(self, attempt: Callable[..., int], *args: Any) -> int:
-        """Return the status of `attempt(*args)`, called again if other code wrote the counters.
+        """Return the status of `attempt(*args)`, 0 for success.
 
-        The counters are read again before the second call.
+        If other code wrote the counters, read them and attempt again.
         """
         status = attempt(*args)
         if status == replay_kernel.FOREIGN_WRITE:
@@ -281,10 +278,10 @@ class V1Replay(ReplayedApply):
         return status
 
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
-        """Return the values that a step reads; None after an error that the planned step will raise
-        again.
+        """Return {name: value} of hyperparameters, or None after an error.
 
-        Errors of users' functions are raised at once, because each step calls them only once.
+        The full step raises the error again. Errors of users' functions are raised now, because
+        each step calls the functions once.
         """
         if self._functions:
             with note_not_applied([]):
@@ -295,7 +292,7 @@ class V1Replay(ReplayedApply):
             return None
 
     def _are_alike(self, values: dict[str, Any]) -> bool:
-        """Return True if values differ from those of the last step only in tensor elements."""
+        """Return True if `values` differ from the last step's only in elements of tensors."""
         for name in self._moving:
             hyper = values.get(name)
             if isinstance(hyper, _SCALARS):
@@ -345,7 +342,7 @@ class V1Replay(ReplayedApply):
     def _values_of(
         self, optimizer: Any, values: dict[str, Any], counts: list[Any]
     ) -> Callable[[Dtype], dict[str, Any]]:
-        """Return a function from a compute dtype to {name: scalar} of the step."""
+        """Return `scalars_of(dtype)`, which returns {name: scalar} of the step."""
         if not self._scalars:
             return lambda dtype: optimizer._scalars_of(values, dtype, None)
         powers = list(zip(optimizer.POWERS, counts, strict=False))
@@ -366,7 +363,7 @@ class V1Replay(ReplayedApply):
 
 
 def _values_without_calls(optimizer: Any) -> dict[str, Any]:
-    """Return the values that a step reads, with `_UNKNOWN` for results of functions."""
+    """Return {name: hyperparameter} without calling functions; their results are `_UNKNOWN`."""
     functions = set(map(id, optimizer._functions()))
     if not functions:
         return optimizer._read_values()
@@ -390,7 +387,7 @@ def _compute_next_count(kind: Any, count: Any, factor: Any) -> Any:
     """Return the next value of a counter: times `factor`, or plus 1 if `factor` is None.
 
     Args:
-        kind: The type of the counter: int, or a NumPy scalar type in which the value is rounded.
+        kind: int, or a NumPy scalar type to which the result is rounded.
         count: The present value.
         factor: The factor, or None.
     """

@@ -16,15 +16,16 @@ class RMSPropOptimizer(RuleOptimizer):
         centered: mg <- decay mg + (1 - decay) g;  d = rms - mg^2 + epsilon
         mom <- momentum mom + learning_rate g / sqrt(d);  var <- var - mom
 
-    A sparse gradient touches the rows it names.
+    A sparse gradient changes only its rows.
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        decay: Share of the running averages that is kept. A float, tensor or callable.
-        momentum: Share of the velocity that is kept. A float, tensor or callable.
+        decay: Decay rate of the running averages. A float, tensor or callable.
+        momentum: Decay rate of the velocity. A float, tensor or callable.
         epsilon: Added inside the root. A float, tensor or callable.
         use_locking: See `Optimizer`.
-        centered: Whether to divide by the deviation of the gradient and not its mean square.
+        centered: True to divide by the gradient's standard deviation instead of the root mean
+            square.
         name: Name of the optimizer.
 
     Differs from:

@@ -34,17 +34,17 @@ _UPDATES = (
 
 
 class RuleOptimizer(Optimizer):
-    """Runs an update rule behind TensorFlow 1's interface.
+    """Base class of v1 optimizers that run an update rule.
 
-    A subclass names its hyperparameters; `_choose_rule` chooses the rule of a step.
+    A subclass sets `HYPERS`, and overrides `_choose_rule`, which returns the rule of a step.
 
     Attributes:
-        HYPERS: The attribute that holds each hyperparameter of the rule as it was given.
-        TENSORS: Names under which TensorFlow's optimizer of this name keeps the hyperparameters
-            of a step as tensors, for subclasses that read them.
-        POWERS: Scalars that the optimizer keeps in variables of their names, each multiplied by a
-            hyperparameter at each step.
-        CALLABLES: Whether hyperparameters may be callables without arguments.
+        HYPERS: {hyperparameter of the rule: attribute with the constructor's argument}.
+        TENSORS: {attribute: hyperparameter} of TensorFlow's attributes with a step's
+            hyperparameters as tensors, for subclasses that read them.
+        POWERS: {scalar: hyperparameter}. A scalar is a variable of that name, multiplied by the
+            hyperparameter in each step.
+        CALLABLES: True if hyperparameters may be callables without arguments.
     """
 
     HYPERS: dict[str, str] = {}
@@ -75,8 +75,9 @@ class RuleOptimizer(Optimizer):
                 self._fill_slots(variables, initial_value, name, op_name, kinds.get(name))
 
     def _prepare(self) -> None:
-        """Set the attributes of `TENSORS` to symbolic tensors while a graph is built; else remove
-        them.
+        """Set the attributes in `TENSORS` to symbolic tensors while a graph is built.
+
+        Remove the attributes in all other cases.
         """
         if self._has_symbols:
             for attribute in self.TENSORS:
@@ -101,10 +102,10 @@ class RuleOptimizer(Optimizer):
     def _evaluate_hypers(self) -> dict[str, object]:
         """Return {name in the rule: value in this step} of all hyperparameters.
 
-        A callable is called without arguments; numbers and tensors stay as they are.
+        Callables are called; numbers and tensors are returned unchanged.
 
         Raises:
-            ValueError: A hyperparameter is callable, and the class does not take callables.
+            ValueError: A hyperparameter is callable, and `CALLABLES` is False.
             InvalidTypeError, InvalidArgumentError: A value is not a real scalar.
         """
         values = {}
@@ -209,7 +210,7 @@ class RuleOptimizer(Optimizer):
         return any(map(callable, hypers)) and any(map(is_function, hypers))
 
     def _update(self, grad: Any, var: Any) -> object:
-        """Update one variable by the rule; for a graph variable return the operation."""
+        """Update one variable and its slots by the rule; return an operation in graph mode."""
         if is_symbolic(var):
             step = self._under_way
             values = self._captured_inputs()[0] if step is None else step.values
@@ -246,13 +247,13 @@ class RuleOptimizer(Optimizer):
     def _apply_sparse_shared(
         self, grad: Tensor, var: Any, indices: Tensor, scatter_add: Callable[..., Any]
     ) -> Any:
-        """Update the rows of a variable; called by both hooks for sparse gradients.
+        """Update the rows of a variable by the rule; both hooks for sparse gradients call this.
 
         Args:
             grad: The rows of the gradient.
             var: The variable.
             indices: The indices of the rows, without repetitions.
-            scatter_add: A function (variable, indices, rows) that adds rows, for overrides.
+            scatter_add: For overrides: `scatter_add(variable, indices, rows)` adds rows.
         """
         return self._update(IndexedSlices(grad, indices), var)
 
@@ -274,7 +275,7 @@ class RuleOptimizer(Optimizer):
 
 
 def check_hyper(name: str, hyper: object) -> Any:
-    """Return a hyperparameter unchanged if a step can use it.
+    """Return a hyperparameter unchanged, or raise if a step cannot use it.
 
     Raises:
         InvalidTypeError: `hyper` is not a number, tensor or callable.

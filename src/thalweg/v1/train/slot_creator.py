@@ -1,7 +1,7 @@
-"""Variables beside a variable or tensor: `tensorflow.python.training.slot_creator`.
+"""Slots of a variable or tensor: `tensorflow.python.training.slot_creator`.
 
-The name of a slot begins with that of what it lies beside: "w/Momentum". In a graph it is made
-unique, and is below the variable scope it is made in.
+A slot is a variable that is not trained, such as a momentum. Its name begins with the primary
+variable's name: "w/Momentum". In a graph, the name is made unique and put below the variable scope.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def create_slot(
     *,
     copy_xla_sharding: bool = False,
 ) -> Any:
-    """Return a variable that begins with a value, and is not trained.
+    """Create and return a slot with an initial value.
 
     Args:
-        primary: The variable or tensor that it lies beside.
-        val: What it begins with: a tensor, or what `to_tensor` takes.
-        name: The last part of its name.
-        colocate_with_primary: Ignored, as is `copy_xla_sharding`.
+        primary: The variable or tensor of the slot.
+        val: The initial value: a tensor, array or number.
+        name: Last part of the slot's name.
+        colocate_with_primary: Ignored, like `copy_xla_sharding`.
     """
     return _make_slot(primary, val, name, None)
 
@@ -58,10 +58,11 @@ def create_slot_with_initializer(
     *,
     copy_xla_sharding: bool = False,
 ) -> Any:
-    """Return a variable that is not trained and begins with `initializer(shape, dtype=dtype)`.
+    """Create and return a slot with the initial value `initializer(shape, dtype=dtype)`.
 
-    An `initializer` that is a tensor is the initial value itself. If `shape` is not fully known,
-    the initializer is called with the shape of `primary` in a run. See `create_slot` for the rest.
+    If `initializer` is a tensor, it is the initial value. If `shape` is not fully known, the
+    session's initialization calls `initializer` with the shape of `primary`. See `create_slot` for
+    other arguments.
     """
     kind = as_dtype(dtype)
     if not callable(initializer):
@@ -84,9 +85,9 @@ def create_zeros_slot(
     *,
     copy_xla_sharding: bool = False,
 ) -> Any:
-    """Return a variable of zeros in the shape of `primary`, which a run may have to find out.
+    """Create and return a slot filled with zeros, of the shape of `primary`.
 
-    `dtype` is by default the dtype of `primary`. See `create_slot` for the rest.
+    The default of `dtype` is the dtype of `primary`. See `create_slot` for other arguments.
     """
     kind = primary.dtype if dtype is None else as_dtype(dtype)
     if not is_symbolic(primary):
@@ -113,10 +114,9 @@ def _make_slot(primary: Any, initial_value: object, name: str, dtype: torch.dtyp
 
 
 def _make_deferred_slot(primary: Any, begin: Callable[[], Any], name: str, dtype: Any) -> Any:
-    """Return a new slot whose initial value `begin()` is computed when a session initializes the
-    slot.
+    """Return a new slot with the initial value `begin()`.
 
-    In eager mode `begin` is called now.
+    `begin` is called when a session initializes the slot; in eager mode it is called now.
     """
     primary = handle_of(primary)
     full_name = f"{base_name(primary)}/{name}"

@@ -20,10 +20,10 @@ from thalweg.variable import Variable, as_dtype, over, to_tensor
 
 
 class State(TrackableSlots):
-    """The part of `Optimizer` that keeps state.
+    """Base class of `Optimizer` that stores slots and optimizer-wide variables.
 
-    In graph mode the state is variables of the graph, a set for each graph. While a session runs,
-    `get_slot` and `_get_non_slot_variable` give that session's values of them.
+    In graph mode, the state consists of graph variables, separate for each graph. During a run of a
+    session, `get_slot` and `_get_non_slot_variable` return the session's tensors.
     """
 
     PER_GRAPH = True
@@ -42,12 +42,12 @@ class State(TrackableSlots):
     def get_slot(self, var: Any, name: str) -> Any:
         """Return the slot `name` of a variable, or None if it does not exist (yet).
 
-        If slots are sharded over the ranks of a `thalweg.distribute.Strategy`, the result is a
-        whole copy, and all ranks have to call this method.
+        If a `thalweg.distribute.Strategy` shards slots, return a copy of the full slot; all ranks
+        must call this method.
 
         Args:
             var: A variable that was passed to `minimize` or `apply_gradients`.
-            name: One of `get_slot_names()`.
+            name: A name from `get_slot_names()`.
         """
         var = var if _graph.executing_eagerly() else _graph.graph_variable_of(var)
         slot = self._slots.get(var, name)
@@ -66,10 +66,10 @@ class State(TrackableSlots):
         return sorted(self._slots.names())
 
     def variables(self) -> list[Any]:
-        """Return a new list of the optimizer's slots and optimizer-wide variables, sorted by name.
+        """Return a new list of all slots and optimizer-wide variables, sorted by name.
 
-        In graph mode it has those of the default graph only, in eager mode the eager ones only.
-        Slots for which restored values wait are created first.
+        In graph mode, it has only variables of the default graph; in eager mode, only eager
+        variables. Slots with a pending restored value are created first.
         """
         self._settle()
         graph = graph_of()
@@ -103,8 +103,8 @@ class State(TrackableSlots):
         Args:
             variables: Eager variables, or variables of one graph.
             initial_value: The number.
-            slot_name: The name of the slot for `get_slot`.
-            op_name: The last part of the name of the slot variable.
+            slot_name: The slot's name for `get_slot`.
+            op_name: Last part of the slot variable's name.
             kind: Optional. The rule's description of the slot.
         """
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
@@ -116,13 +116,13 @@ class State(TrackableSlots):
             self._take_slots(slot_name, missing, slots)
 
     def _get_or_make_slot(self, var: object, val: object, slot_name: str, op_name: str) -> Any:
-        """Return the slot of a variable; make it with the value `val` if it is missing.
+        """Return a slot of a variable; create it with the value `val` if missing.
 
         Args:
             var: The variable.
             val: The initial value: a tensor, array or number.
             slot_name: The slot's name for `get_slot`.
-            op_name: The last part of the slot variable's own name.
+            op_name: Last part of the slot variable's name.
         """
         if self._slots.get(var, slot_name) is None:
             self._put_slot(var, val, slot_name, op_name)
@@ -137,7 +137,7 @@ class State(TrackableSlots):
         slot_name: str,
         op_name: str,
     ) -> Any:
-        """Return the slot of a variable; if missing, make it by `initializer(shape, dtype)`."""
+        """Return a slot of `var`; if missing, create it with `initializer(shape, dtype=dtype)`."""
         if self._slots.get(var, slot_name) is None:
             initial_value = initializer(tuple(shape), dtype=as_dtype(dtype))
             if not _graph.is_symbolic(initial_value):
@@ -146,13 +146,13 @@ class State(TrackableSlots):
         return self.get_slot(var, slot_name)
 
     def _put_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> None:
-        """Create the slot of a variable with an initial value, and register it.
+        """Create and register a slot of a variable with an initial value.
 
         Args:
             var: The variable.
-            val: The initial value, in any form that `to_tensor` takes.
-            slot_name: The name of the slot for `get_slot`.
-            op_name: The last part of the name of the slot variable.
+            val: The initial value: a tensor, array or number.
+            slot_name: The slot's name for `get_slot`.
+            op_name: Last part of the slot variable's name.
         """
         name = self._slot_title(var, op_name)
         if not _graph.is_symbolic(val):
@@ -175,16 +175,15 @@ class State(TrackableSlots):
         return f"{name}_{count}" if count else name
 
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
-        """Return the optimizer-wide variable of a name in the graph of `colocate_with`, or in eager
-        mode.
+        """Return the optimizer-wide variable `name`; create it if missing.
 
-        A missing variable is created, and gets a value that a checkpoint restored for it.
+        A new variable gets a pending restored value instead of `initial_value`.
 
         Args:
-            initial_value: A number, array or tensor, or a callable without arguments that returns
-                one; it decides the dtype, float32 for a float.
-            name: The name of the variable; in a graph the present name scope goes before it.
-            colocate_with: A variable of the graph.
+            initial_value: A number, array or tensor, or a callable without arguments that returns a
+                value. The value sets the dtype; a float gives float32.
+            name: The name of the variable; in a graph, the name scope is prepended.
+            colocate_with: A variable; its graph, or eager mode, gets the new variable.
         """
         graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:
@@ -204,9 +203,10 @@ class State(TrackableSlots):
         return _graph.resolve(self._non_slots[name, graph])
 
     def _get_non_slot_variable(self, name: str, graph: object = None) -> Any:
-        """Return the optimizer-wide variable of this name, or None.
+        """Return the optimizer-wide variable `name` of a graph, or None if it does not exist.
 
-        By default that of the graph whose session runs, or for which hooks are called.
+        Without `graph`, use the graph of the running session or of the hooks being called, else
+        eager mode.
         """
         session, step = _graph.current_session(), self._under_way
         if graph is None and session is not None:

@@ -24,22 +24,22 @@ class V1StateDict(TrackableSlots, state.StateDict):
 
     @untraced
     def state_dict(self, var_list: Iterable[object] | None = None) -> dict[str, Tensor]:
-        """Return copies of the slots and optimizer-wide variables, by name.
+        """Return {name: copy} of all slots and optimizer-wide variables.
 
-        The name of a slot is "variable/slot", such as "w/momentum"; "w#1/momentum" is a slot of the
-        second variable called "w". An optimizer-wide variable has its own name, such as
-        "beta1_power". Hyperparameters, `global_step` and the trained variables are not included;
-        before the first step the result is empty. If slots are sharded over the ranks of a
-        `thalweg.distribute.Strategy`, all ranks call this method and get all slots.
+        A slot's name is "variable/slot", such as "w/momentum"; "w#1/momentum" belongs to the second
+        variable named "w". An optimizer-wide variable has its own name, such as "beta1_power".
+        Hyperparameters, `global_step` and trained variables are not included. Before the first step
+        the result is empty. If a `thalweg.distribute.Strategy` shards slots, all ranks must call
+        this method and receive all slots.
 
         Args:
-            var_list: Optional. The variables with slots, in the order that `load_state_dict` will
-                get; needed if several have the same name.
+            var_list: Optional. The variables with slots, in the order for `load_state_dict`;
+                required if several variables have one name.
 
         Raises:
-            FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
-            InvalidArgumentError: Several variables have the same name and there is no `var_list`,
-                or `var_list` lacks a variable with slots.
+            FailedPreconditionError: The state consists of graph variables, which `Saver` saves.
+            InvalidArgumentError: Several variables have one name and there is no `var_list`, or
+                `var_list` lacks a variable with slots.
         """
         return self._saved(select=lambda: self._chosen_for_state(var_list))
 
@@ -57,19 +57,17 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def load_state_dict(
         self, state_dict: Mapping[str, object], var_list: Iterable[object] | None = None
     ) -> None:
-        """Set all slots and optimizer-wide variables from a result of `state_dict`.
-
-        After an error nothing has changed.
+        """Set all slots and optimizer-wide variables from a dict; change nothing on an error.
 
         Args:
-            state_dict: What `state_dict` returned: tensors or arrays by name.
-            var_list: Optional. The variables of the state; by default those that have slots.
-                Needed before the first step, and if several variables have the same name.
+            state_dict: {name: tensor or array}, as returned by `state_dict`.
+            var_list: Optional. The variables of the state; by default all variables with slots.
+                Required before the first step, and if several variables have one name.
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ. Nothing was loaded.
-            FailedPreconditionError: There are no slots yet and no `var_list`, or the state is
-                variables of a graph, which `Saver` restores.
+            FailedPreconditionError: There are no slots yet and no `var_list`, or the state consists
+                of graph variables, which `Saver` restores.
             InvalidArgumentError: See `state_dict`.
         """
         with self._loading(state_dict, var_list) as loading:
@@ -82,12 +80,12 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _fitting(
         self, given: Mapping[str, object], variables: object, names: Names
     ) -> state.Loading:
-        """Return the values to load, after checking names, shapes and dtypes.
+        """Check names, shapes and dtypes; return the values to load.
 
         Args:
-            given: Tensors by name.
-            variables: The variables of the state; None for those with slots.
-            names: Returns the keys of variables.
+            given: {name: tensor or array}.
+            variables: The variables of the state; None selects all variables with slots.
+            names: `names(variables)` returns one key per variable.
 
         Raises:
             FailedPreconditionError: There are no slots and no variables.
@@ -109,7 +107,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _state_parts(
         self, given: Mapping[str, object], variables: list[Tensor], names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Return (title for errors, [(entries, values by name, True)]); create missing slots."""
+        """Create missing slots; return (title for errors, [(entries, {name: value}, True)])."""
         # The existing slots decide: a variable may have another shape by now than its slots.
         self._create_for_state(variables, given)
         entries = self._entries(variables, names(variables))
@@ -129,11 +127,11 @@ class V1StateDict(TrackableSlots, state.StateDict):
         state.check_eager(f"The state of {self._name}", variables, executing_eagerly())
 
     def _chosen_for_state(self, var_list: object) -> list[Tensor]:
-        """Return the variables of a state; their order decides the numbers of repeated names.
+        """Return the variables of a state: `var_list`, or all variables with slots.
 
         Raises:
-            InvalidArgumentError: Names repeat and `var_list` is None, or it lacks a variable with
-                slots.
+            InvalidArgumentError: Names repeat without `var_list`, or `var_list` lacks a variable
+                with slots.
         """
         owners = self._owners()
         if var_list is None:
@@ -184,10 +182,10 @@ def _base_name(var: Tensor) -> str:
 
 
 def tensors_of(table: object) -> dict[str, Tensor]:
-    """Return the tensors of a state by name.
+    """Return {name: tensor} of a state of tensors or arrays.
 
     Raises:
-        InvalidTypeError: It is no mapping, or holds what is no tensor.
+        InvalidTypeError: `table` is not a mapping, or a value is not a tensor or array.
     """
     if not isinstance(table, Mapping):
         raise InvalidTypeError(f"A state is a dict of tensors by name, not {show_value(table)}.")

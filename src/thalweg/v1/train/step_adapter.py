@@ -28,14 +28,14 @@ from thalweg.variable import Variable, titles_of
 
 
 class V1StepAdapter(StepAdapter):
-    """Adapter of one step.
+    """Adapter that calls an optimizer's hooks for one step.
 
     Args:
         optimizer: The `Optimizer`.
         global_step: The variable that is raised by 1, or None.
         name: The name of the step.
-        values: {name: value} of hyperparameters read once per step. If None, `values` reads them at
-            first use; in a session they were captured when the graph was built.
+        values: {name: value} of hyperparameters, captured by a session. If None, the property
+            `values` reads them at first use.
     """
 
     # Whether a graph is being built, and no step is taken.
@@ -130,11 +130,11 @@ class V1StepAdapter(StepAdapter):
 
 
 def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None) -> list[Call]:
-    """Return calls of C functions that move the counters of a step, on the device of each counter.
+    """Return calls that update the counters of a step in place, on each counter's device.
 
     Args:
-        moves: Pairs (counter, factor): the counter is multiplied by the factor, or raised by 1 for
-            None.
+        moves: (counter, factor) pairs. A counter is multiplied by its factor, or raised by 1 if the
+            factor is None.
         device_decision: Optional. A bool tensor on a device: False leaves the counters unchanged.
 
     Raises:
@@ -156,7 +156,7 @@ def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None)
 
 
 class V1RuleStepAdapter(V1StepAdapter):
-    """Adapter of one step of an optimizer that runs a rule."""
+    """Adapter of one step of a `RuleOptimizer`."""
 
     def __init__(
         self,
@@ -187,11 +187,11 @@ class V1RuleStepAdapter(V1StepAdapter):
 
 
 class V1HookStepAdapter(V1RuleStepAdapter):
-    """Adapter of the update of one variable that a user's hook requests during a step.
+    """Adapter for a user's hook that updates one variable by the rule during a step.
 
     Args:
         optimizer: The optimizer.
-        values: The values that the optimizer read for the step; None outside of a step.
+        values: {name: value} of hyperparameters read for the step; None outside of a step.
     """
 
     constrains = False

@@ -1,4 +1,8 @@
-"""`SyncReplicasOptimizer`: several workers take one step together."""
+"""`SyncReplicasOptimizer`: several workers take one step together.
+
+A worker's thread computes gradients; the chief's thread applies their means. A token lets a worker
+continue.
+"""
 
 from __future__ import annotations
 
@@ -31,47 +35,49 @@ _GRADIENTS = (_graph.SymbolicTensor, _graph.SymbolicSlices, Tensor, IndexedSlice
 
 
 class SyncReplicasOptimizer(WrappingOptimizer):
-    """Lets another optimizer take one step with the mean of the gradients of several workers.
+    """Optimizer that applies mean gradients of several workers by another optimizer.
 
-    Workers are threads that run the returned operation in one session. It hands the worker's
-    gradients over and waits until the step has been taken. The chief, a thread of
-    `get_chief_queue_runner()`, takes the step as soon as `replicas_to_aggregate` gradients of the
-    present step are there. Gradients computed before the last step are dropped.
+    Workers are threads that run the operation of `apply_gradients` in one session. The operation
+    hands over gradients and waits for the step. The chief, a thread of `get_chief_queue_runner()`,
+    takes a step after receiving `replicas_to_aggregate` gradients of the present step. Gradients
+    computed before the last step are dropped.
 
-    Dense gradients: the mean of all. Sparse gradients: of each row the mean of the gradients that
-    contain it. They are added in the order in which they arrive, which with more than two workers
-    may show in the last bit. Where a run finds no gradient of a variable, it counts as zeros.
+    Dense gradients are averaged over all gradients. A row of sparse gradients is averaged over the
+    gradients that contain the row. Gradients are added in order of arrival, so last bits may vary
+    with more than two workers. A missing gradient counts as zeros.
 
-    Workers of one session that train the same variables work together, also through several
-    optimizers; each session is on its own. All waits end with CancelledError when the session is
-    closed or the chief's coordinator stops, and with an error that names the cause when the chief
-    or a thread of its coordinator fails.
+    All workers of one session that train common variables cooperate, even through several
+    optimizers. Sessions are independent. Waits end with CancelledError when the session is closed
+    or the chief's coordinator stops. If the chief or a thread of its coordinator fails, waits end
+    with an error that names the cause.
 
     Args:
         opt: The optimizer that takes the steps.
-        replicas_to_aggregate: How many gradients make a step.
-        total_num_replicas: How many workers there are, if not as many. More are spare: a step does
-            not wait for the slowest. With fewer, each gives several gradients for a step.
-        variable_averages: Optional. An `ExponentialMovingAverage` that follows each step.
-        variables_to_average: Optional. Its variables; all trainable ones by default.
-        use_locking: Accepted for compatibility; what `opt` was given counts.
-        name: The scope of the operations.
+        replicas_to_aggregate: Number of workers' gradients per step.
+        total_num_replicas: Number of workers; by default `replicas_to_aggregate`. With more
+            workers, a step does not wait for the slowest. With fewer, a worker adds several
+            gradients per step.
+        variable_averages: Optional. An `ExponentialMovingAverage`, updated after each step.
+        variables_to_average: Optional. Variables of `variable_averages`; all trainable variables by
+            default.
+        use_locking: Accepted for compatibility; the argument of `opt` is used.
+        name: Name scope of the operations.
 
     Attributes:
-        local_step_init_op: Starts a worker: its gradients count as of the present global step.
-            Exists after `apply_gradients`, as do the next two.
-        chief_init_op: Starts the chief, and the worker beside it; also after a stop.
-        ready_for_local_init_op: The names of the global variables that are not initialized; the
-            other two may run when there are none.
+        local_step_init_op: Operation that sets a worker's local step to the global step. It and the
+            next two exist after `apply_gradients`.
+        chief_init_op: Operation that starts the chief and its worker, also after a stop.
+        ready_for_local_init_op: Names of uninitialized global variables. If empty, the other two
+            operations may run.
 
     Raises:
-        TypeError: `opt` is no optimizer of this module, or `variable_averages` keeps no averages.
+        TypeError: `opt` is not a v1 optimizer, or `variable_averages` has no method `apply`.
         ValueError: A number of replicas is not a positive integer.
 
     Differs from:
-        TensorFlow: the gradients of a worker count all together or not at all, optimizers of
-        different variables do not share tokens, and a shared local step never goes back. A
-        gradient that does not fit its variable is refused in the run of the worker that has it.
+        TensorFlow: here either all or none of a worker's gradients are added, optimizers of
+        different variables do not share tokens, and a shared local step never decreases. A gradient
+        that does not fit its variable raises in the worker's run.
 
     Example:
         >>> import threading
@@ -146,16 +152,16 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         The worker's operation writes only `sync_rep_local_step`; the chief's thread takes the step.
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor,
-                `IndexedSlices`, or None.
+            grads_and_vars: (gradient, variable) pairs. A gradient is a tensor, `IndexedSlices`, or
+                None.
             global_step: The variable that counts the steps.
             name: Name of the worker's operation.
             skip_gradients_aggregation: Accepted for compatibility.
 
         Raises:
             RuntimeError: In eager mode.
-            ValueError: There are no pairs, no variable has a gradient, or there is no global step.
-            TypeError: `global_step` is not a variable of a graph, or a gradient is of another type.
+            ValueError: There are no pairs, no variable has a gradient, or `global_step` is None.
+            TypeError: `global_step` is not a graph variable, or a gradient has another type.
         """
         grads_and_vars_list = as_pairs(grads_and_vars)
         if not is_deferred(*chain.from_iterable(grads_and_vars_list)):
@@ -224,13 +230,12 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         gradient_means: list[object],
         global_step: _graph.GraphVariable,
     ) -> _graph.Operation:
-        """Return the operation of the chief: take means, apply them, hand out tokens, move
-        averages.
+        """Return the chief's operation: take means, apply them, hand out tokens, update averages.
 
         Args:
             rendezvous_ops: The operations of the rendezvous.
-            worker_pairs: The worker's gradients and variables.
-            gradient_means: The symbolic means of the gradients that are not None.
+            worker_pairs: The worker's (gradient or None, variable) pairs.
+            gradient_means: Symbolic means of the gradients that are not None.
             global_step: The global step.
         """
         graph = _graph.get_default_graph()
@@ -258,16 +263,14 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         return self._chief_queue_runner
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
-        """Return an operation that hands out tokens, so that workers continue before the first
-        step.
+        """Return an operation that hands out tokens before the first step, so workers continue.
 
-        Each token holds the present global step. A worker that gets a token after the first step
-        computes gradients that are stale, and dropped.
+        Each token holds the present global step. Gradients computed with it after the first step
+        are stale, and dropped.
 
         Args:
-            num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. If
-                `replicas_to_aggregate` exceeds `total_num_replicas`, at least the difference is
-                needed.
+            num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. At least
+                `replicas_to_aggregate` - `total_num_replicas` are required.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -299,10 +302,10 @@ class SyncReplicasOptimizer(WrappingOptimizer):
 
 
 class _RendezvousOps:
-    """Operations of a graph that use the `Rendezvous` of the session that runs.
+    """Factory of graph operations that use the running session's `Rendezvous`.
 
     Args:
-        pairs: Symbolic gradients, none of them None, and their variables.
+        pairs: (symbolic gradient, variable) pairs; no gradient is None.
         opt: The optimizer that applies the means.
     """
 
@@ -323,13 +326,13 @@ class _RendezvousOps:
         return _graph.operation(self.here, [], "rendezvous", kind="pure", outputs=_graph.Output())
 
     def meet(self, stamp: _graph.SymbolicTensor) -> _graph.SymbolicTensor:
-        """Return the operation that hands a worker's gradients over and waits for a token.
+        """Return an operation that hands over a worker's gradients and waits for a token.
 
         Args:
             stamp: The local step at which the gradients were computed.
 
         Returns:
-            The value of the token, in the dtype of `stamp`.
+            A symbolic tensor with the token's value, of the dtype of `stamp`.
         """
         names = [base_name(var) for var in self._variables]
         dtype = stamp.dtype
@@ -357,9 +360,7 @@ class _RendezvousOps:
         )
 
     def take(self, required: int) -> list[Any]:
-        """Return symbolic means of the gradients; a run waits until `required` workers have added
-        theirs.
-        """
+        """Return symbolic mean gradients; a run waits for gradients of `required` workers."""
         outputs = [
             _graph.Output(grad.dtype, var.shape)
             for grad, var in zip(self._gradients, self._variables, strict=True)
@@ -375,9 +376,9 @@ class _RendezvousOps:
     def put_tokens(
         self, global_step: _graph.GraphVariable, count: int, check: bool = False
     ) -> _graph.Operation:
-        """Return the operation that hands out `count` tokens with the value of the global step.
+        """Return an operation that hands out `count` tokens with the value of the global step.
 
-        With `check` the operation raises if the rendezvous was stopped.
+        With `check`, the operation raises if the rendezvous was stopped.
         """
 
         def put(leaf: Tensor) -> None:
@@ -391,9 +392,7 @@ class _RendezvousOps:
     def begin(
         self, global_step: _graph.GraphVariable, start_op: _graph.Operation
     ) -> _graph.Operation:
-        """Return the operation that starts the rendezvous at the present global step, after
-        `start_op`.
-        """
+        """Return an operation that starts the rendezvous at `global_step`, after `start_op`."""
         return _graph.operation(
             lambda leaf: self.here().begin(leaf.item()),
             [_graph.by_reference(global_step)],
@@ -403,7 +402,7 @@ class _RendezvousOps:
 
 
 class _ChiefQueueRunner(QueueRunner):
-    """The chief's thread; when it ends, so do all waits."""
+    """Queue runner of the chief's thread; the thread's end also ends all waits of workers."""
 
     def __init__(self, rendezvous_ops: _RendezvousOps, chief_op: _graph.Operation) -> None:
         super().__init__(enqueue_ops=[chief_op])
@@ -422,7 +421,7 @@ class _ChiefQueueRunner(QueueRunner):
 
 
 class _SyncReplicasHook(SessionRunHook):
-    """Starts a worker, and the chief beside it."""
+    """Session hook that starts a worker, and on the chief also the chief's thread."""
 
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
         self._optimizer = optimizer
@@ -431,7 +430,7 @@ class _SyncReplicasHook(SessionRunHook):
         self._tokens: _graph.Operation | None = None
 
     def begin(self) -> None:
-        """Create the operation that hands out the first tokens, if this is the chief.
+        """On the chief, create the operation that hands out the first tokens.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -444,8 +443,7 @@ class _SyncReplicasHook(SessionRunHook):
             self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Initialize the local step; on the chief also hand out tokens and start the chief's
-        thread.
+        """Initialize the local step; on the chief, also hand out tokens and start the thread.
 
         Raises:
             RuntimeError: A global variable is not initialized.
@@ -480,7 +478,7 @@ def _choose_accumulator(grad: object) -> type[DenseAccumulator] | type[SparseAcc
 
 
 def _as_kind(grad: object, var: Tensor, name: str, kind: object) -> Any:
-    """Convert a gradient to the form that an accumulator of class `kind` adds.
+    """Convert a gradient to the type that an accumulator of class `kind` adds.
 
     Args:
         grad: A dense or sparse tensor, IndexedSlices, or None.
@@ -489,8 +487,8 @@ def _as_kind(grad: object, var: Tensor, name: str, kind: object) -> Any:
         kind: `DenseAccumulator` or `SparseAccumulator`.
 
     Returns:
-        For `DenseAccumulator` a dense tensor, in which repeated rows of slices are added up; for
-        `SparseAccumulator` IndexedSlices, with all rows if the gradient is dense; None for None.
+        For `DenseAccumulator`, a dense tensor; repeated rows are summed. For `SparseAccumulator`,
+        IndexedSlices; a dense gradient gives all rows. For None, None.
 
     Raises:
         InvalidTypeError, InvalidArgumentError, LayoutError: As in `as_gradient`.
@@ -519,7 +517,7 @@ def _advance_local_step(local_step: Tensor, token: Tensor) -> None:
 def _make_local_step_init(
     local_step: _graph.GraphVariable, global_step: _graph.GraphVariable
 ) -> _graph.Operation:
-    """Return the operation that initializes the local step with the value of the global step."""
+    """Return an operation that initializes the local step with the value of the global step."""
 
     def initialize_local_step(leaf: Tensor) -> None:
         session: Any = _graph.current_session()

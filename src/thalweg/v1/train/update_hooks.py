@@ -1,7 +1,7 @@
-"""Hooks of a step: TensorFlow's methods that a subclass of `Optimizer` overrides.
+"""Hooks of a step: methods of TensorFlow's `Optimizer` that subclasses override.
 
-In graph mode they are called once while the graph is built: the operations that they record form a
-`Unit` of the graph, which sessions run as one update.
+In graph mode hooks are called once, while the graph is built. The recorded operations form a `Unit`
+of the graph, which sessions run as one update.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def check_counter(global_step: Any) -> Any:
 
 
 def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, name: str) -> Any:
-    """Call the hooks of an optimizer once to build the operation of a step, and return it.
+    """Call an optimizer's hooks once to build the operation of a step; return the operation.
 
     The operation is added to the collection TRAIN_OP.
 
     Args:
         optimizer: The optimizer.
-        pairs: Gradients, none of them None, and variables of the graph.
+        pairs: (gradient, graph variable) pairs; no gradient is None.
         global_step: A variable that is raised by 1 after the updates, or None.
         name: The name scope, made unique.
 
     Returns:
-        The operation that raises `global_step`; without `global_step` the operation that `_finish`
-        returned, or a group of all updates.
+        The operation that raises `global_step`. Without `global_step`, the operation from
+        `_finish`.
 
     Raises:
         InvalidTypeError: A hook needs values that only a run has, or `global_step` cannot count.
@@ -108,15 +108,14 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
 
 
 def add_update_names(step_op: Any, variables: Sequence[Any], kind: str) -> None:
-    """Add an empty operation for each updated variable, with TensorFlow's name, after the step.
+    """Add an empty operation with TensorFlow's name for each updated variable of a step.
 
-    A session takes a step as one operation; running one of the added operations, such as
-    "Adam/update_w/ResourceApplyAdam", takes the whole step.
+    Running an added operation, such as "Adam/update_w/ResourceApplyAdam", runs the whole step.
 
     Args:
         step_op: The operation that takes the step.
-        variables: The variables of the graph that it updates.
-        kind: The name of the kernel, "ApplyAdam".
+        variables: The updated graph variables.
+        kind: The name of TensorFlow's kernel, such as "ApplyAdam".
     """
     graph = step_op.graph
     with (
@@ -151,7 +150,7 @@ _SHARED = Lock()
 
 
 class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
-    """The part of `Optimizer` that calls the hooks of one variable and of one step."""
+    """Base class of `Optimizer` that calls the hooks of one variable and of one step."""
 
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _under_way: V1StepAdapter | None
@@ -164,12 +163,11 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """Hook: read the hyperparameters of a step."""
 
     def _finish(self, update_ops: list[Any], name_scope: str) -> Any:
-        """Hook: called after the updates, before `global_step` is raised; moves the other counters.
+        """Hook after the updates and before `global_step` is raised: update the other counters.
 
         Args:
-            update_ops: The results of the update hooks, one for each variable.
-            name_scope: "update" if there is a `global_step`, otherwise "<name>/", the scope in
-                which the hooks of a graph are called.
+            update_ops: Results of the update hooks, one per variable.
+            name_scope: "update" with a `global_step`, else "<name>/", the name scope of the step.
 
         Returns:
             None in eager mode; while a graph is built, an operation that ends after all updates.
@@ -227,11 +225,11 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return self._apply_sparse_duplicate_indices(grad, var)
 
     def _calls_resource_hook(self, var: Any, resource: Sequence[str], refs: Sequence[str]) -> bool:
-        """Return True if a variable is updated by hooks for resource variables.
+        """Return True to update a variable by hooks for resource variables, False by plain hooks.
 
-        As in TensorFlow, reference variables, made by `use_resource=False`, are updated by the
-        plain hooks, if any class defines one. All other variables are updated by the kind of hook
-        that the most derived class defines, by those for resource variables if it defines both.
+        A variable made with `use_resource=False` is updated by plain hooks if a class defines them.
+        Other variables are updated by the hooks that the most derived class defines. If it defines
+        both kinds, return True.
         """
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]
         is_reference = getattr(handle_of(var), "is_resource", True) is False
@@ -244,7 +242,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return True
 
     def _make_counting_operation(self, update_operations: list[object]) -> object:
-        """Return an operation that moves the counters of a step after the update operations."""
+        """Return an operation that updates a step's counters after `update_operations`."""
 
         def count_step(values: dict[str, object]) -> None:
             with self._turn_lock(), self._locked():
@@ -304,9 +302,9 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return _SHARED if self._use_locking else self._lock
 
     def _prepare_for_graph(self) -> None:
-        """Call a subclass's `_prepare` on a copy, and store the symbolic attributes that it set.
+        """Call a subclass's `_prepare` on a copy; store its symbolic attributes in self.
 
-        Errors are ignored: each run of the graph calls `_prepare` again.
+        Errors are ignored, as each run of the graph calls `_prepare` again.
         """
         if not is_ours(self._prepare):
             twin = copy.copy(self)

@@ -1,4 +1,4 @@
-"""An optimizer around another one."""
+"""Base class of optimizers that wrap another optimizer."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ def _call_inside(name: str) -> Any:
 
 
 class WrappingOptimizer(Optimizer):
-    """Leaves gradients, slots and updates to another optimizer, and does something around these.
+    """Optimizer that delegates gradients, slots and updates to another optimizer.
+
+    Subclasses add work before or after the delegated calls.
 
     Args:
-        opt: The optimizer.
+        opt: The wrapped optimizer.
         use_locking: As in `Optimizer`.
-        name: As in `Optimizer`; that of the optimizer inside if None.
+        name: As in `Optimizer`; None selects the name of `opt`.
 
     Raises:
-        InvalidTypeError: `opt` is no optimizer.
+        InvalidTypeError: `opt` is not an optimizer.
     """
 
     def __init__(self, opt: object, use_locking: bool, name: str | None) -> None:

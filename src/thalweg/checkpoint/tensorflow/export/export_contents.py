@@ -113,7 +113,7 @@ def copy_contents(
     return ExportContents(optimizer, variables, ordered_slots, scalars, step, means)
 
 
-def _check_kind(optimizer: object, kind: str) -> None:
+def _check_kind(optimizer: Any, kind: str) -> None:
     """Raise unless `kind` is "tf2" or "tf1", and this kind can hold the optimizer."""
     if kind not in KINDS:
         raise InvalidArgumentError(

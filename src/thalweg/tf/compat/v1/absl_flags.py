@@ -15,10 +15,9 @@ from typing import Any
 
 
 def absl(module: str) -> ModuleType:
-    """Return `absl.flags` or `absl.app`.
+    """Return the module `absl.flags` or `absl.app`, for `module` "flags" or "app".
 
-    Raises:
-        ImportError: absl-py is not installed.
+    Raise ImportError if absl-py is not installed.
     """
     try:
         return importlib.import_module(f"absl.{module}")
@@ -28,7 +27,7 @@ def absl(module: str) -> ModuleType:
 
 
 class _LibraryFlags:
-    """View of `absl.flags.FLAGS` for absl's modules, with the flags that the program replaced."""
+    """`absl.flags.FLAGS` as absl's modules see it, with the flags that the program replaced."""
 
     def __init__(self) -> None:
         self.program_flags: dict[str, Any]
@@ -56,7 +55,10 @@ _library_flags = _LibraryFlags()
 
 
 def remove_absl_flag(name: str) -> None:
-    """Remove an absl module's flag of this name, if any; absl modules still read it."""
+    """Remove the flag `name` of an absl module from `absl.flags.FLAGS`, in place.
+
+    The absl module still reads the removed flag. Do nothing for other flags.
+    """
     app, flags = absl("app"), absl("flags")
     if name.startswith("help"):
         # absl defines these flags as late as in app.run.

@@ -12,11 +12,11 @@ from thalweg.tf.compat.v1 import flags
 def run(
     main: Callable[[list[str]], object] | None = None, argv: Sequence[str] | None = None
 ) -> NoReturn:
-    """Parse the flags, call `main` with the remaining arguments, and exit with its result.
+    """Parse the flags, call `main(remaining arguments)`, and exit with the returned status.
 
     Args:
-        main: By default that of the script.
-        argv: By default `sys.argv`; flags that were not defined are left for `main`.
+        main: By default the script's function `main`.
+        argv: By default `sys.argv`; unknown flags are left for `main`.
 
     Raises:
         ImportError: absl-py is not installed.

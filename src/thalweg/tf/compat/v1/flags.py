@@ -64,9 +64,9 @@ _OLDER = {"flag_name": "name", "default_value": "default", "docstring": "help"}
 
 
 def _with_older_names(define: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that defines a flag, and also takes the older names of its arguments.
+    """Return a function that defines a flag; arguments may have TensorFlow's older names, too.
 
-    The flag replaces one of the same name that a module of absl has defined.
+    The new flag replaces a flag of equal name of an absl module.
     """
 
     @functools.wraps(define)

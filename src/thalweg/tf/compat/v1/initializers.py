@@ -1,4 +1,4 @@
-"""`tf.initializers`: initial values. The random numbers are torch's."""
+"""`tf.initializers`: initial values, with random numbers of torch."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _CUT = 0.87962566103423978  # the standard deviation of a normal distribution cu
 
 
 class VarianceScaling(Initializer):
-    """Initializer of random numbers with variance `scale` / (size of the kernel).
+    """Initializer of random numbers with variance `scale` / n.
 
     Args:
         scale: A number above 0.
-        mode: "fan_in", the number of inputs, "fan_out", of outputs, or "fan_avg", of both halved.
+        mode: n is the number of inputs for "fan_in", of outputs for "fan_out", and the mean of
+            both for "fan_avg".
         distribution: "truncated_normal" or "normal", "untruncated_normal", or "uniform".
-        seed: Optional.
-        dtype: What applies where none is asked for.
+        dtype: The default dtype of a call.
 
     Raises:
-        InvalidArgumentError: An argument is none of these.
+        InvalidArgumentError: An argument is not valid.
     """
 
     MODES = ("fan_in", "fan_out", "fan_avg")
@@ -88,7 +88,7 @@ def _variance_scaling(
 
 
 class Orthogonal(Initializer):
-    """Initializer of an orthogonal matrix times `gain`; all but the last dimension are rows.
+    """Initializer of an orthogonal matrix times `gain`; the last dimension is the columns.
 
     If there are more rows than columns, columns are orthogonal, otherwise rows.
     """
@@ -132,7 +132,7 @@ class Identity(Initializer):
 
 
 class UniformUnitScaling(Initializer):
-    """Initializer of uniform numbers up to factor * sqrt(3 / inputs)."""
+    """Initializer of uniform numbers in [-r, r), r = factor * sqrt(3 / inputs)."""
 
     def __init__(
         self, factor: float = 1.0, seed: int | None = None, dtype: object = torch.float32
@@ -176,7 +176,7 @@ _BY_NAME = (
 
 
 def get(identifier: object) -> Any:
-    """Return an initializer from one, its class, its name, or None for none.
+    """Return an initializer for a name or a class; return None or an initializer unchanged.
 
     Raises:
         InvalidArgumentError: No initializer has this name.

@@ -17,15 +17,11 @@ def quotient(total: Any, count: Any) -> Tensor:
 
 
 def check_weights(weights: Any, values: Any, values_name: str) -> None:
-    """Raise unless weights broadcast by TensorFlow's rule, which is stricter than arithmetic's.
+    """Raise InvalidArgumentError unless weights are scalar or broadcast without new dimensions.
 
     Args:
-        weights: A tensor.
         values: The weighted tensor.
         values_name: Name of the values in messages.
-
-    Raises:
-        InvalidArgumentError: The weights are not scalar, and have other dimensions.
     """
     sizes = tuple(weights.shape)
     fits = len(sizes) == values.dim() and all(

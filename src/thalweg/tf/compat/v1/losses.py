@@ -36,11 +36,11 @@ _LOSSES = GraphKeys.LOSSES
 
 
 class Reduction(enum.StrEnum):
-    """Reductions of the weighted losses of single elements.
+    """Reductions of weighted losses to one number.
 
-    NONE keeps them, SUM adds them up, and the others divide the sum: MEAN by the sum of the
+    NONE returns the weighted losses, SUM the sum. The others divide the sum: MEAN by the sum of
     weights, SUM_OVER_BATCH_SIZE by the number of losses, SUM_BY_NONZERO_WEIGHTS by the number of
-    those whose weight is not 0. Where that is 0, the loss is.
+    weights that are not 0. A quotient by 0 is 0.
     """
 
     NONE = "none"
@@ -86,10 +86,9 @@ def get_regularization_loss(
 def get_total_loss(
     add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
 ) -> Tensor:
-    """Return the sum of the collected losses, and of the penalties of variables.
+    """Return the sum of the graph's collected losses and regularization losses.
 
-    Raises:
-        ValueError: No losses were collected.
+    Raise ValueError if no losses were collected.
     """
     losses = get_losses(scope)
     if add_regularization_losses:
@@ -106,11 +105,10 @@ def compute_weighted_loss(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Reduce the losses of single elements to one number, or with `Reduction.NONE` return their
-    weighted tensor.
+    """Return one number, the reduced weighted losses; for `Reduction.NONE` the weighted tensor.
 
-    Raises:
-        ValueError: The weights do not broadcast to the losses, or the reduction is none.
+    In graph mode add the result to `loss_collection`, unless this is None. Raise ValueError if the
+    weights do not broadcast to the losses, or the reduction is unknown.
     """
     if reduction not in list(Reduction):
         raise InvalidArgumentError(
@@ -144,10 +142,9 @@ def compute_weighted_loss(
 
 
 def _alike_tensors(**pairs: object) -> list[Tensor]:
-    """Return two tensors of one shape.
+    """Return the two arguments as tensors of equal shape.
 
-    Raises:
-        ValueError: One is None, or the shapes are known to differ.
+    Raise ValueError if an argument is None, or known shapes differ.
     """
     for argument, value in pairs.items():
         if value is None:
@@ -175,14 +172,14 @@ def _weighted(
 ) -> Callable[[Callable[..., Any]], Callable[..., Tensor]]:
     """Return a decorator that weights and reduces the losses that a function returns.
 
-    The decorated function also takes `weights`, `scope`, `loss_collection` and `reduction`; see
-    `compute_weighted_loss`.
+    The decorated function has four further arguments: `weights`, `scope`, `loss_collection` and
+    `reduction`; see `compute_weighted_loss`.
 
     Args:
         default_scope: Scope of the reduction if `scope` is None.
         names: The arguments before `weights`.
-        extra_names: The arguments behind `weights`.
-        trailing_names: The arguments behind `reduction`.
+        extra_names: The arguments after `weights`.
+        trailing_names: The arguments after `reduction`.
     """
 
     def reduce(
@@ -218,12 +215,10 @@ def mean_squared_error(labels: object, predictions: object) -> Tensor:
 def cosine_distance(
     labels: object, predictions: object, axis: int | None = None, dim: int | None = None
 ) -> Tensor:
-    """Reduce 1 minus the inner products along an axis, which is kept, of vectors with norm 1.
+    """Return losses 1 - sum(labels * predictions) along `axis`, after reduction.
 
-    `dim` is an older name of `axis`.
-
-    Raises:
-        ValueError: No axis is given.
+    Vectors along `axis` have norm 1. `dim` is an older name of `axis`. Raise ValueError if no axis
+    is given.
     """
     dimension = dim if axis is None else axis
     if dimension is None:
@@ -274,7 +269,7 @@ def log_loss(labels: object, predictions: object, epsilon: float = 1e-7) -> Tens
 def sigmoid_cross_entropy(
     multi_class_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
-    """Reduce the cross entropies of labels and `sigmoid(logits)`, one for each element.
+    """Return cross entropies of labels and `sigmoid(logits)`, one per element, after reduction.
 
     `label_smoothing` is the fraction by which labels move toward 1/2.
     """
@@ -289,11 +284,10 @@ def sigmoid_cross_entropy(
 def softmax_cross_entropy(
     onehot_labels: object, logits: object, label_smoothing: float = 0
 ) -> Tensor:
-    """Reduce the cross entropies of labels and `softmax(logits)`, one for each row.
+    """Return cross entropies of labels and `softmax(logits)`, one per row, after reduction.
 
-    `Reduction.NONE` returns one number for each row. `label_smoothing` is the fraction by which
-    labels move toward equal ones. No gradient flows into labels. In graph mode the loss is added to
-    `loss_collection`.
+    `label_smoothing` is the fraction by which labels move toward equal probabilities. No gradient
+    flows into labels.
     """
     labels, logits = _alike_tensors(onehot_labels=onehot_labels, logits=logits)
     labels = cast(labels, logits.dtype)
@@ -314,9 +308,9 @@ def sparse_softmax_cross_entropy(
     loss_collection: str | None = _LOSSES,
     reduction: object = _DEFAULT,
 ) -> Tensor:
-    """Reduce the cross entropies of class numbers and `softmax(logits)`, one for each row.
+    """Return cross entropies of class numbers and `softmax(logits)`, one per row, after reduction.
 
-    Labels and weights may have a last dimension of size 1.
+    Labels and weights may have a last dimension of size 1. See `compute_weighted_loss`.
     """
     for argument, value in (("labels", labels), ("logits", logits)):
         if value is None:

@@ -38,11 +38,10 @@ class _Counts(NamedTuple):
     """Sums over runs that a metric is computed from.
 
     Attributes:
-        shapes: Names and shapes of the float32 variables of the sums.
-        measure: Called with the weights, which may be None, and the values of `inputs`; returns an
-            increment for each sum.
-        inputs: Tensors.
-        finish: Returns the metric's value from the sums.
+        shapes: {name: shape} of the float32 variables of the sums.
+        measure: `measure(weights, *values of inputs)` returns an increment for each sum; `weights`
+            may be None.
+        finish: `finish(*sums)` returns the metric's value.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -54,13 +53,14 @@ class _Counts(NamedTuple):
 def _counting(
     metric_name: str, order: str = ""
 ) -> Callable[[Callable[..., _Counts]], Callable[..., Metric]]:
-    """Return a decorator that makes a metric from a function that returns its counts.
+    """Return a decorator that makes a metric from a function that returns `_Counts`.
 
-    The metric also takes `weights`, `metrics_collections`, `updates_collections` and `name`.
+    The metric has four further arguments: `weights`, `metrics_collections`, `updates_collections`
+    and `name`.
 
     Args:
         metric_name: Name of the scope if `name` is None.
-        order: Names of all arguments in their order; by default the four are the last.
+        order: Names of all arguments, separated by spaces; by default the four are the last.
     """
 
     def count(
@@ -79,13 +79,12 @@ def _counting(
 def _count_over_runs(
     name: str, counts: _Counts, weights: object, collections: Sequence[Any]
 ) -> Metric:
-    """Add variables that sum `counts` over runs; return the metric's value and its update.
+    """Add variables that sum `counts` over runs; return (metric's value, update operation).
 
     Args:
-        name: Name of the scope.
-        counts: What to sum.
+        counts: Description of the sums.
         weights: Weights of the values, or None.
-        collections: Collections of the value, and of the update.
+        collections: (collections of the value, collections of the update).
     """
     if _graph.executing_eagerly():
         raise FailedPreconditionError(
@@ -115,10 +114,8 @@ def _count_over_runs(
 def _broadcast_weights(weights: Tensor | None, values: Tensor) -> Tensor:
     """Return weights as float32 in the shape of the values.
 
-    A last dimension of size 1 may be missing or surplus.
-
-    Raises:
-        InvalidArgumentError: The weights do not broadcast.
+    A last dimension of size 1 may be missing or surplus. Raise InvalidArgumentError if the weights
+    do not broadcast.
     """
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
@@ -136,7 +133,10 @@ def _count_mean(
     inputs: Sequence[object],
     finish: Callable[[Tensor, Tensor], object] = quotient,
 ) -> _Counts:
-    """Return the counts of the weighted mean of `function(*inputs)`."""
+    """Return the sums for the weighted mean of `function(*inputs)`.
+
+    `finish(total, count)` returns the metric's value, by default total / count.
+    """
 
     def measure(weight: Tensor | None, *input_values: Any) -> tuple[Tensor, Tensor]:
         values = function(*input_values).float()
@@ -164,7 +164,7 @@ def accuracy(labels: object, predictions: object) -> _Counts:
 
 
 def _squeeze_alike(labels: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors, without a last dimension of size 1 that the other one lacks."""
+    """Return both tensors; drop a last dimension of size 1 if only one tensor has it."""
     if labels.dim() == predictions.dim() + 1 and labels.shape[-1] == 1:
         return labels.squeeze(-1), predictions
     if predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1:
@@ -215,12 +215,11 @@ _KINDS = {
 def _confusion_metric(
     metric_name: str, counts: dict[str, str], finish: Callable[..., object], doc_start: str
 ) -> Callable[..., Metric]:
-    """Return a metric from counts of true and false labels and predictions.
+    """Return a metric that counts true and false labels and predictions.
 
     Args:
-        metric_name: Name of the metric.
-        counts: Names of its variables, each with the entry of `_KINDS` that it counts.
-        finish: Returns the metric's value from the counts.
+        counts: {variable name: key of `_KINDS` that the variable counts}.
+        finish: `finish(*counts)` returns the metric's value.
         doc_start: Description of the value.
     """
 
@@ -281,20 +280,20 @@ def auc(
     summation_method: str = "trapezoidal",
     thresholds: Sequence[float] | None = None,
 ) -> _Counts:
-    """Return the area under a curve of rates at thresholds, of bools and predictions in [0, 1].
+    """Return the area under a curve of rates at thresholds, for bools and predictions in [0, 1].
 
     Args:
-        labels: The labels.
-        predictions: The predictions, of the same shape.
-        num_thresholds: How many thresholds there are.
-        curve: "ROC", the rate of true positives over that of false ones, or "PR", precision over
+        labels: Bools, or numbers that are converted to bools.
+        predictions: Numbers in [0, 1], in the shape of `labels`.
+        num_thresholds: Number of thresholds at equal distances.
+        curve: "ROC", the true positive rate over the false positive rate, or "PR", precision over
             recall.
         summation_method: "trapezoidal", "minoring" or "majoring"; of the curve "PR" also
             "careful_interpolation" (Davis & Goadrich 2006).
-        thresholds: Those between 0 and 1, instead of `num_thresholds` at equal distances.
+        thresholds: Optional. Thresholds between 0 and 1, instead of `num_thresholds`.
 
     Raises:
-        ValueError: The curve or the method is none of these.
+        ValueError: The curve or the method is unknown.
     """
     edge = 1e-7
     _check_curve(curve, summation_method)
@@ -337,7 +336,7 @@ def _check_curve(curve: str, summation_method: str) -> None:
 
 
 def _area_under(curve: str, summation_method: str, *counts: Tensor) -> Tensor:
-    """Return the area under a curve from the counts of `_KINDS` at all thresholds."""
+    """Return the area under a curve; `counts` has a tensor over thresholds per key of `_KINDS`."""
     true_pos, false_neg, true_neg, false_pos = counts
     if summation_method == "careful_interpolation":
         return _interpolated_area(true_pos, false_neg, false_pos)

@@ -1,7 +1,7 @@
 """`tf.contrib.layers`: layers, initial values, penalties and `optimize_loss`.
 
-All but `l2_regularizer` are those of `thalweg.tf.contrib.layers`. The first access to one of them
-imports `thalweg.tf`, which adds TensorFlow's names to torch's classes.
+All names but `l2_regularizer` come from `thalweg.tf.contrib.layers`. First access imports
+`thalweg.tf`, which adds TensorFlow's methods to torch's classes.
 """
 
 from __future__ import annotations

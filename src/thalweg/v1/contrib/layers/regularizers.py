@@ -12,19 +12,19 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 
 def l2_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:
-    """Return a function of weights that returns their penalty, scale sum(weights^2) / 2.
+    """Return a function that computes the penalty scale sum(weights^2) / 2 of a tensor.
 
     Args:
-        scale: A float, at least 0, so that the gradient is `scale` times the weights.
-        scope: Ignored, as names of operations are.
+        scale: A float of at least 0.
+        scope: Ignored.
 
     Returns:
-        A function of a tensor, symbolic or not, whose result has the tensor's dtype and shape ().
-        It returns None if `scale` is 0.
+        `penalty(weights)`, for eager or symbolic tensors, returns a tensor of shape () and of the
+        weights' dtype. It returns None if `scale` is 0.
 
     Raises:
-        TypeError: `scale` is no float.
-        ValueError: It is negative or no number.
+        TypeError: `scale` is not a float.
+        ValueError: `scale` is negative, infinite or NaN.
 
     Example:
         >>> import torch

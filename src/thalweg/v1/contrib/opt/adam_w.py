@@ -13,12 +13,12 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, AdamOptimizer):
 
         var <- var - weight_decay var, and then the step of `AdamOptimizer`
 
-    Both happen in one pass over memory. A sparse gradient decays the rows it names, and moves all
-    rows as `AdamOptimizer` does.
+    Decay and step are one fused pass. A sparse gradient decays only its rows, and moves all rows as
+    `AdamOptimizer` does.
 
     Args:
-        weight_decay: Share of a variable that a step takes away, whatever the learning rate. A
-            float, 0-d tensor, or callable without arguments.
+        weight_decay: Fraction of a variable subtracted in each step, not scaled by the learning
+            rate. A float, 0-d tensor, or callable without arguments.
         learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`.
 
     Differs from:

@@ -16,7 +16,7 @@ class AdaMaxOptimizer(AdamOptimizer):
         var <- var - learning_rate / (1 - beta1_power) m / (v + epsilon)
         beta1_power <- beta1_power beta1
 
-    A sparse gradient touches the rows it names, unlike that of `AdamOptimizer`.
+    A sparse gradient changes only its rows, unlike in `AdamOptimizer`.
 
     Args:
         learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`.

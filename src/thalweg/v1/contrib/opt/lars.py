@@ -33,25 +33,25 @@ class LARSOptimizer(RuleOptimizer):
         a <- momentum a + learning_rate ratio (g + weight_decay var);  var <- var - a
         use_nesterov: var <- var - (learning_rate ratio (g + weight_decay var) + momentum a)
 
-    The norms are those of the whole variable and its whole gradient, summed in float64. Variables
-    that `skip_list` names have the ratio 1 and no decay. A sparse gradient gives the step of
+    Norms are taken over a whole variable and its whole gradient, summed in float64. Variables named
+    in `skip_list` have the ratio 1 and no decay. A sparse gradient is applied as by
     `MomentumOptimizer`: no ratio, no decay, the learning rate outside of the velocity.
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        momentum: Share of the velocity that is kept; 0 or more. A float, tensor or callable.
-        weight_decay: The decay, a part of the gradient; 0 or more. A float, tensor or callable.
+        momentum: Decay rate of the velocity; 0 or more. A float, tensor or callable.
+        weight_decay: The decay, added to the gradient; 0 or more. A float, tensor or callable.
         eeta: Scales the ratio. A float, tensor or callable.
         epsilon: Added to the divisor of the ratio. A float, tensor or callable.
         name: Name of the optimizer.
-        skip_list: Optional. Strings; a variable whose name contains one of them is left out.
-        use_nesterov: Whether the step looks ahead along the velocity.
+        skip_list: Optional. Strings; a variable whose name contains a listed string is skipped.
+        use_nesterov: True for Nesterov momentum.
 
     Raises:
         ValueError: `momentum` or `weight_decay` is below 0.
 
     Differs from:
-        TensorFlow sums the squares in the variable's dtype, in an order of its own; it refuses
+        TensorFlow sums squares in the variable's dtype, in another order. It raises an error for
         callables with dense gradients.
 
     Reference: tf.contrib.opt.LARSOptimizer; https://arxiv.org/abs/1708.03888
@@ -101,10 +101,10 @@ class LARSOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Return the scalars of the rule for one group of variables, as numbers of type `dtype`.
+        """Return {name: scalar of `dtype`} for one group of variables.
 
-        `adaptive` is 1 for the group whose rate is scaled by the ratio of norms; the other groups
-        have 0, and no decay.
+        `adaptive` is 1 for variables scaled by the ratio of norms. Other groups have `adaptive` 0
+        and `weight_decay` 0.
         """
         # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
         # a Python float is rounded once; but not those of sparse gradients.

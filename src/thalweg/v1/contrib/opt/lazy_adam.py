@@ -1,4 +1,4 @@
-"""Adam without a step of untouched rows."""
+"""Adam that updates only the rows of a sparse gradient."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from thalweg.v1.train.adam import AdamOptimizer
 
 
 class LazyAdamOptimizer(AdamOptimizer):
-    """Adam whose sparse gradients touch the rows they name, and no others.
+    """Adam that updates only the rows of a sparse gradient.
 
-    A dense gradient gives the step of `AdamOptimizer`. A sparse one decays m and v of its own rows
-    and moves these: a step costs what the rows cost, not what the table costs. beta1_power and
-    beta2_power count all steps, so that a row seen late is corrected for bias as if it had been
-    there from the start.
+    A dense gradient is applied as by `AdamOptimizer`. A sparse gradient decays m and v of its rows
+    and moves these rows only. beta1_power and beta2_power count all steps, including steps in which
+    a row had no gradient.
 
     Args:
         learning_rate, beta1, beta2, epsilon, use_locking, name: As in `AdamOptimizer`.

@@ -13,15 +13,15 @@ class MomentumWOptimizer(DecoupledWeightDecayExtension, MomentumOptimizer):
 
         var <- var - weight_decay var, and then the step of `MomentumOptimizer`
 
-    Both happen in one pass over memory. A sparse gradient decays and moves the rows it names.
+    Decay and step are one fused pass. A sparse gradient decays and moves only its rows.
 
     Args:
-        weight_decay: Share of a variable that a step takes away, whatever the learning rate. A
-            float, 0-d tensor, or callable without arguments.
+        weight_decay: Fraction of a variable subtracted in each step, not scaled by the learning
+            rate. A float, 0-d tensor, or callable without arguments.
         learning_rate, momentum, use_locking, name, use_nesterov: As in `MomentumOptimizer`.
 
     Differs from:
-        torch.optim.SGD, whose weight_decay is a part of the gradient.
+        torch.optim.SGD adds its weight_decay to the gradient.
 
     Reference: tf.contrib.opt.MomentumWOptimizer; https://arxiv.org/abs/1711.05101
     """

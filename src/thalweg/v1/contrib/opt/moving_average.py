@@ -1,4 +1,4 @@
-"""An optimizer that keeps moving averages of what it trains."""
+"""An optimizer that keeps moving averages of the trained variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AVERAGES = "averages"
 
 
 class _Averages(ExponentialMovingAverage):
-    """Averages that are saved and restored between two steps of an optimizer."""
+    """Moving averages that are saved and restored between two steps of an optimizer."""
 
     def __init__(self, opt: Any, decay: object, num_updates: object) -> None:
         super().__init__(decay, num_updates)
@@ -42,19 +42,20 @@ class _Averages(ExponentialMovingAverage):
 
 
 class MovingAverageOptimizer(WrappingOptimizer):
-    """Takes the steps of another optimizer, and moves averages of the variables after them.
+    """Optimizer that runs another optimizer and then updates moving averages of the variables.
 
-    A step moves the averages of the variables that had a gradient; `average` finds them.
+    A step updates only averages of variables with a gradient; `average(var)` returns an average.
 
     Args:
-        opt: The optimizer.
-        average_decay: Share of the averages that is kept; see `train.ExponentialMovingAverage`.
-        num_updates: Optional. A number, or the variable that counts steps; see there.
-        sequential_update: Whether the averages are moved after the step. In graph mode False
-            leaves the order open; in eager mode there is only this order.
+        opt: The wrapped optimizer.
+        average_decay: Decay rate of the averages; see `train.ExponentialMovingAverage`.
+        num_updates: Optional. A number, or the variable that counts steps; see
+            `train.ExponentialMovingAverage`.
+        sequential_update: True to update averages after the step. False leaves the order undefined
+            in graph mode and has no effect in eager mode.
 
     Differs from:
-        TensorFlow, whose slots are reached through `opt` alone.
+        TensorFlow returns slots only through `opt`; here `get_slot` works on both.
 
     Example:
         >>> from thalweg import Variable
@@ -99,22 +100,19 @@ class MovingAverageOptimizer(WrappingOptimizer):
     def swapping_saver(
         self, var_list: object = None, name: str = "swapping_saver", **kwargs: Any
     ) -> Saver:
-        """Return a saver that exchanges the names of variables and of their averages in its
-        checkpoints.
+        """Return a `Saver` that swaps the names of variables and averages in checkpoints.
 
-        Another reader of such a checkpoint, such as a plain `Saver` of a graph without an
-        optimizer, restores the averages into the variables. The returned saver restores both into
-        their own variables.
+        A plain `Saver` of a graph without an optimizer thus restores the averages into the
+        variables. The returned saver restores variables and averages unswapped.
 
         Args:
-            var_list: As in `Saver`. A variable must be in it if its average is, and the other way
-                round.
-            name: As in `Saver`.
-            kwargs: Further arguments of `Saver`.
+            var_list: As in `Saver`. It must have both a variable and its average, or neither.
+            name, kwargs: As in `Saver`.
 
         Raises:
             RuntimeError: No averages exist in a graph yet.
-            ValueError: `var_list` has a variable without its average, or the other way round.
+            ValueError: `var_list` has a variable without its average, or an average without its
+                variable.
         """
         if not self._counterparts:
             raise FailedPreconditionError(
@@ -179,10 +177,10 @@ class MovingAverageOptimizer(WrappingOptimizer):
         global_step: object,
         name: str | None,
     ) -> None:
-        """Take the step of the wrapped optimizer in eager mode, then move the averages in place.
+        """Take an eager step of the wrapped optimizer, then update the averages in place.
 
-        Missing averages are allocated before the step. An error of the averages gets a note that
-        the step was taken.
+        Missing averages are allocated before the step. If the averages fail, the error gets a note
+        that the step was taken.
         """
         check_variables(variables)
         self._ema._settle()

@@ -1,4 +1,4 @@
-"""An optimizer that keeps the norms of variables below a bound."""
+"""An optimizer that bounds the norms of variables."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from thalweg.variable import name_of
 
 
 class VariableClippingOptimizer(WrappingOptimizer):
-    """Takes the steps of another optimizer, then shortens what has become too long.
+    """Optimizer that runs another optimizer, then scales variables down to a maximum norm.
 
         var <- var - (var - var max_norm / max(|var|, max_norm))
 
-    The norm is taken over some dimensions: over (1,) it is the norm of each row of a matrix. After
-    a sparse gradient only the rows it names are looked at, unless the norm is taken over
-    dimension 0. This bounds variables; it has nothing to do with clipping gradients.
+    The norm is taken over given dimensions: for a matrix, (1,) takes the norm of each row. After a
+    sparse gradient only its rows are clipped, unless the norm is taken over dimension 0. Gradients
+    are not clipped.
 
     Args:
-        opt: The optimizer.
-        vars_to_clip_dims: For each variable to clip, the dimensions its norm is taken over.
+        opt: The wrapped optimizer.
+        vars_to_clip_dims: {variable: dimensions of the norm} for variables to clip.
         max_norm: The bound; a number.
         use_locking: See `Optimizer`.
         colocate_clip_ops_with_vars: Accepted for compatibility.
         name: Name of the operation in graph mode.
 
     Raises:
-        InvalidArgumentError: A variable has no such dimension.
+        InvalidArgumentError: A variable lacks a dimension.
 
     Differs from:
-        TensorFlow, which takes the excess of a row away as often as a sparse gradient names it,
-        and so may turn it around. Sums of squares are in float64 here.
+        TensorFlow clips a row once per repeated index, and so may flip its sign. Sums of squares
+        are in float64 here.
 
     Example:
         >>> from thalweg import Variable
@@ -109,10 +109,10 @@ class VariableClippingOptimizer(WrappingOptimizer):
         return _graph.group(step, *operations, name=name or self._name)
 
     def _clip(self, updates: Sequence[tuple[object, Any, list[int], str]]) -> None:
-        """Clip variables in place, all of them or none.
+        """Clip variables in place, either all or none.
 
         Args:
-            updates: For each variable: gradient, variable, dimensions, and name for errors.
+            updates: (gradient, variable, dimensions, name for errors) tuples.
         """
         with self._turn_lock(), self._locked(), no_grad():
             atomic_section.run(
@@ -123,9 +123,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
             )
 
     def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
-        """Return an operation that clips `var` in each run, unless the run finds no gradient for
-        `var`.
-        """
+        """Return a graph operation that clips `var`, except in runs without a gradient."""
         variable = _graph.graph_variable_of(var)
         name = variable.name
 
@@ -138,10 +136,10 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
 
 def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
-    """Return the dimensions as non-negative numbers; unchanged if the rank of `var` is unknown.
+    """Return the dimensions as a list of numbers >= 0; unchanged if the rank of `var` is unknown.
 
     Raises:
-        InvalidArgumentError: `var` has no such dimension.
+        InvalidArgumentError: `var` lacks a dimension.
     """
     shape = _graph.handle_of(var).shape
     dim_list = list(dims)
@@ -160,10 +158,9 @@ def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
 def _clip_call(
     grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
 ) -> atomic_section.Call:
-    """Return a call that writes the clipped value into `var`; the value is computed now.
+    """Compute the clipped value and return a call that writes it into `var`.
 
-    After sparse gradients only the rows that `grad` names are clipped, unless `dims` has dimension
-    0.
+    After a sparse gradient only its rows are clipped, unless `dims` contains 0.
     """
     detached = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:

@@ -1,4 +1,4 @@
-"""Weight decay beside the step of an optimizer, not inside its gradients."""
+"""Decoupled weight decay for optimizers of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _DECAY_SCOPE: ContextVar[tuple[object, list[object] | None]] = ContextVar(
 
 
 class DecoupledWeightDecayExtension(Optimizer):
-    """Gives an optimizer decoupled weight decay; name it before that optimizer's class.
+    """Mixin that adds decoupled weight decay; list it before the optimizer's class.
 
         var <- var - weight_decay var, and then the optimizer's own step
 
-    A dense gradient decays the whole variable, a sparse one the rows it names, each once. The decay
-    is not multiplied by the learning rate: let both fall where one falls. Where the optimizer runs
-    a rule both happen in one pass over memory; LARS and NovoGrad, and a class with update hooks of
-    its own, find the variable decayed.
+    A dense gradient decays the whole variable. A sparse gradient decays each of its rows once. The
+    decay is not multiplied by the learning rate, so it needs a schedule, too, if the rate has one.
+    For most built-in optimizers decay and step are one fused pass. For LARS, NovoGrad and
+    optimizers with update hooks, the variable is decayed first.
 
     Args:
-        weight_decay: Share of a variable that a step takes away. A float, 0-d tensor, or callable
-            without arguments.
-        *args: For the optimizer.
-        **kwargs: For the optimizer.
+        weight_decay: Fraction of a variable subtracted in each step. A float, 0-d tensor, or
+            callable without arguments.
+        *args: Arguments of the optimizer.
+        **kwargs: Keyword arguments of the optimizer.
 
     Differs from:
-        TensorFlow, whose `minimize` forgets its `decay_var_list` and decays all variables, where
-        callables fail, and where rows are not decayed beside `GradientDescentOptimizer`.
+        TensorFlow's `minimize` ignores `decay_var_list` and decays all variables. There, callables
+        fail, and `GradientDescentOptimizer` does not decay rows.
 
     Example:
         >>> from thalweg import Variable
@@ -90,8 +90,8 @@ class DecoupledWeightDecayExtension(Optimizer):
         """Minimize a loss as `Optimizer.minimize` does, and decay variables.
 
         Args:
-            loss: As in `Optimizer.minimize`, like all arguments up to `grad_loss`.
-            decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
+            loss: This and all arguments up to `grad_loss` are as in `Optimizer.minimize`.
+            decay_var_list: Optional. Variables to decay; all variables if None or empty.
         """
         with self._while_decaying(decay_var_list):
             return super().minimize(
@@ -117,7 +117,7 @@ class DecoupledWeightDecayExtension(Optimizer):
 
         Args:
             grads_and_vars, global_step, name: As in `Optimizer.apply_gradients`.
-            decay_var_list: Optional. The variables that are decayed; all of them if None or empty.
+            decay_var_list: Optional. Variables to decay; all variables if None or empty.
         """
         optimizer, scope_variables = _DECAY_SCOPE.get()
         if decay_var_list is None and optimizer is self:
@@ -168,11 +168,10 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
-        """Return the scalar group of each variable; variables outside of `decay_var_list` are
-        `_Spared`.
+        """Return one group per variable, or None for a single group; a group shares scalars.
 
-        Without `decay_var_list` the groups are those of the extended optimizer; None means one
-        group for all variables.
+        Variables outside of `decay_var_list` have the group `_Spared`. Without `decay_var_list`,
+        return the groups of the extended optimizer.
         """
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         subset = values["decay_var_list"]
@@ -197,8 +196,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _apply_one(self, grad: Any, var: Any) -> Any:
         """Decay one variable, then call the extended optimizer's hook; return the hook's result.
 
-        Nothing is decayed here if the rule decays (`FUSED`), or if the variable is not in
-        `decay_var_list`.
+        Do not decay if the rule decays (`FUSED`) or `decay_var_list` excludes the variable.
         """
         values = self._values()
         subset = values["decay_var_list"] or [var]
@@ -222,21 +220,21 @@ class DecoupledWeightDecayExtension(Optimizer):
 
 @dataclass(frozen=True)
 class _Spared:
-    """The variables of a group that are not decayed."""
+    """Scalar group of variables that are not decayed."""
 
     group: Hashable
 
 
 @cache
 def extend_with_decoupled_weight_decay(base_optimizer: type[object]) -> type[Any]:
-    """Return the class of an optimizer that decays weights before each step of `base_optimizer`.
+    """Return a subclass of `base_optimizer` that decays weights before each step.
 
     Args:
         base_optimizer: A class derived from `Optimizer`.
 
     Returns:
         A class whose constructor takes `weight_decay` and then the arguments of `base_optimizer`;
-        see `DecoupledWeightDecayExtension`. The same one each time.
+        see `DecoupledWeightDecayExtension`. Repeated calls return the same class.
 
     Reference: tf.contrib.opt.extend_with_decoupled_weight_decay
     """

@@ -1,4 +1,4 @@
-"""Loss scales: factors of a loss that keep 16-bit gradients from vanishing."""
+"""Loss scales: factors of a loss that prevent 16-bit gradients from underflowing."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ class LossScale(Trackable, ABC):
 
     @abstractmethod
     def update(self, grads: object) -> tuple[Any, Any]:
-        """Change the scale according to the gradients of a step; a subclass defines how.
+        """Change the scale according to the gradients of a step; subclasses define this method.
 
         Args:
-            grads: Gradients, in nested lists; None counts as finite.
+            grads: Gradients in lists, which may be nested. None counts as finite.
 
         Returns:
-            A pair (operation that changes the scale, whether to apply the gradients). In eager mode
-            the first is None: the scale is changed already. The second is a bool or a bool tensor.
+            (operation, should_apply). The operation changes the scale; it is None in eager mode, as
+            the scale is already changed. `should_apply` is a bool or a bool tensor: True to apply
+            the gradients.
         """
 
     @abstractmethod
@@ -65,13 +66,13 @@ class LossScale(Trackable, ABC):
 
 
 class FixedLossScale(LossScale):
-    """A scale that stays what it is.
+    """Constant loss scale.
 
     Args:
         loss_scale_value: 1 or more.
 
     Raises:
-        ValueError: It is below 1.
+        ValueError: `loss_scale_value` is below 1.
 
     Reference: tf.train.experimental.FixedLossScale
     """
@@ -100,15 +101,15 @@ class FixedLossScale(LossScale):
 
 
 class DynamicLossScale(LossScale):
-    """A scale that shrinks where gradients are not finite, and grows where they have been for long.
+    """Loss scale that shrinks on infinite or NaN gradients and grows after many finite steps.
 
-        not finite:                  scale <- max(scale / multiplier, 1)
-        increment_period times so:   scale <- scale multiplier, unless that is infinite
+        not finite:                     scale <- max(scale / multiplier, 1)
+        increment_period finite steps:  scale <- scale multiplier, unless infinite
 
     Args:
-        initial_loss_scale: What it begins with.
-        increment_period: How many finite steps in a row raise it.
-        multiplier: By what.
+        initial_loss_scale: The initial scale.
+        increment_period: Number of finite steps in a row before the scale grows.
+        multiplier: Factor by which the scale grows or shrinks.
 
     Reference: tf.train.experimental.DynamicLossScale
     """
@@ -198,7 +199,7 @@ class DynamicLossScale(LossScale):
 
 
 def get(identifier: object) -> Any:
-    """Return the loss scale for a number, "dynamic" or a `LossScale`; None for None.
+    """Return a new loss scale for a number or "dynamic"; return a `LossScale` or None unchanged.
 
     Raises:
         ValueError: `identifier` is anything else, or a number below 1.

@@ -1,4 +1,4 @@
-"""`MixedPrecisionLossScaleOptimizer`: an optimizer that scales the loss around another one."""
+"""`MixedPrecisionLossScaleOptimizer`: an optimizer that wraps another and scales the loss."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from thalweg.variable import titles_of
 
 
 class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
-    """Multiplies the loss by a scale and the gradients by its reciprocal.
+    """Optimizer that multiplies the loss by a scale and divides the gradients by it.
 
-    A step whose gradients are not finite is left out, if the loss scale says so, as a
-    `DynamicLossScale` does; `global_step` stays as it is then.
+    With a `DynamicLossScale`, a step with infinite or NaN gradients is skipped, and `global_step`
+    does not change.
 
     Args:
         opt: The optimizer that updates the variables.
         loss_scale: A number, "dynamic", or a `LossScale`.
 
     Raises:
-        ValueError: `opt` is no optimizer, or `loss_scale` is none.
+        ValueError: `opt` is not an optimizer, or `loss_scale` is not a loss scale.
 
     Example:
         >>> from thalweg import Variable
@@ -66,7 +66,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> list[tuple[Any, Any]]:
-        """Return the gradients of the loss, computed from a scaled one; see `Optimizer`."""
+        """Return unscaled gradients, computed from the scaled loss; see `Optimizer`."""
 
         def scale_loss(loss_value: object) -> object:
             return loss_value * _cast_scale(self._loss_scale(), loss_value)
@@ -90,10 +90,9 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         arguments: StepArguments,
         transforms: GradientTransforms = NOTHING,
     ) -> None:
-        """Apply gradients in eager mode unless the loss scale decides against it, and change the
-        scale.
+        """Update the loss scale in eager mode, and apply the gradients if the scale allows it.
 
-        After an error before the commit the loss scale has its old value.
+        After an error before the commit, the loss scale is restored.
         """
         scale = self._loss_scale
         scale_weights = [_graph.resolve(var) for var in scale._weights.values()]
@@ -129,10 +128,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
-        """Return True if a device may decide, without the host, whether the step is taken.
+        """Return True if a device may decide, without the host, whether to skip the step.
 
-        That needs a `DynamicLossScale`, a wrapped optimizer that takes transforms, and a variable
-        outside of host memory.
+        This requires a `DynamicLossScale`, a wrapped optimizer that takes transforms, and a
+        variable outside of host memory.
         """
         is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_dynamic = type(self._loss_scale) is scales.DynamicLossScale
@@ -140,11 +139,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         return _graph.executing_eagerly() and is_direct and is_dynamic and on_device
 
     def _apply_in_graph(self, pairs: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
-        """Return the operation that changes the scale and applies the gradients if the scale allows
-        it.
+        """Return an operation that updates the scale and, if the scale allows it, the variables.
 
-        If the wrapped optimizer's hooks are called while the graph is built, the update is a branch
-        (`cond`) of the graph; otherwise a run calls `_apply`.
+        If the wrapped optimizer's hooks build graph operations, the update is a branch (`cond`) of
+        the graph. Otherwise a run calls `_apply`.
         """
         if self._opt.takes_transforms() and not self._opt._is_recorded():
             return super()._apply_in_graph(pairs, global_step, name)

@@ -1,1 +1,1 @@
-"""Sessions that save, count and stop by hooks."""
+"""Sessions with hooks that save, log and stop."""

@@ -1,4 +1,4 @@
-"""Hooks that watch values, stop a training, or feed it, and their timer."""
+"""Session hooks that log values, stop or wait, run final operations, or feed; and a timer."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from thalweg.variable import to_tensor
 
 
 class SecondOrStepTimer:
-    """Triggers at the first step, and then every so many steps or seconds.
+    """Timer that is due at the first step, and then every `every_steps` or `every_secs`.
 
     Args:
-        every_secs: The seconds.
-        every_steps: The steps; exactly one of the two.
+        every_secs: Seconds between two triggers.
+        every_steps: Steps between two triggers. Exactly one argument must be given.
 
     Raises:
-        ValueError: None is given, or both are, or the seconds are NaN.
-        TypeError: The seconds are no number.
+        ValueError: Neither argument or both are given, or `every_secs` is NaN.
+        TypeError: `every_secs` is not a number.
 
     Reference: tf.train.SecondOrStepTimer
     """
@@ -57,10 +57,10 @@ class SecondOrStepTimer:
         self._last_trigger = None
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Return True if the hook is due at `step`.
+        """Return True if the timer is due at `step`.
 
-        It is due at the first call, and again `every_steps` or `every_secs` after the last trigger,
-        but never twice at the same step.
+        It is due before the first trigger, and `every_steps` or `every_secs` after the last
+        trigger. It is not due again at the step of the last trigger.
         """
         if self._last_trigger is None:
             return True
@@ -75,7 +75,7 @@ class SecondOrStepTimer:
         """Record a trigger at `step` and at the present time.
 
         Returns:
-            (seconds, steps) since the previous trigger; (None, None) for the first one.
+            (seconds, steps) since the previous trigger; (None, None) at the first trigger.
         """
         previous_trigger, self._last_trigger = self._last_trigger, (step, time.time())
         if previous_trigger is None:
@@ -100,14 +100,14 @@ _LOG_INTERVAL = 1000
 
 
 class NanLossDuringTrainingError(ThalwegError, RuntimeError):
-    """The loss has become NaN."""
+    """The loss is NaN."""
 
     def __str__(self) -> str:
         return "NaN loss during training."
 
 
 class GlobalStepHook(SessionRunHook):
-    """Base class of hooks that fetch the global step as it is before each run."""
+    """Base class of hooks that fetch the global step's value before each run."""
 
     # The tensor of the global step, once `begin` was called.
     _step: object = None
@@ -118,7 +118,7 @@ class GlobalStepHook(SessionRunHook):
         self._steps_per_run = steps_per_run
 
     def begin(self) -> None:
-        """Find the global step of the default graph.
+        """Store a tensor that reads the default graph's global step.
 
         Raises:
             RuntimeError: The graph has no global step.
@@ -134,18 +134,18 @@ class GlobalStepHook(SessionRunHook):
 
 
 class LoggingTensorHook(SessionRunHook):
-    """Logs values, at level INFO of the logger "thalweg", from time to time or at the end.
+    """Hook that logs tensors at intervals or at the end, by the logger "thalweg" at level INFO.
 
     Args:
-        tensors: What to log: tensors or their names, in a list, or in a dict by how they are to be
-            called.
-        every_n_iter: Optional. After how many runs; the first one is logged.
-        every_n_secs: Optional. After how many seconds.
-        at_end: Whether they are logged at the end, too.
-        formatter: Optional. Makes the text of a dict of values.
+        tensors: A list of tensors or names of tensors, or a dict {label: tensor or name}.
+        every_n_iter: Optional. Runs between two logs; the first run is logged.
+        every_n_secs: Optional. Seconds between two logs.
+        at_end: True to log at the end, too.
+        formatter: Optional. `formatter({label: value})` returns the text.
 
     Raises:
-        ValueError: Both intervals are given, or nothing, or `every_n_iter` is not positive.
+        ValueError: Both intervals are given, no interval and no `at_end` is given, or
+            `every_n_iter` is not positive.
 
     Reference: tf.train.LoggingTensorHook
     """
@@ -203,9 +203,10 @@ class LoggingTensorHook(SessionRunHook):
             self._log_values(session.run(self._current))
 
     def _log_values(self, values: dict[object, object]) -> None:
-        """Log {tag: value} at level INFO, formatted by `formatter` if there is one.
+        """Log {tag: value} at level INFO, by `formatter` if there is one.
 
-        With a timer the text has the seconds since the last log, and the timer is set to this run.
+        With a timer, record a trigger at this run. Text not from `formatter` then ends with the
+        seconds since the last log.
         """
         seconds = None
         if self._timer is not None:
@@ -219,14 +220,14 @@ class LoggingTensorHook(SessionRunHook):
 
 
 class StopAtStepHook(GlobalStepHook):
-    """Requests a stop at a global step.
+    """Hook that requests a stop at a global step.
 
     Args:
-        num_steps: After how many steps from where the session begins; or
-        last_step: at which step.
+        num_steps: Number of steps from the start of the session.
+        last_step: Global step of the stop. Exactly one argument must be given.
 
     Raises:
-        ValueError: None is given, or both are.
+        ValueError: Neither argument or both are given.
 
     Reference: tf.train.StopAtStepHook
     """
@@ -253,11 +254,11 @@ class StopAtStepHook(GlobalStepHook):
 
 
 class NanTensorHook(SessionRunHook):
-    """Ends a training whose loss has become NaN.
+    """Hook that stops when the loss is NaN.
 
     Args:
         loss_tensor: The loss, a scalar.
-        fail_on_nan_loss: Whether that is an error; otherwise a stop is requested.
+        fail_on_nan_loss: True to raise an error; False to request a stop.
 
     Reference: tf.train.NanTensorHook
     """
@@ -286,11 +287,11 @@ class NanTensorHook(SessionRunHook):
 
 
 class FinalOpsHook(SessionRunHook):
-    """Runs something at the end.
+    """Hook that runs operations or evaluates tensors at the end of a session.
 
     Args:
-        final_ops: What to run, as in `Session.run`.
-        final_ops_feed_dict: Optional. What to feed.
+        final_ops: Operations or tensors, as in `Session.run`.
+        final_ops_feed_dict: Optional. {placeholder: value}.
 
     Reference: tf.train.FinalOpsHook
     """
@@ -306,7 +307,10 @@ class FinalOpsHook(SessionRunHook):
         return self._final_ops_values
 
     def end(self, session: Any) -> None:
-        """Run `final_ops` and store their values; log a warning if an input has ended."""
+        """Run `final_ops` and store their values in `final_ops_values`.
+
+        If an input has ended, log a warning and raise its error.
+        """
         if self._final_ops is None:
             return
         try:
@@ -320,10 +324,12 @@ class FinalOpsHook(SessionRunHook):
 
 
 class GlobalStepWaiterHook(GlobalStepHook):
-    """Waits in the first run until the global step, which other threads raise, is high enough.
+    """Hook that waits in the first run until the global step reaches `wait_until_step`.
+
+    Other threads increment the global step.
 
     Args:
-        wait_until_step: The step.
+        wait_until_step: The global step to wait for.
 
     Reference: tf.train.GlobalStepWaiterHook
     """
@@ -338,7 +344,7 @@ class GlobalStepWaiterHook(GlobalStepHook):
         super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> None:
-        """Wait until the global step is high enough."""
+        """Wait in the first run until the global step is at least `wait_until_step`."""
         if self._finished_waiting or self._wait_until_step <= 0:
             return
         _LOG.info("Waiting for global step %d before starting training.", self._wait_until_step)
@@ -352,10 +358,10 @@ class GlobalStepWaiterHook(GlobalStepHook):
 
 
 class FeedFnHook(SessionRunHook):
-    """Feeds each run with what a function returns.
+    """Hook that feeds each run with the result of a function.
 
     Args:
-        feed_fn: A function without arguments; it returns a dict as `Session.run` takes it.
+        feed_fn: `feed_fn()` returns a feed dict {placeholder: value}.
 
     Reference: tf.train.FeedFnHook
     """

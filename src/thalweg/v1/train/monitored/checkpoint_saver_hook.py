@@ -1,4 +1,4 @@
-"""`CheckpointSaverHook`: checkpoints in the course of a training."""
+"""`CheckpointSaverHook`: saves checkpoints during training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class CheckpointSaverListener:
-    """Base class of callbacks around each save of a `CheckpointSaverHook`; override the methods
-    needed.
+    """Base class of callbacks before and after each save of a `CheckpointSaverHook`.
 
     Reference: tf.train.CheckpointSaverListener
     """
@@ -37,21 +36,21 @@ class CheckpointSaverListener:
 
 
 class CheckpointSaverHook(GlobalStepHook):
-    """Saves checkpoints: at the start, every so many steps or seconds, and at the end.
+    """Hook that saves checkpoints at the start, at intervals, and at the end.
 
     Args:
         checkpoint_dir: The folder.
-        save_secs: The seconds; or
-        save_steps: the steps.
+        save_secs: Seconds between two checkpoints.
+        save_steps: Steps between two checkpoints. Exactly one interval must be given.
         saver: Optional. The saver.
-        checkpoint_basename: The beginning of the names of the files.
-        scaffold: Optional. The scaffold that has the saver. Without either, the saver is the one of
-            the collection SAVERS.
-        listeners: Optional. What is called around each save.
-        save_graph_def: Ignored: no graph is written.
+        checkpoint_basename: Prefix of the files' names.
+        scaffold: Optional. A scaffold, whose saver is used. Without `saver` and `scaffold`, the
+            saver of the collection SAVERS is used.
+        listeners: Optional. Objects whose methods are called around each save.
+        save_graph_def: Ignored.
 
     Raises:
-        ValueError: A saver and a scaffold are given, or both intervals, or none.
+        ValueError: Both a saver and a scaffold are given, or not exactly one interval.
 
     Reference: tf.train.CheckpointSaverHook
     """
@@ -118,11 +117,10 @@ class CheckpointSaverHook(GlobalStepHook):
         return any(answers)
 
     def _saver_for(self, session: Any) -> Any:
-        """Return the saver that was given, the scaffold's, or the only one of the collection
-        SAVERS.
+        """Return the saver of the constructor, of the scaffold, or of the collection SAVERS.
 
         Raises:
-            FailedPreconditionError: The collection has none or several.
+            FailedPreconditionError: The collection does not have exactly one saver.
         """
         if self._saver is None and self._scaffold is not None:
             return self._scaffold.saver
@@ -137,10 +135,10 @@ class CheckpointSaverHook(GlobalStepHook):
 
 
 def the_saver(graph: Any) -> Any:
-    """Return the saver in a graph's collection SAVERS, or None.
+    """Return the only saver in a graph's collection SAVERS, or None if it is empty.
 
     Raises:
-        RuntimeError: There are several.
+        RuntimeError: The collection has several savers.
     """
     savers = graph.get_collection(GraphKeys.SAVERS)
     if len(savers) > 1:

@@ -1,4 +1,4 @@
-"""`MonitoredSession`: a session with hooks, which begins with the newest checkpoint."""
+"""`MonitoredSession`: a session with hooks, initialized from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CALLER = "caller"
 
 
 class StepContext:
-    """Argument of the function that `run_step_fn` calls.
+    """Argument of a `step_fn`, which `MonitoredSession.run_step_fn` calls.
 
     Args:
-        session: The session itself, whose runs call no hooks.
-        run_with_hooks: Runs with hooks.
+        session: The inner session, whose runs do not call hooks.
+        run_with_hooks: `run_with_hooks(fetches)` runs and calls hooks.
     """
 
     def __init__(self, session: Session, run_with_hooks: Callable[..., object]) -> None:
@@ -55,20 +55,20 @@ class StepContext:
 
 
 class MonitoredSession:
-    """A session that calls hooks: use it in a `with` block, and run until `should_stop()`.
+    """Session that calls hooks: use it in a `with` block, and run until `should_stop()`.
 
-    Hooks begin, the default graph is completed by the scaffold and finalized, the session is made,
-    threads of queue runners are started, and hooks are told of the session. The block may end with
-    StopIteration, as Python's iterators do, which goes no further. At the end hooks are told,
-    unless there is an error, threads are joined, and the session is closed.
+    The constructor calls `begin` of the hooks, finalizes the default graph, creates the session,
+    starts threads of queue runners and calls `after_create_session`. The `with` block suppresses
+    StopIteration and OutOfRangeError. At its end `end` of the hooks is called, unless an error was
+    raised; threads are joined, and the session is closed.
 
     Args:
-        session_creator: Optional. Makes the session; by default a `ChiefSessionCreator`.
-        hooks: Optional. What is called, in this order.
-        stop_grace_period_secs: How long threads may go on at the end.
+        session_creator: Optional. Creates the session; by default a `ChiefSessionCreator`.
+        hooks: Optional. Hooks, called in order.
+        stop_grace_period_secs: Seconds to wait for threads at the end.
 
     Differs from:
-        TensorFlow, where it makes a new session when a server is lost; here there is none to lose.
+        TensorFlow creates a new session after the loss of a server; here there are no servers.
 
     Reference: tf.train.MonitoredSession
     """
@@ -124,9 +124,9 @@ class MonitoredSession:
         """Run fetches as `Session.run` does, together with the fetches of hooks.
 
         Raises:
-            RuntimeError: The session is closed, a stop has been requested, or two feed the same.
-            BaseException: The error with which one of the session's threads has failed, where the
-                run fails, too.
+            RuntimeError: The session is closed, a stop was requested, or a tensor is fed twice.
+            BaseException: If the run fails and a thread of the session failed before, the thread's
+                error.
         """
         session = self._require_session()
         if self._stop_requested:
@@ -150,15 +150,15 @@ class MonitoredSession:
     def _call_before_run(
         self, context: SessionRunContext, fetches_by_hook: dict[object, object], feed_dict: Any
     ) -> object:
-        """Call `before_run` of all hooks, and return the feeds of the hooks and of the caller.
+        """Call `before_run` of all hooks; return a dict of the hooks' and the caller's feeds.
 
         Args:
             context: The context of the run.
-            fetches_by_hook: Receives the fetches of each hook, in place.
+            fetches_by_hook: {hook: fetches}; extended in place.
             feed_dict: The caller's feeds, or None.
 
         Raises:
-            FailedPreconditionError: The same tensor is fed twice.
+            FailedPreconditionError: A tensor is fed twice.
         """
         feeds: dict[Any, Any] = {}
         for hook in self._hooks:
@@ -173,13 +173,15 @@ class MonitoredSession:
         return {**feeds, **(feed_dict or {})}
 
     def run_step_fn(self, step_fn: Callable[..., object]) -> Any:
-        """Call a function that decides which of its runs call hooks; return its result.
+        """Call `step_fn(step_context)` and return its result.
+
+        Runs of `step_context.run_with_hooks` call hooks; runs of `step_context.session` do not.
 
         Args:
-            step_fn: Takes one argument called `step_context`, a `StepContext`.
+            step_fn: A function of one argument named `step_context`, a `StepContext`.
 
         Raises:
-            ValueError: `step_fn` takes other arguments.
+            ValueError: `step_fn` has other arguments.
             StopIteration: `step_fn` called `step_context.request_stop()`.
         """
         names = tuple(inspect.signature(step_fn).parameters)
@@ -195,7 +197,7 @@ class MonitoredSession:
         """Return True if a stop was requested or the session is closed.
 
         Raises:
-            BaseException: The error with which one of the session's threads has failed.
+            BaseException: The error of a failed thread of the session.
         """
         if self._session is None:
             return True
@@ -221,7 +223,7 @@ class MonitoredSession:
     ) -> bool:
         """Close the session; call `end` of the hooks unless the block raised an error.
 
-        Returns True, which ends the exception, for OutOfRangeError and StopIteration.
+        Return True, and so suppress the exception, for OutOfRangeError and StopIteration.
         """
         is_good = kind is None or issubclass(kind, (OutOfRangeError, StopIteration))
         self._end_session(calls_hooks=is_good)
@@ -233,10 +235,9 @@ class MonitoredSession:
         return self._session
 
     def _end_session(self, calls_hooks: bool) -> None:
-        """Call `end` of the hooks if `calls_hooks`, then close the session and unfinalize the
-        graph.
+        """Call `end` of the hooks if `calls_hooks`, then close the session.
 
-        The graph stays finalized if it was when the `MonitoredSession` was made.
+        The graph is unfinalized if the constructor finalized it.
         """
         session = self._require_session()
         try:
@@ -265,7 +266,7 @@ class MonitoredSession:
 
 
 class SingularMonitoredSession(MonitoredSession):
-    """A `MonitoredSession` that takes the arguments of `ChiefSessionCreator`.
+    """`MonitoredSession` with the arguments of `ChiefSessionCreator`.
 
     Args:
         hooks: Optional. As in `MonitoredSession`.

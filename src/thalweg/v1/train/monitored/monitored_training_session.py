@@ -1,4 +1,4 @@
-"""`MonitoredTrainingSession`: a session with the hooks that trainings usually have."""
+"""`MonitoredTrainingSession`: a session with the usual hooks of a training."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ def MonitoredTrainingSession(
     summary_dir: Path | None = None,
     save_graph_def: bool = True,
 ) -> MonitoredSession:
-    """Return a `MonitoredSession` for training, with the usual hooks.
+    """Return a `MonitoredSession` with hooks for checkpoints, summaries and the step rate.
 
     Args:
-        master: Ignored, as is `config`.
-        is_chief: Only True.
-        checkpoint_dir: Optional. The folder of checkpoints: the newest is restored, and new ones
-            are saved. With `torch.distributed`, give it on rank 0 alone.
-        scaffold: Optional. What a session needs.
-        hooks: Optional. Hooks, called after the usual ones.
-        chief_only_hooks: Optional. Hooks, called before the usual ones.
-        save_checkpoint_secs: The seconds between two checkpoints; by default 600, unless steps are
-            given. 0 or None for no checkpoints.
-        save_summaries_steps: Where there is a folder, the steps between two summaries; by default
-            100, unless seconds are given. 0 or None for none.
-        save_summaries_secs: The seconds between two summaries, in place of the steps.
+        master: Ignored, like `config`.
+        is_chief: Must be True.
+        checkpoint_dir: Optional. The folder of checkpoints. The newest checkpoint is restored, and
+            new checkpoints are saved. With `torch.distributed`, pass it on rank 0 only.
+        scaffold: Optional. A `Scaffold` with the operations that prepare the session.
+        hooks: Optional. Further hooks, called last.
+        chief_only_hooks: Optional. Further hooks, called first.
+        save_checkpoint_secs: Seconds between two checkpoints; 600 by default, unless
+            `save_checkpoint_steps` is given. 0 or None saves no checkpoints.
+        save_summaries_steps: Steps between two summaries; 100 by default, unless
+            `save_summaries_secs` is given. 0 or None, or no folder, saves no summaries.
+        save_summaries_secs: Seconds between two summaries.
         stop_grace_period_secs: As in `MonitoredSession`.
-        log_step_count_steps: Where there is a folder, after how many steps the rate is logged.
+        log_step_count_steps: Steps between two logs of the step rate; needs a folder.
         max_wait_secs: Ignored.
-        save_checkpoint_steps: The steps between two checkpoints, in place of the seconds.
+        save_checkpoint_steps: Steps between two checkpoints.
         summary_dir: Optional. The folder of summaries; by default `checkpoint_dir`.
         save_graph_def: Ignored.
 
     Raises:
-        ValueError: It is no chief.
-        RuntimeError: There are checkpoints to be saved, and the graph has no global step.
+        ValueError: `is_chief` is False.
+        RuntimeError: The graph has no global step, and checkpoints are saved.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""`Scaffold`: what a session needs before a training begins in it."""
+"""`Scaffold`: operations that prepare a session for training."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from thalweg.v1.train.saving.saver import Saver
 
 
 class Scaffold:
-    """Operations that prepare a session, and a saver; what is not given is made by `finalize`.
+    """Operations that prepare a session, and a saver; `finalize` creates missing ones.
 
     Args:
-        init_op: Optional. Initializes the variables where no checkpoint is restored; by default all
-            global variables.
-        init_feed_dict: Optional. What `init_op` is fed.
-        init_fn: Optional. Called with the scaffold and the session after `init_op`.
-        ready_op: Optional. Gives the names of what is not ready yet; by default of the global and
-            local variables that are not initialized.
-        ready_for_local_init_op: Optional. The same before `local_init_op`; by default of the global
+        init_op: Optional. Operation that initializes variables if no checkpoint is restored; by
+            default all global variables.
+        init_feed_dict: Optional. Feeds of `init_op`.
+        init_fn: Optional. `init_fn(scaffold, session)` is called after `init_op`.
+        ready_op: Optional. Returns the names of uninitialized variables; by default of global and
+            local variables. An empty result means ready.
+        ready_for_local_init_op: Optional. Like `ready_op`, but run before `local_init_op`; by
+            default for global variables.
+        local_init_op: Optional. Initializes variables not in checkpoints; by default all local
             variables.
-        local_init_op: Optional. Initializes what checkpoints do not have; by default all local
+        summary_op: Optional. Returns the summaries; by default of the collection SUMMARIES.
+        saver: Optional. By default the saver of the collection SAVERS, or a new saver of all
             variables.
-        summary_op: Optional. Gives the summaries; by default those of the collection SUMMARIES.
-        saver: Optional. By default that of the collection SAVERS, or one of all variables.
-        copy_from_scaffold: Optional. A scaffold that has what is not given here.
-        local_init_feed_dict: Optional. What `local_init_op` is fed.
+        copy_from_scaffold: Optional. A scaffold whose attributes replace missing arguments.
+        local_init_feed_dict: Optional. Feeds of `local_init_op`.
 
     Attributes:
         init_op, init_feed_dict, ready_op, ready_for_local_init_op, local_init_op, summary_op,
-            saver, local_init_feed_dict: As given or made; `summary_op` is None if there are no
-            summaries.
-        init_fn: The function given, of the session alone, or None.
+            saver, local_init_feed_dict: The arguments, or None before `finalize` creates them.
+            `summary_op` remains None without summaries.
+        init_fn: None, or a function `init_fn(session)`.
 
     Reference: tf.train.Scaffold
     """
@@ -76,8 +77,9 @@ class Scaffold:
                 setattr(self, name, getattr(source, name))
 
     def finalize(self) -> Scaffold:
-        """Set the attributes that are None, from collections of the default graph or new, and
-        finalize it.
+        """Take or create attributes that are None, and finalize the default graph.
+
+        An attribute is taken from a graph collection, or created if the collection is empty.
 
         Returns:
             The scaffold itself.
@@ -112,12 +114,12 @@ class Scaffold:
     def get_or_default(
         arg_name: str, collection_key: str, default_constructor: Callable[[], object]
     ) -> Any:
-        """Return the item of a collection of the default graph, or make one and add it.
+        """Return the item of a collection of the default graph; if empty, create and add an item.
 
         Args:
-            arg_name: The constructor's argument that selects an item, for the error.
+            arg_name: Name of the constructor's argument that selects an item, for the error.
             collection_key: The collection.
-            default_constructor: Makes the item if the collection is empty.
+            default_constructor: `default_constructor()` returns the new item; None is not added.
 
         Raises:
             RuntimeError: The collection has several items.

@@ -1,4 +1,4 @@
-"""Sessions whose variables have values, from a checkpoint or anew, and their factories."""
+"""Factories of sessions, which restore a checkpoint or initialize the variables."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from thalweg.v1.train.saving.checkpoint_management import Path, get_checkpoint_s
 
 
 class SessionManager:
-    """Makes sessions that are ready for training.
+    """Factory of sessions that are ready for training.
 
     Args:
-        local_init_op: Optional. Is run in each new session, once `ready_for_local_init_op` gives
-            no names.
-        ready_op: Optional. A session is ready if it gives no names.
-        ready_for_local_init_op: Optional. See there.
-        graph: By default the default graph.
-        recovery_wait_secs: How long to wait between two looks for a checkpoint.
+        local_init_op: Optional. Run in each new session if `ready_for_local_init_op` returns no
+            names.
+        ready_op: Optional. Returns names of uninitialized variables. A session is ready without
+            names.
+        ready_for_local_init_op: Optional. Like `ready_op`, but for `local_init_op`.
+        graph: The graph; None selects the default graph.
+        recovery_wait_secs: Seconds between two searches for a checkpoint.
         local_init_run_options: Ignored.
-        local_init_feed_dict: Optional. What `local_init_op` is fed.
+        local_init_feed_dict: Optional. Feeds of `local_init_op`.
 
     Raises:
-        InvalidArgumentError: There is a `ready_for_local_init_op` alone.
+        InvalidArgumentError: `ready_for_local_init_op` is given without `local_init_op`.
 
     Reference: tf.train.SessionManager
     """
@@ -72,23 +73,24 @@ class SessionManager:
         init_feed_dict: object = None,
         init_fn: Callable[[Any], object] | None = None,
     ) -> Session:
-        """Return a session with the values of a checkpoint, or else initialized.
+        """Return a new session, restored from a checkpoint or else initialized.
 
         Args:
-            master: Ignored, as is `config`.
+            master: Ignored, like `config`.
             init_op: Optional. Initializes the variables if there is no checkpoint.
             saver: Optional. Restores the checkpoint.
-            checkpoint_dir: Optional. The folder of checkpoints, of which the newest is taken; or
-            checkpoint_filename_with_path: a checkpoint's prefix.
-            wait_for_checkpoint: Whether to wait for a checkpoint in the folder.
-            max_wait_secs: How long.
-            init_feed_dict: Optional. What `init_op` is fed.
-            init_fn: Optional. Called with the session after `init_op`.
+            checkpoint_dir: Optional. A folder, whose newest checkpoint is restored.
+            checkpoint_filename_with_path: Optional. The prefix of a checkpoint, instead of a
+                folder.
+            wait_for_checkpoint: True to wait for a checkpoint in the folder.
+            max_wait_secs: Maximum wait in seconds.
+            init_feed_dict: Optional. Feeds of `init_op`.
+            init_fn: Optional. `init_fn(session)` is called after `init_op`.
 
         Raises:
-            RuntimeError: The variables are not all initialized in the end, or nothing is given that
-                would do it.
-            ValueError: Both ways to a checkpoint are given.
+            RuntimeError: Variables remain uninitialized, or there is neither a checkpoint nor a way
+                to initialize.
+            ValueError: Both a folder and a prefix are given.
         """
         session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
@@ -128,12 +130,12 @@ class SessionManager:
         max_wait_secs: float = 7200,
         config: object = None,
     ) -> tuple[Session, bool]:
-        """Return a session with the values of a checkpoint if there is one; see `prepare_session`.
+        """Return a new session, restored from a checkpoint if it exists; see `prepare_session`.
 
-        `local_init_op` is run in either case.
+        `local_init_op` is run in both cases.
 
         Returns:
-            The session, and whether a checkpoint has made it ready.
+            (session, ready). `ready` is True if a checkpoint was restored and the session is ready.
         """
         session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
@@ -153,19 +155,19 @@ class SessionManager:
     ) -> tuple[Session, bool]:
         """Return a new session, and True if a checkpoint was restored into it.
 
-        The flag is False, and the session has no values, without `saver`, without both `directory`
-        and `prefix`, and if `directory` has no file `checkpoint` in time. An error of the
-        restoration closes the session.
+        Return False with an empty session if `saver` is None, if neither `directory` nor `prefix`
+        is given, or if `directory` has no file `checkpoint` in time. If the restoration fails,
+        close the session and raise.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
-            directory: The folder whose newest checkpoint is restored, or None. The saver then also
-                takes over the list of older checkpoints in it.
+            directory: The folder whose newest checkpoint is restored, or None. The saver also takes
+                over the folder's list of older checkpoints.
             prefix: The prefix of a checkpoint, or None.
             may_wait: True to wait up to `seconds` for the file `checkpoint`; False to look once.
 
         Raises:
-            InvalidArgumentError: Both `directory` and `prefix` are given, with a saver or without.
+            InvalidArgumentError: Both `directory` and `prefix` are given.
         """
         if directory and prefix:
             raise InvalidArgumentError(
@@ -192,7 +194,7 @@ class SessionManager:
     def _wait_for_state(self, directory: Path, seconds: float) -> Any:
         """Wait until a folder has a file `checkpoint`; return its `CheckpointState`.
 
-        None is returned if there is no such file after `seconds`.
+        Return None if the file does not exist after `seconds`.
         """
         check_seconds("max_wait_secs", seconds)
         end = time.monotonic() + wait_seconds(seconds)
@@ -206,9 +208,7 @@ class SessionManager:
     def _initialize_locally(self, session: Session) -> str | None:
         """Run `local_init_op` if `ready_for_local_init_op` allows it.
 
-        Returns:
-            None if the operation was run or does not exist; otherwise the reason why the session is
-            not ready.
+        Return None if the operation was run or does not exist, else the reason as text.
         """
         if self._local_init_op is None:
             return None
@@ -219,7 +219,7 @@ class SessionManager:
 
 
 def _explain_not_ready(session: Session, op: object) -> str | None:
-    """Return why a session is not ready, or None if it is.
+    """Run `op` in a session; return None if the session is ready, else the reason as text.
 
     Args:
         session: The session.
@@ -243,7 +243,7 @@ def _as_text(name: object) -> str:
 
 
 class SessionCreator(ABC):
-    """Makes a session.
+    """Interface of factories of sessions.
 
     Reference: tf.train.SessionCreator
     """
@@ -254,13 +254,13 @@ class SessionCreator(ABC):
 
 
 class ChiefSessionCreator(SessionCreator):
-    """Makes a session from a checkpoint, if there is one, or initializes it.
+    """Factory of a session that is restored from a checkpoint, or else initialized.
 
     Args:
-        scaffold: Optional. What a session needs.
-        master: Ignored, as is `config`.
-        checkpoint_dir: Optional. The folder of checkpoints, of which the newest is restored; or
-        checkpoint_filename_with_path: the prefix of a checkpoint.
+        scaffold: Optional. A `Scaffold` with the operations that prepare the session.
+        master: Ignored, like `config`.
+        checkpoint_dir: Optional. A folder, whose newest checkpoint is restored.
+        checkpoint_filename_with_path: Optional. The prefix of a checkpoint, instead of a folder.
 
     Reference: tf.train.ChiefSessionCreator
     """
@@ -278,10 +278,10 @@ class ChiefSessionCreator(SessionCreator):
         self._checkpoint_filename_with_path = checkpoint_filename_with_path
 
     def create_session(self) -> Session:
-        """Finalize the default graph, and make a session of it.
+        """Finalize the default graph, and return a new session that is ready.
 
         Raises:
-            RuntimeError: The scaffold does not make it ready.
+            RuntimeError: The scaffold's operations do not initialize all variables.
             ValueError, NotFoundError, OSError: The checkpoint cannot be restored.
         """
         scaffold = self._scaffold.finalize()

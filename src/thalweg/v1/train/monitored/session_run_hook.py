@@ -1,4 +1,4 @@
-"""`SessionRunHook`: what is called around the life of a session, and what it is given."""
+"""`SessionRunHook`: base class of callbacks of a session, and the callbacks' arguments."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class SessionRunContext:
     """Context of one run of a `MonitoredSession`, for hooks.
 
     Args:
-        original_args: The caller's fetches and feeds, without those of hooks.
-        session: The session in which it runs, where hooks may run more.
+        original_args: The caller's fetches and feeds only, without fetches of hooks.
+        session: The session; hooks may call its `run`.
     """
 
     def __init__(self, original_args: SessionRunArgs, session: object) -> None:
@@ -69,11 +69,11 @@ class SessionRunContext:
 
 
 class SessionRunHook:
-    """Base class of hooks; override what is needed.
+    """Base class of session hooks, whose methods do nothing unless overridden.
 
-    A `MonitoredSession` calls `begin` when the graph is built, `after_create_session` when the
-    session is there, `before_run` and `after_run` around each run and `end` before the session is
-    closed, unless that is because of an error.
+    A `MonitoredSession` calls `begin` before the graph is finalized and `after_create_session`
+    once. It calls `before_run` and `after_run` around each run. It calls `end` before it is closed,
+    but not after an error.
 
     Example:
         >>> from thalweg import v1

@@ -1,4 +1,4 @@
-"""Hooks that write summaries, or the rate of steps, every so many steps or seconds."""
+"""Session hooks that write summaries or the step rate at intervals."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ _WARNING_INTERVAL = 20
 
 
 class StepCounterHook(GlobalStepHook):
-    """Logs the steps per second, at level INFO of the logger "thalweg".
+    """Hook that logs the steps per second, by the logger "thalweg" at level INFO.
 
     Args:
-        every_n_steps: After how many steps; or
-        every_n_secs: after how many seconds.
-        output_dir: Optional. A folder to which "global_step/sec" is written, if TensorBoard is
-            installed.
-        summary_writer: Optional. A `tf.summary.FileWriter`, or one of `torch.utils.tensorboard`, to
-            which it is written in place of the folder.
+        every_n_steps: Steps between two logs.
+        every_n_secs: Seconds between two logs. Exactly one interval must be given.
+        output_dir: Optional. A folder for summaries "global_step/sec"; needs TensorBoard.
+        summary_writer: Optional. A `tf.summary.FileWriter` or a writer of
+            `torch.utils.tensorboard`, used instead of `output_dir`.
 
     Raises:
-        ValueError: Both intervals are given, or none.
+        ValueError: Both intervals are given, or neither.
 
     Reference: tf.train.StepCounterHook
     """
@@ -68,7 +67,7 @@ class StepCounterHook(GlobalStepHook):
             self._summary_writer = FileWriterCache.get(self._output_dir)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Log the rate if it is time."""
+        """Log the step rate if the timer is due; warn if the global step does not change."""
         step_before_run = int(run_values.results)
         if self._timer.should_trigger_for_step(step_before_run + self._steps_per_run):
             step = int(run_context.session.run(self._step))
@@ -85,7 +84,7 @@ class StepCounterHook(GlobalStepHook):
         _LOG.info("%s: %g", tag, rate)
 
     def _warn_if_stuck(self, step: int) -> None:
-        """Log a warning each time the global step has not changed for another 20 runs."""
+        """Log a warning after each 20 successive runs without a change of the global step."""
         self._stuck_runs = self._stuck_runs + 1 if step == self._previous_step else 0
         self._previous_step = step
         if self._stuck_runs and self._stuck_runs % _WARNING_INTERVAL == 0:
@@ -99,19 +98,19 @@ class StepCounterHook(GlobalStepHook):
 
 
 class SummarySaverHook(GlobalStepHook):
-    """Writes summaries in the first run, and then every so many steps or seconds.
+    """Hook that writes summaries in the first run and then at intervals.
 
     Args:
-        save_steps: The steps; or
-        save_secs: the seconds.
-        output_dir: Optional. The folder to write to.
-        summary_writer: Optional. A `tf.summary.FileWriter` in place of a folder. Without either
-            nothing is written.
-        scaffold: A scaffold, whose `summary_op` is written; or
-        summary_op: what is written: a summary operation, or a list of them.
+        save_steps: Steps between two summaries.
+        save_secs: Seconds between two summaries. Exactly one interval must be given.
+        output_dir: Optional. Folder of the summaries.
+        summary_writer: Optional. A `tf.summary.FileWriter` instead of a folder. Without folder and
+            writer, nothing is written.
+        scaffold: A scaffold, whose `summary_op` is run.
+        summary_op: A summary operation or a list of operations, instead of `scaffold`.
 
     Raises:
-        ValueError: A scaffold and an operation are given, or none; or both intervals, or none.
+        ValueError: Not exactly one of `scaffold` and `summary_op`, or not exactly one interval.
 
     Reference: tf.train.SummarySaverHook
     """
@@ -168,8 +167,7 @@ class SummarySaverHook(GlobalStepHook):
         return summary_op if isinstance(summary_op, list | tuple) else [summary_op]
 
     def _write_summaries(self, summaries: Sequence[bytes], step: int) -> None:
-        """Write summaries with the given writer, or with that of the folder; do nothing without
-        either.
+        """Write summaries with the writer or to the folder; do nothing if neither is given.
 
         The first call also writes the start of the session.
         """

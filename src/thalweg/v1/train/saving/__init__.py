@@ -1,1 +1,1 @@
-"""Savers, checkpoints of objects, and the files that both read and write."""
+"""Savers, checkpoints of objects, and their files."""

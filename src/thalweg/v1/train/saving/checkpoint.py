@@ -1,4 +1,4 @@
-"""`Checkpoint`: objects in files, and back, by the names that lead to them."""
+"""`Checkpoint`: saves objects to files and restores them, matched by attribute names."""
 
 from __future__ import annotations
 
@@ -42,35 +42,34 @@ _COUNTER = "save_counter"
 
 
 class Checkpoint(Trackable):
-    """A group of objects that is saved and restored: variables, modules, optimizers.
+    """Group of objects to save and restore: variables, modules, optimizers.
 
-    A value is found again by the names that lead to it from here, as "optimizer/iter", and a slot
-    by its variable, its optimizer and its own name; names of variables do not matter. `save`
-    writes `ckpt-1.safetensors`, then `ckpt-2.safetensors`, in a format of this library, every
-    tensor with a checksum. `restore` reads these, and what TensorFlow's Checkpoint wrote.
+    A value is matched by its path of attribute names, such as "optimizer/iter". A slot is matched
+    by its variable, its optimizer and the slot's name. Names of variables do not matter. `save`
+    writes `ckpt-1.safetensors`, then `ckpt-2.safetensors`, with a checksum per tensor. `restore`
+    reads these files and checkpoints of TensorFlow's `Checkpoint`.
 
-    What there is when `restore` is called takes its values at once, all of them or none. A value
-    whose object does not exist yet waits, and is checked and taken when that is made: a slot by the
-    first step that needs it, or when somebody asks for slots; an attribute of a Checkpoint when it
-    is set. If it does not fit, that step is refused before it changes anything.
+    `restore` sets the values of all existing objects, or none. Values of missing objects are kept
+    until the object is created: a slot by the first step, an attribute of a `Checkpoint` when it is
+    set. If a kept value does not fit, that step raises and changes nothing.
 
-    In graph mode `restore` finds the variables, and the status it returns gives a session their
-    values, by `run_restore_ops` or `initialize_or_restore`; `save` takes those of a session.
-    Variables that an optimizer makes later begin with what was restored for them, in every session
-    that initializes them. Each graph, like eager mode, has its own variables of an optimizer.
+    In graph mode, `restore` returns a status, whose `run_restore_ops` or `initialize_or_restore`
+    load the values into a session. `save` reads the values from a session. Variables that an
+    optimizer creates later have restored values as initial values. An optimizer has separate
+    variables in each graph and in eager mode.
 
     Args:
-        root: Optional. An object whose children are saved as if they were set here.
-        **objects: Objects by name, as attributes. Those that are set later are saved, too, unless
-            their names begin with "_".
+        root: Optional. An object whose children are saved like attributes of the `Checkpoint`.
+        **objects: Objects to set as attributes. Attributes set later are saved, too, unless their
+            names begin with "_".
 
     Raises:
-        InvalidTypeError: Something is nothing that can be saved, as a number.
+        InvalidTypeError: An object cannot be saved, such as a Python number.
 
     Differs from:
-        TensorFlow: lists and dicts are no wrappers, so what is added to them after a restore is
-        not restored; Python numbers are refused in them, too. In graph mode `save_counter` is a
-        variable of eager mode, which no session has to initialize.
+        TensorFlow wraps lists and dicts. Here they are not wrapped: elements added after a restore
+        are not restored, and Python numbers in them raise errors. In graph mode, `save_counter` is
+        an eager variable, which no session must initialize.
 
     Example:
         >>> import tempfile
@@ -141,18 +140,18 @@ class Checkpoint(Trackable):
 
     @untraced
     def save(self, file_prefix: Path, session: object = None, options: object = None) -> str:
-        """Save everything under the next number, and name it in the folder's file `checkpoint`.
+        """Save all objects under the next number, and record it in the folder's file `checkpoint`.
 
         Args:
-            file_prefix: What the path begins with: "run7/ckpt" for "run7/ckpt-1.safetensors".
-            session: In graph mode the session whose values are saved, by default the default one.
+            file_prefix: Beginning of the path: "run7/ckpt" for "run7/ckpt-1.safetensors".
+            session: In graph mode, the session with the values; None selects the default session.
             options: Accepted for compatibility.
 
         Returns:
             The path without ".safetensors", for `restore`.
 
         Raises:
-            As `write`. The number is not used up then.
+            The errors of `write`. The number is not used up then.
         """
         with self._lock:
             with count_save(self) as counter:
@@ -162,12 +161,10 @@ class Checkpoint(Trackable):
 
     @untraced
     def write(self, file_prefix: Path, session: object = None, options: object = None) -> str:
-        """Save all tracked objects to the given path.
-
-        All values are of one moment: no optimizer takes a step meanwhile, in any thread.
+        """Save all objects to a path; optimizers in other threads wait meanwhile.
 
         Args:
-            file_prefix: The path, with ".safetensors" or without.
+            file_prefix: The path, with or without ".safetensors".
             session: As in `save`.
             options: Accepted for compatibility.
 
@@ -176,8 +173,8 @@ class Checkpoint(Trackable):
 
         Raises:
             InvalidTypeError: An object cannot be saved; the message names it.
-            InvalidArgumentError: There are variables of a graph, and no session.
-            FailedPreconditionError: A variable of the graph is not initialized.
+            InvalidArgumentError: There are graph variables, but no session.
+            FailedPreconditionError: A graph variable is not initialized.
             CheckpointWriteError: The file could not be written; an existing file is intact.
         """
         path = os.fspath(file_prefix).removesuffix(ENDING)
@@ -188,23 +185,21 @@ class Checkpoint(Trackable):
     def restore(
         self, save_path: Path | None, options: object = None
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
-        """Restore what `save` saved; see the class.
+        """Restore a checkpoint of `save`; see the class. Nothing changes on an error.
 
         Args:
-            save_path: What `save` returned, or the path of a checkpoint of TensorFlow's without
-                ".index". None restores nothing, so that `latest_checkpoint` may find nothing.
+            save_path: A path that `save` returned, or the path of TensorFlow's checkpoint without
+                ".index". None, as from `latest_checkpoint`, restores nothing.
             options: Accepted for compatibility.
 
         Returns:
-            What has been restored and what waits.
+            A status of the restored values and of values that wait for objects.
 
         Raises:
-            MissingFileError: There is no such checkpoint.
-            DataLossError: It is damaged.
-            CheckpointMismatchError: Shapes or dtypes of what there is differ.
-            UnsupportedCheckpointError: It says nothing of objects.
-
-        Nothing has changed then.
+            MissingFileError: The checkpoint does not exist.
+            DataLossError: The file is damaged.
+            CheckpointMismatchError: Shapes or dtypes of existing objects differ.
+            UnsupportedCheckpointError: The file has no object graph.
         """
         status = self.read(save_path)
         self._maybe_create_save_counter()
@@ -214,7 +209,7 @@ class Checkpoint(Trackable):
     def read(
         self, save_path: Path | None, options: object = None
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
-        """Restore what `write` saved; as `restore`, without `save_counter`."""
+        """Restore a checkpoint of `write`; like `restore`, but without `save_counter`."""
         if save_path is None:
             return InitializationOnlyStatus(lambda: self._members_in(self._choose_graph()))
         path = os.fspath(save_path).removesuffix(files.ENDING)
@@ -228,7 +223,7 @@ class Checkpoint(Trackable):
     def _choose_graph(self, session: Any = None) -> object:
         """Return the graph whose variables are saved or restored; None in eager mode.
 
-        It is the session's graph, the default graph, or the only graph of the objects.
+        This is the session's graph, the default graph, or the only graph of the objects.
 
         Raises:
             InvalidArgumentError: The objects belong to several graphs.
@@ -249,7 +244,7 @@ class Checkpoint(Trackable):
             return members_of(self, graph)
 
     def _snapshot(self, session: object = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
-        """Return the object graph and copies of all values by tensor name."""
+        """Return (object graph, {tensor name: copy of the value}); all values are of one moment."""
         graph = self._choose_graph(session)
         keepers = optimizers_in(self._members_in(graph))
         # No optimizer takes a step between two copies, so all values are of one moment.
@@ -276,7 +271,7 @@ class Checkpoint(Trackable):
 def count_save(checkpoint: Checkpoint) -> Iterator[Variable]:
     """Return a context manager that adds 1 to `save_counter`, and subtracts it after an error.
 
-    Yields the counter.
+    The context manager yields the counter.
     """
     counter = checkpoint.save_counter
     counter.assign_add(1)

@@ -1,4 +1,4 @@
-"""Lists of checkpoints: the file `checkpoint` in their folder, and their own files."""
+"""Lists of checkpoints: the file `checkpoint` of a folder, and checkpoints' files."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ def generate_checkpoint_state_proto(
     all_model_checkpoint_timestamps: Sequence[float] | None = None,
     last_preserved_timestamp: float | None = None,
 ) -> CheckpointState:
-    """Return the content of the file `checkpoint` of a folder.
+    """Return the content for a file `checkpoint`, which lists the checkpoints of a folder.
 
     Args:
         save_dir: The folder.
-        model_checkpoint_path: The prefix of the newest checkpoint. If neither it nor the folder is
-            absolute, it is made relative to the folder, and so are the prefixes that follow.
-        all_model_checkpoint_paths: Optional. The prefixes of all checkpoints that are kept, the
-            oldest first; the newest is added if it is not the last.
-        all_model_checkpoint_timestamps: Optional. The time of each, in seconds since 1970.
-        last_preserved_timestamp: Optional. The time of the last one that is never deleted.
+        model_checkpoint_path: The prefix of the newest checkpoint. If the folder is a relative
+            path, relative prefixes become relative to the folder.
+        all_model_checkpoint_paths: Optional. The prefixes of all kept checkpoints, oldest first.
+            The newest is appended if it is not the last.
+        all_model_checkpoint_timestamps: Optional. The time of each checkpoint, in seconds since
+            1970.
+        last_preserved_timestamp: Optional. The time of the newest checkpoint that is never deleted.
 
     Raises:
-        ValueError: There are not as many times as checkpoints.
+        ValueError: The numbers of times and checkpoints differ.
     """
     paths = list(all_model_checkpoint_paths or ())
     if not paths or paths[-1] != model_checkpoint_path:
@@ -77,17 +78,18 @@ def update_checkpoint_state(
 ) -> None:
     """Write the file `checkpoint` of a folder; see `generate_checkpoint_state_proto`.
 
-    A crash leaves the file that was there, or the new one. Paths in it are relative to the folder,
-    so that this may be moved.
+    The write is atomic. Paths in the file are relative to the folder, which may be moved.
 
     Args:
-        save_dir, model_checkpoint_path, all_model_checkpoint_paths: See there.
+        save_dir, model_checkpoint_path, all_model_checkpoint_paths: As in
+            `generate_checkpoint_state_proto`.
         latest_filename: Optional. Another name for the file.
-        all_model_checkpoint_timestamps, last_preserved_timestamp: See there.
+        all_model_checkpoint_timestamps, last_preserved_timestamp: As in
+            `generate_checkpoint_state_proto`.
 
     Raises:
-        RuntimeError: A checkpoint is called as the file.
-        ValueError: See there.
+        RuntimeError: A checkpoint has the name of the file.
+        ValueError: The numbers of times and checkpoints differ.
         UnsafeCheckpointError: A checkpoint is outside of the folder.
         CheckpointWriteError: The file cannot be written.
     """
@@ -115,11 +117,9 @@ def update_checkpoint_state(
 def get_checkpoint_state(
     checkpoint_dir: Path, latest_filename: str | None = None
 ) -> CheckpointState | None:
-    """Return the content of the file `checkpoint` of a folder, with paths that begin with the
-    folder.
+    """Return the content of a folder's file `checkpoint`, or None if the file does not exist.
 
-    Returns:
-        None if there is no such file.
+    Paths in the result begin with the folder.
 
     Raises:
         ValueError: The file names no checkpoint.
@@ -127,8 +127,7 @@ def get_checkpoint_state(
         UnsafeCheckpointError: A path leads out of the folder.
 
     Differs from:
-        TensorFlow, which treats a damaged file as a missing one, so that a training that continues
-        from there starts anew.
+        TensorFlow treats a damaged file as missing, so a continued training starts anew.
     """
     directory = os.fspath(checkpoint_dir)
     state = read_state(directory, STATE if latest_filename is None else latest_filename)
@@ -138,15 +137,15 @@ def get_checkpoint_state(
 
 
 def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
-    """Return the prefix of the newest checkpoint of a folder, as its file `checkpoint` records.
+    """Return the prefix of a folder's newest checkpoint, read from the file `checkpoint`.
 
     Args:
         checkpoint_dir: The folder.
         latest_filename: Optional. Another name of the file `checkpoint`.
 
     Returns:
-        The prefix, which begins with the folder; None if the file `checkpoint` does not exist. None
-        and a logged error if the files of the recorded checkpoint do not exist.
+        The prefix, which begins with the folder. None if the file `checkpoint` does not exist.
+        None, after logging an error, if the checkpoint's files do not exist.
 
     Raises:
         ValueError: The file names no checkpoint.
@@ -168,14 +167,14 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], object] | None = None,
 ) -> Iterator[str]:
-    """Yield the prefix of the newest checkpoint of a folder whenever a new one appears.
+    """Yield the prefix of a folder's newest checkpoint whenever a new checkpoint appears.
 
     Args:
         checkpoint_dir: The folder; it may not exist yet.
-        min_interval_secs: The least number of seconds between two results.
+        min_interval_secs: Minimum number of seconds between two results.
         timeout: Optional. Seconds to wait for a checkpoint.
-        timeout_fn: Optional. Called after each timeout; the iteration continues if the result is
-            false. Without it the first timeout ends the iteration.
+        timeout_fn: Optional. `timeout_fn()` is called after each timeout; a false result continues
+            the iteration. Without it, the first timeout ends the iteration.
 
     Raises:
         ValueError, DataLossError, UnsafeCheckpointError: See `get_checkpoint_state`.
@@ -193,7 +192,7 @@ def checkpoints_iterator(
 
 
 def _wait_for_another(directory: Path, previous: str | None, timeout: float | None) -> str | None:
-    """Wait for a newest checkpoint other than `previous` and return it; None after the timeout."""
+    """Wait for a newest checkpoint other than `previous`; return it, or None after the timeout."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         newest = latest_checkpoint(directory)
@@ -212,8 +211,9 @@ def checkpoint_exists(checkpoint_prefix: Path) -> bool:
 
 
 def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
-    """Return the times at which checkpoints were written, in seconds since 1970, without missing
-    ones.
+    """Return the modification times of existing checkpoints, in seconds since 1970.
+
+    Missing checkpoints have no entry.
     """
     times: list[float] = []
     for prefix in [os.fspath(checkpoint_prefix) for checkpoint_prefix in checkpoint_prefixes]:
@@ -227,13 +227,13 @@ def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
 def remove_checkpoint(
     checkpoint_prefix: Path, checkpoint_format_version: int = 2, meta_graph_suffix: str = "meta"
 ) -> None:
-    """Delete the existing files of a checkpoint, in this library's format or in TensorFlow's.
+    """Delete the files of a checkpoint of this library or of TensorFlow; skip missing files.
 
     Args:
         checkpoint_prefix: The prefix.
-        checkpoint_format_version: 1 for TensorFlow's format before 0.12, one file whose name is
-            the prefix.
-        meta_graph_suffix: What the file with TensorFlow's graph has after the prefix.
+        checkpoint_format_version: 1 for TensorFlow's format before 0.12, a file named like the
+            prefix.
+        meta_graph_suffix: Suffix of the file with TensorFlow's graph.
 
     Raises:
         OSError: A file cannot be deleted.

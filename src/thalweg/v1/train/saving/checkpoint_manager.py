@@ -1,4 +1,4 @@
-"""`CheckpointManager`: the newest checkpoints of a folder, and which older ones are kept."""
+"""`CheckpointManager`: numbered checkpoints in a folder, and deletion of old checkpoints."""
 
 from __future__ import annotations
 
@@ -28,22 +28,26 @@ _CLOCK_WARNING = (
 
 
 class CheckpointManager:
-    """Saves a `Checkpoint` to a folder and deletes old ones; another process goes on with it.
+    """Manager that saves a `Checkpoint` repeatedly to a folder and deletes old files.
+
+    A later process continues with the folder's list of checkpoints.
 
     Args:
         checkpoint: The `Checkpoint`.
-        directory: The folder; made by the first save.
-        max_to_keep: How many of the newest are kept; None for all.
-        keep_checkpoint_every_n_hours: Optional. One that would be deleted is kept for good if the
-            last of that kind is so many hours older.
-        checkpoint_name: What the files' names begin with.
+        directory: The folder; created by the first save.
+        max_to_keep: Number of newest checkpoints to keep; None keeps all.
+        keep_checkpoint_every_n_hours: Optional. Keep one checkpoint per this number of hours
+            forever.
+        checkpoint_name: Beginning of the files' names.
         step_counter: Optional. A variable that counts steps.
-        checkpoint_interval: Optional. `save` does nothing before so many steps have been counted
-            since the last time.
-        init_fn: Optional. Called by `restore_or_initialize` where there is nothing to restore.
+        checkpoint_interval: Optional. Minimum number of steps between two saves; `save` does
+            nothing before.
+        init_fn: Optional. `restore_or_initialize` calls `init_fn()` if the folder has no
+            checkpoint.
 
     Raises:
-        ValueError: max_to_keep is not positive, or there is an interval without a counter.
+        ValueError: `max_to_keep` is not positive, or `checkpoint_interval` is given without
+            `step_counter`.
 
     Example:
         >>> import tempfile
@@ -126,20 +130,19 @@ class CheckpointManager:
     def save(
         self, checkpoint_number: object = None, check_interval: bool = True, options: object = None
     ) -> str | None:
-        """Save a checkpoint, record it as the newest, and delete the oldest ones beyond
-        `max_to_keep`.
+        """Save a checkpoint, record it as the newest, and delete checkpoints beyond `max_to_keep`.
 
         Args:
-            checkpoint_number: Optional. The number in the name: a number or an integer variable. By
-                default the Checkpoint's `save_counter`, which is raised in any case.
-            check_interval: True if nothing is saved before `checkpoint_interval` steps have passed.
+            checkpoint_number: Optional. An integer or integer variable for the file's name. The
+                default is the `Checkpoint`'s `save_counter`, which is raised in any case.
+            check_interval: True to save nothing before `checkpoint_interval` steps have passed.
             options: Accepted for compatibility.
 
         Returns:
             The path of the checkpoint; None if the interval has not passed.
 
         Raises:
-            As `Checkpoint.write`.
+            The errors of `Checkpoint.write`.
         """
         step = None if self._step_counter is None else _read_count(self._step_counter)
         if check_interval and self._is_early(step):
@@ -177,10 +180,10 @@ class CheckpointManager:
         """Restore the newest checkpoint, or call `init_fn` if there is none.
 
         Returns:
-            The path of what was restored, or None.
+            The path of the restored checkpoint, or None.
 
         Raises:
-            As `Checkpoint.restore`.
+            The errors of `Checkpoint.restore`.
         """
         if self._latest is not None:
             self._checkpoint.restore(self._latest)
@@ -193,7 +196,7 @@ class CheckpointManager:
 
 
 def _read_count(counter: Any) -> int:
-    """Return the value of a variable, or a number itself."""
+    """Return an integer or the value of a variable as an int."""
     if not is_symbolic(counter):
         return int(counter)
     session = get_default_session()

@@ -1,4 +1,4 @@
-"""Reader of checkpoints in this library's format and in TensorFlow's, and checks of values."""
+"""Reader of checkpoints of this library and of TensorFlow, and checks of values."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ INDEX = ".index"
 
 
 class CheckpointReader:
-    """Names, shapes and dtypes of a checkpoint, read at once, and values, read when asked for.
+    """Reader of a checkpoint: the constructor reads names, shapes and dtypes, methods read values.
 
     Args:
-        filename: The checkpoint's prefix, such as "run7/model.ckpt-5": our file is called so with
-            ".safetensors" after it, TensorFlow's with ".index" and ".data-00000-of-00001". Files
-            that TensorFlow wrote before 1.0 are called as the prefix.
+        filename: The checkpoint's prefix, such as "run7/model.ckpt-5". This library's file has
+            ".safetensors" after the prefix. TensorFlow's files have ".index" and
+            ".data-00000-of-00001"; before 1.0, the file has the prefix as name.
 
     Raises:
-        NotFoundError: There is no such checkpoint.
-        OSError: It is damaged, is something else, or cannot be read.
-        UnsafeCheckpointError, UnsupportedCheckpointError: It is not read.
+        NotFoundError: The checkpoint does not exist.
+        OSError: The file is damaged, is not a checkpoint, or cannot be read.
+        UnsafeCheckpointError, UnsupportedCheckpointError: The checkpoint is of an unsafe or
+            unsupported kind.
 
     Reference: tf.train.NewCheckpointReader
     """
@@ -87,11 +88,10 @@ class CheckpointReader:
         return tensor_str in self._entries
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """Return the value of a name as a NumPy array or scalar; as a torch tensor if NumPy lacks
-        the dtype.
+        """Return a value as a NumPy array or scalar; as a torch tensor if NumPy lacks the dtype.
 
         Raises:
-            NotFoundError: The checkpoint has no such name.
+            NotFoundError: The checkpoint has no value named `tensor_str`.
             OSError: The value is damaged.
         """
         if tensor_str not in self._entries:
@@ -117,7 +117,7 @@ class CheckpointReader:
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Return {name: tensor} for names of the checkpoint; checksums are verified.
+        """Read values of the checkpoint; return {name: tensor}. Checksums are verified.
 
         Raises:
             OSError: A value is damaged, or the file was replaced since the reader was made.
@@ -156,13 +156,13 @@ def fitting_values(
     variables: Mapping[str, GraphVariable],
     reshape: bool = False,
 ) -> dict[GraphVariable, Tensor]:
-    """Return {variable: value of a checkpoint}, in the variables' shapes.
+    """Read values from a checkpoint; return {variable: value of the variable's shape}.
 
     Args:
         reader: The reader of the checkpoint.
         prefix: The prefix of the checkpoint, for errors.
-        variables: Variables by their names in the checkpoint.
-        reshape: True if a value with as many elements takes the variable's shape.
+        variables: {name in the checkpoint: variable}.
+        reshape: True to reshape values with equal numbers of elements to the variable's shape.
 
     Raises:
         NotFoundError: Names are not in the checkpoint.
@@ -200,7 +200,7 @@ def fitting_values(
 def _describe_misfit(
     variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
 ) -> str | None:
-    """Return why a value does not fit its variable, or None."""
+    """Return why a saved shape and dtype do not fit a variable, or None if both fit."""
     expected, info = variable.shape, variable._save_slice_info
     is_full = info is not None and tuple(shape) == tuple(info.full_shape)
     if not (is_full or expected.accepts(shape) or (reshape and _has_as_many(expected, shape))):

@@ -1,4 +1,4 @@
-"""Access to values of checkpoints, and variables that are initialized from them."""
+"""Functions that read values of checkpoints, and initialize variables from checkpoints."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ __all__ = ["init_from_checkpoint", "list_variables", "load_checkpoint", "load_va
 
 
 def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
-    """Return a reader of a checkpoint.
+    """Return a new reader of a checkpoint.
 
     Args:
-        ckpt_dir_or_file: Its prefix, or a folder, of which it is the newest one.
+        ckpt_dir_or_file: The checkpoint's prefix, or a folder, whose newest checkpoint is read.
 
     Raises:
-        ValueError: No checkpoint is known in the folder.
-        NotFoundError: There is no checkpoint with that prefix.
-        OSError: It is damaged, or cannot be read.
+        ValueError: The folder has no checkpoint.
+        NotFoundError: No checkpoint has the prefix.
+        OSError: The checkpoint is damaged, or cannot be read.
     """
     return CheckpointReader(_resolve_prefix(ckpt_dir_or_file))
 
 
 def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
-    """Return the names in a checkpoint, sorted, each with the shape of its tensor; see
-    `load_checkpoint`.
+    """Return a sorted list of (name, shape) of a checkpoint's values; see `load_checkpoint`.
 
     Example:
         >>> import tempfile
@@ -65,7 +64,7 @@ def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
         name: The name of the value; it may end with ":0".
 
     Raises:
-        NotFoundError: There is no value of that name.
+        NotFoundError: The checkpoint has no value named `name`.
         ValueError, OSError: As in `load_checkpoint`.
     """
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name.removesuffix(":0"))
@@ -74,30 +73,30 @@ def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
 def init_from_checkpoint(
     ckpt_dir_or_file: Path, assignment_map: Mapping[str, object] | Iterable[tuple[str, object]]
 ) -> None:
-    """Set the initial values of variables of the default graph to values of a checkpoint.
+    """Set initial values of the default graph's variables to values of a checkpoint.
 
-    Initializing operations that are created after this call read the values when they run.
-    `assignment_map` has entries of two kinds:
+    Initializing operations created after this call read the checkpoint when they run.
+    `assignment_map` has two kinds of entries:
 
     * `{"name": variable}`, or the name of the variable: the initial value is the checkpoint's value
-      of that name. A partitioned variable, or a list of its parts, gets the parts of the value.
-    * `{"scope/": "other/"}`: each variable below `other` gets the value below `scope` that has the
-      same relative name. "/" is the outermost scope.
+      of that name. A partitioned variable, or a list of parts, gets slices of the value.
+    * `{"scope/": "other/"}`: a variable "other/x" gets the value "scope/x". "/" is the outermost
+      scope.
 
-    A scope has the variables of `get_variable`, the trainable variables, and those that stand for
-    parameters and buffers of modules.
+    A scope contains variables of `get_variable`, trainable variables, and parameters and buffers of
+    modules used in the graph.
 
     Args:
         ckpt_dir_or_file: As in `load_checkpoint`.
         assignment_map: A dict, or pairs if several variables get one value.
 
     Raises:
-        ValueError: There is no checkpoint, a name is not in it, a variable is not in the graph, or
-            shapes differ. Nothing has changed.
+        ValueError: The checkpoint does not exist or lacks a name, a variable is not in the graph,
+            or shapes differ. Nothing was changed.
         TypeError: Dtypes differ.
 
     Differs from:
-        TensorFlow, which finds variables by name only if `get_variable` made them.
+        TensorFlow finds variables by name only if `get_variable` created them.
     """
     prefix = _resolve_prefix(ckpt_dir_or_file)
     reader = CheckpointReader(prefix)
@@ -127,7 +126,7 @@ def init_from_checkpoint(
 
 
 def _resolve_prefix(ckpt_dir_or_file: Path) -> str:
-    """Return the prefix of a checkpoint: the argument itself, or the newest one in a folder.
+    """Return the prefix of a folder's newest checkpoint, or a path that is not a folder unchanged.
 
     Raises:
         InvalidArgumentError: The folder has no checkpoint.
@@ -144,13 +143,13 @@ def _resolve_prefix(ckpt_dir_or_file: Path) -> str:
 
 
 def _find_variables(target: Any) -> list[GraphVariable]:
-    """Return the variables that an entry of `assignment_map` names: [] for the name of a scope.
+    """Return the variables of a target of `assignment_map`; [] for the name of a scope.
 
     Args:
         target: A variable, a partitioned variable, a list of parts, or a name.
 
     Raises:
-        InvalidTypeError: `target` is something else.
+        InvalidTypeError: `target` has another type.
     """
     if isinstance(target, str):
         graph = get_default_graph()
@@ -179,7 +178,7 @@ def _match_scope(
         scope: The scope in the checkpoint, ending with "/".
         target: The scope in the graph, ending with "/".
         prefix: The prefix of the checkpoint, for errors.
-        shapes: The names of the checkpoint, as keys.
+        shapes: {name in the checkpoint: shape}.
 
     Raises:
         InvalidArgumentError: A scope does not end with "/", or a name is not in the checkpoint.
@@ -211,7 +210,7 @@ def _match_scope(
 
 
 def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: object) -> None:
-    """Raise if a value of a checkpoint does not fit its variable.
+    """Raise unless the shape and dtype of a saved value fit a variable.
 
     Raises:
         InvalidArgumentError: The shapes differ.

@@ -1,4 +1,4 @@
-"""Variables that a `Saver` saves, by their names in a checkpoint, and its session and step."""
+"""Variables that a `Saver` saves, their names in a checkpoint, and values from a session."""
 
 from __future__ import annotations
 
@@ -41,16 +41,15 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
     """Return a new dict {name in a checkpoint: graph variable}, sorted by name.
 
     Args:
-        var_list: A list, tuple or set of variables, each saved under its name in the graph; or a
-            dict {name: variable}. A torch parameter or buffer is replaced by its graph variable,
-            and a partitioned variable by its parts, whose names end with "/part_" and a number from
-            0.
+        var_list: A list, tuple or set of variables, saved under their names in the graph; or a dict
+            {name: variable}. A torch parameter or buffer is replaced by its graph variable. A
+            partitioned variable is replaced by its parts, named "<name>/part_0" and so on.
 
     Raises:
-        InvalidTypeError: `var_list` has another type, a member is no variable, or a key is no
+        InvalidTypeError: `var_list` has another type, a member is not a variable, or a key is not a
             string.
-        InvalidArgumentError: A list has two variables of the same name, or one variable twice; a
-            dict has one variable under two names; or the variables belong to several graphs.
+        InvalidArgumentError: A list has two variables of one name or a variable twice; a dict has a
+            variable under two names; or the variables belong to several graphs.
     """
     if isinstance(var_list, Mapping):
         variables_by_name = _name_mapped(var_list)
@@ -100,13 +99,13 @@ def _split_partitioned(candidate: object) -> list[Any]:
 def join_parts(
     variables: Mapping[str, GraphVariable], values: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """Return {name: value} with the parts of a partitioned variable concatenated to one value.
+    """Return {name: value}, with the parts of partitioned variables concatenated.
 
-    Parts stay separate, under their own names, unless all are in `variables`.
+    Parts remain separate, under their own names, unless all parts are in `variables`.
 
     Args:
-        variables: Variables and parts by name.
-        values: The value of each, in the same order.
+        variables: {name: variable or part}.
+        values: One value per entry of `variables`, in order.
     """
     tensors, groups = {}, {}
     for (name, variable), tensor in zip(variables.items(), values, strict=True):
@@ -134,12 +133,11 @@ def whole_name(name: str, variable: GraphVariable) -> str:
 
 
 def _name_listed(var_list: Any) -> dict[str, GraphVariable]:
-    """Return {name in the graph: variable} of a list, sorted by name, with partitioned variables in
-    parts.
+    """Return {name in the graph: variable} of a list, sorted; partitioned variables as parts.
 
     Raises:
-        InvalidTypeError: A member is no variable.
-        InvalidArgumentError: Two members have the same name.
+        InvalidTypeError: A member is not a variable.
+        InvalidArgumentError: Two members have one name.
     """
     variables_by_name: dict[str, GraphVariable] = {}
     parts = [part for listed_variable in var_list for part in _split_partitioned(listed_variable)]
@@ -156,7 +154,7 @@ def _name_listed(var_list: Any) -> dict[str, GraphVariable]:
 
 
 def _name_mapped(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
-    """Return {name: variable} of a dict, sorted by name, with partitioned variables in parts."""
+    """Return {name: variable} of a dict, sorted by name, with partitioned variables as parts."""
     variables_by_name: dict[str, GraphVariable] = {}
     for name, candidate in var_list.items():
         if not isinstance(name, str):
@@ -184,7 +182,7 @@ class EagerValues:
     """Values of eager variables, with the methods of a session that a `Saver` calls.
 
     Attributes:
-        graph: A graph of its own, whose variables stand for the eager ones.
+        graph: A separate graph, whose variables represent the eager variables.
     """
 
     def __init__(self) -> None:
@@ -210,10 +208,10 @@ class EagerValues:
 
 
 def as_session(sess: object, eager: EagerValues | None = None) -> Session | EagerValues:
-    """Return a session, or the values of eager variables, which need no session.
+    """Return `sess` if it is a session, else `eager`.
 
     Raises:
-        InvalidTypeError: `sess` is something else.
+        InvalidTypeError: `sess` is not a session, and `eager` is None.
     """
     if isinstance(sess, Session):
         return sess
@@ -236,7 +234,7 @@ def values_of(
         global_step: A number, a variable, a tensor, a name of a tensor, or None.
 
     Raises:
-        InvalidTypeError: `global_step` is something else.
+        InvalidTypeError: `global_step` has another type.
     """
     if isinstance(session, EagerValues):
         return session.snapshot(variables), None if global_step is None else _as_step(global_step)
@@ -250,7 +248,7 @@ def values_of(
 
 
 def _as_step(global_step: Any) -> int:
-    """Return a step as an int.
+    """Return a step count as an int.
 
     Raises:
         InvalidTypeError: `global_step` is not an integer, a tensor or a scalar array.

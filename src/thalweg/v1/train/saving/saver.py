@@ -1,4 +1,4 @@
-"""`Saver`: the variables of a session in files, and back."""
+"""`Saver`: writes the variables of a session to files, and restores them."""
 
 from __future__ import annotations
 
@@ -32,51 +32,51 @@ _KIND = "tf.train.Saver"
 
 
 class SaverDef:
-    """Names of TensorFlow's formats, for `Saver(write_version=...)`; see there."""
+    """Constants of TensorFlow's file formats, for `Saver(write_version=...)`."""
 
     LEGACY, V1, V2 = 0, 1, 2
 
 
 class Saver:
-    """Saves variables of a graph to files, and restores them in a session.
+    """Writer of a graph's variables to files, which restores them into a session.
 
-    `save(session, "run7/model.ckpt", 5)` writes `run7/model.ckpt-5.safetensors`: tensors by
-    the names that TensorFlow's Saver gives them, each with a checksum. It also writes the text file
-    `run7/checkpoint`, which names the newest checkpoints. A crash at any time leaves the old files
-    or the new ones. `restore` reads such a file, or a checkpoint of TensorFlow's.
+    `save(session, "run7/model.ckpt", 5)` writes `run7/model.ckpt-5.safetensors`, with TensorFlow's
+    names of tensors and a checksum per tensor. It also writes the text file `run7/checkpoint`,
+    which lists the newest checkpoints. Writes are atomic. `restore` reads these files and
+    checkpoints of TensorFlow.
 
     Args:
-        var_list: Variables to save, in a list, or in a dict by the names they have in checkpoints.
-            By default all variables in GLOBAL_VARIABLES and SAVEABLE_OBJECTS of the default graph.
-        reshape: Whether restored values take the shape of their variable where the number of
-            elements is the same.
-        sharded: Whether a checkpoint may have the name of the state file, as with TensorFlow's
-            shards. A checkpoint is one file in any case.
-        max_to_keep: How many of the newest checkpoints are kept; 0 or None for all.
-        keep_checkpoint_every_n_hours: Of the others one is kept for each so many hours.
+        var_list: Variables to save: a list, or a dict {name in checkpoints: variable}. The default
+            is all variables in GLOBAL_VARIABLES and SAVEABLE_OBJECTS of the default graph.
+        reshape: True to reshape restored values with equal numbers of elements to the variable's
+            shape.
+        sharded: True to allow a checkpoint named like the file `checkpoint`. A checkpoint is one
+            file in any case.
+        max_to_keep: Number of newest checkpoints to keep; 0 or None keeps all.
+        keep_checkpoint_every_n_hours: Of older checkpoints, one per this number of hours is kept.
         name: Ignored.
         restore_sequentially: Ignored.
-        saver_def: Only None; see `as_saver_def`.
-        builder: Only None.
-        defer_build: Whether the variables are not chosen before `build` is called.
-        allow_empty: Whether a saver of no variables is no error; it does nothing.
-        write_version: Ignored: files are as said above, whatever it says.
-        pad_step_number: Whether steps in names have at least eight digits.
-        save_relative_paths: Ignored: paths in the file `checkpoint` are always relative to its
-            folder, so that this may be moved.
+        saver_def: Must be None; see `as_saver_def`.
+        builder: Must be None.
+        defer_build: True to choose the variables in `build`, not in the constructor.
+        allow_empty: True to allow a saver without variables, which does nothing.
+        write_version: Ignored.
+        pad_step_number: True to write steps in names with at least eight digits.
+        save_relative_paths: Ignored: paths in the file `checkpoint` are always relative to the
+            folder, which may be moved.
         filename: Ignored.
 
-    A saver of parts of several graphs is refused. Several threads may use one; checkpoints are
-    listed in the order in which they are written.
+    All variables must belong to one graph. Several threads may use a saver; checkpoints are listed
+    in the order of writing.
 
     Raises:
         ValueError: There are no variables, or names or variables are repeated.
-        TypeError: `var_list` holds something else.
+        TypeError: `var_list` is not a list or dict of variables.
         RuntimeError: In eager mode, without a `var_list`.
 
     Differs from:
-        TensorFlow: restoring changes all variables or none, there are no meta graphs, and the
-        file `checkpoint` leaves out checkpoints of other folders.
+        TensorFlow: here a restore changes all variables or none, there are no meta graphs, and the
+        file `checkpoint` does not list checkpoints of other folders.
 
     Example:
         >>> import tempfile
@@ -131,7 +131,7 @@ class Saver:
             self.build()
 
     def build(self) -> None:
-        """Choose the variables, unless that has been done.
+        """Choose the variables to save; do nothing if they are chosen already.
 
         Raises:
             ValueError, TypeError, RuntimeError: See the class.
@@ -168,23 +168,22 @@ class Saver:
         strip_default_attrs: bool = False,
         save_debug_info: bool = False,
     ) -> str | None:
-        """Write the values that the variables have in a session to a file.
+        """Copy the values of the variables from a session, and write them to a file.
 
-        All values are of one moment, whatever other threads run. Training may go on while the file
-        is written.
+        All values are of one moment. Other threads may train while the file is written.
 
         Args:
-            sess: The session; None for eager variables. Any thread may pass it.
-            save_path: The beginning of the names of the files.
-            global_step: Optional. A number, a variable or a tensor, whose value is appended to the
-                name. The value of a variable is of the same moment.
-            latest_filename: Optional. The name of the file `checkpoint`.
-            meta_graph_suffix: The ending of TensorFlow's graph files, which are deleted with old
+            sess: The session; None for eager variables.
+            save_path: Beginning of the files' names.
+            global_step: Optional. A number, a variable or a tensor; its value is appended to the
+                name.
+            latest_filename: Optional. Another name for the file `checkpoint`.
+            meta_graph_suffix: Suffix of TensorFlow's graph files, which are deleted with old
                 checkpoints.
-            write_meta_graph: Ignored: no graph is written.
-            write_state: True to list the checkpoint in the file `checkpoint` and to delete old
-                ones.
-            strip_default_attrs: Ignored, as is `save_debug_info`.
+            write_meta_graph: Ignored.
+            write_state: True to list the checkpoint in the file `checkpoint` and delete old
+                checkpoints.
+            strip_default_attrs: Ignored, like `save_debug_info`.
 
         Returns:
             The prefix of the checkpoint, for `restore`; None if there are no variables.
@@ -223,9 +222,7 @@ class Saver:
         return prefix
 
     def _write_list(self, prefix: str, directory: str, latest: str, meta_graph_suffix: str) -> None:
-        """Write the file `checkpoint` with the new prefix, and delete the checkpoints that are too
-        old.
-        """
+        """Write the file `checkpoint` with the new prefix, and delete old checkpoints."""
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
         sibling_paths = [
@@ -241,25 +238,22 @@ class Saver:
 
     @untraced
     def restore(self, sess: object, save_path: str | os.PathLike[str] | None) -> None:
-        """Set the variables to the values of a checkpoint in a session, which also initializes
-        them.
+        """Set the variables in a session to a checkpoint's values; nothing changes on an error.
 
-        The checkpoint may have more values. A checkpoint of `tf.train.Checkpoint` is read by the
-        names that its variables had in their graph.
+        Restored variables count as initialized. The checkpoint may have further values. A
+        checkpoint of `tf.train.Checkpoint` is matched by the variables' names.
 
         Args:
-            sess: The session. None for eager variables.
+            sess: The session; None for eager variables.
             save_path: A result of `save` or `latest_checkpoint`.
 
         Raises:
-            ValueError: There is no such checkpoint.
+            ValueError: The checkpoint does not exist.
             NotFoundError: A variable is not in the checkpoint.
             CheckpointMismatchError: A value has another shape or dtype than its variable.
             TypeError: `sess` is not a session.
             FailedPreconditionError: The session is closed, or `build` was not called.
             OSError: The checkpoint is damaged, or cannot be read.
-
-        No variable has changed then.
         """
         variables, session = self._require_built("restore"), as_session(sess, self._eager)
         if not variables:

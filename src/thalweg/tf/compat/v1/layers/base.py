@@ -1,4 +1,4 @@
-"""`Layer`: a function with variables that are created in its first call."""
+"""`Layer`: a callable with variables that are created in the first call."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ _ACTIVATIONS |= {"exponential": elementwise.exp, "linear": None}
 
 
 def activation_of(activation: Any) -> Callable[[Any], Any] | None:
-    """Return a function from one, or its name; None for none.
+    """Return an activation function for a name; return a function or None unchanged.
 
-    Raises:
-        InvalidArgumentError: No activation has this name.
+    Raise InvalidArgumentError if no activation has this name.
     """
     if not isinstance(activation, str):
         return activation
@@ -43,19 +42,19 @@ def activation_of(activation: Any) -> Callable[[Any], Any] | None:
 
 
 class Layer:
-    """Function with variables, which a subclass makes in `build` and uses in `call`.
+    """Callable with variables; subclasses create variables in `build` and compute in `call`.
 
-    In a graph the variables are those of a variable scope, which is found or made as the layer is
-    first called; penalties go to REGULARIZATION_LOSSES, and updates to UPDATE_OPS. In eager mode
-    they are `thalweg.Variable`s, and updates are done at once.
+    In a graph the first call opens a variable scope for the variables. Penalties go to
+    REGULARIZATION_LOSSES, and updates to UPDATE_OPS. In eager mode variables are
+    `thalweg.Variable`s, and updates are done at once.
 
     Args:
-        trainable: Whether its variables are trained.
-        name: What the scope is called, made unique; by default after the class.
-        dtype: That of its variables; by default that of the first input.
+        trainable: True to train the variables.
+        name: Name of the scope, made unique; by default derived from the class.
+        dtype: Dtype of the variables; by default that of the first input.
         activity_regularizer: Optional. A function of the output, divided by the size of the batch.
         _scope: A scope, or its name, which is not made unique.
-        _reuse: Whether the variables are there already.
+        _reuse: True to reuse existing variables.
     """
 
     RANK: tuple[int, int | None] = (0, None)  # the least and the largest number of dimensions
@@ -94,8 +93,7 @@ class Layer:
     def scope_name(self) -> str:
         """Name of the variable scope.
 
-        Raises:
-            ValueError: The layer was not called yet.
+        Raise ValueError if the layer was not called yet.
         """
         if self._scope is None:
             raise ValueError(f"Layer {self.name} has no scope before it is called.")
@@ -180,10 +178,9 @@ class Layer:
             )
 
     def channels(self, shape: Sequence[int | None], axis: int = -1) -> int:
-        """Return the size of the channel dimension.
+        """Return the size of the channel dimension `axis`.
 
-        Raises:
-            ValueError: The size is unknown.
+        Raise ValueError if the size is unknown.
         """
         channel_count = shape[axis]
         if channel_count is None:
@@ -203,9 +200,9 @@ class Layer:
         trainable: bool = True,
         constraint: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Create a variable of the layer, or in a graph reuse the one in its scope.
+        """Create and return a variable of the layer; with reuse in a graph, find the variable.
 
-        The arguments and defaults are those of `get_variable`; an initializer may be a name.
+        Arguments are those of `get_variable`; `initializer` may also be a name.
         """
         kind, shape = dtype or self.dtype or torch.float32, tuple(int(size) for size in shape)
         name, start = self.NAMES.get(name, name), initializers.get(initializer)
@@ -266,14 +263,13 @@ def _snake_case(class_name: str) -> str:
 
 
 def as_function(layer: type[Layer], name: str, order: str = "") -> Callable[..., Any]:
-    """Return a function `(inputs, *layer arguments, reuse=None)` that makes and calls a layer.
+    """Return a function `(inputs, *layer arguments, reuse=None)` that creates and calls a layer.
 
-    In a graph the scope has exactly the given name, so that `reuse=True` finds it again.
+    In a graph the argument `name` is the exact name of the scope, so that `reuse=True` finds it.
 
     Args:
-        layer: The class. Arguments of its `call` besides `inputs` are arguments of the function.
-        name: Name of the function.
-        order: Names of all arguments in their order, if it is another one.
+        layer: The class. Further arguments of `layer.call` become arguments of the function.
+        order: Names of all arguments, separated by spaces, if the order differs.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     _, inputs, *call_params = inspect.signature(layer.call).parameters.values()

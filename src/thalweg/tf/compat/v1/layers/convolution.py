@@ -1,4 +1,4 @@
-"""`tf.layers.conv2d`, `conv2d_transpose` and those of one and three sizes."""
+"""`tf.layers.conv2d`, `conv2d_transpose`, and variants for one and three spatial dimensions."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from thalweg.tf.convert import call
 
 
 class Convolution(Layer):
-    """Layer that convolves inputs by a kernel (*sizes, channels, filters) and adds a bias.
+    """Layer that convolves inputs with a kernel (*sizes, channels, filters) and adds a bias.
 
     Args:
         filters: The number of channels of the outputs.
-        kernel_size: A number, or one for each size.
+        kernel_size: A number, or one number per spatial dimension.
         strides: As `kernel_size`.
         padding: "valid" or "same".
         data_format: "channels_last" or "channels_first".
         dilation_rate: As `kernel_size`.
         activation: A function, or its name; None for none.
-        use_bias: Whether there is a bias.
+        use_bias: True to add a bias.
         kernel_initializer: By default that of the variable scope, or Glorot's uniform one.
         bias_initializer: An initializer.
-        kernel_regularizer: A function of the kernel that gives its penalty.
-        bias_regularizer: A function of the bias that gives its penalty.
+        kernel_regularizer: A function of the kernel that returns a penalty.
+        bias_regularizer: A function of the bias that returns a penalty.
         activity_regularizer: A function of the outputs, divided by the size of the batch.
         kernel_constraint: A function that optimizers apply to the kernel after each update.
         bias_constraint: A function that optimizers apply to the bias after each update.
-        trainable: Whether the variables are trained.
-        name: That of the variable scope.
+        trainable: True to train the variables.
     """
 
     SIZES: int
@@ -117,10 +116,10 @@ class Conv3D(Convolution):
 
 
 class Conv2DTranspose(Convolution):
-    """Layer that computes the gradient of `Conv2D` with the same strides.
+    """Layer that computes the input gradient of `Conv2D`, given the output gradient as input.
 
-    Its kernel is (height, width, filters, channels). See `Convolution`; there is no
-    `dilation_rate`.
+    The kernel is (height, width, filters, channels). See `Convolution` for the arguments; there is
+    no `dilation_rate`.
     """
 
     SIZES, RANK = 2, (4, 4)

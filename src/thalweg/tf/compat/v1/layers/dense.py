@@ -63,13 +63,10 @@ class Dense(Layer):
 
 
 class Dropout(Layer):
-    """Layer that, in training, zeroes elements with probability `rate` and scales the others.
+    """Layer that zeroes elements with probability `rate` in training, and scales the rest.
 
     Args:
-        rate: A number or tensor.
         noise_shape: Optional; as in `tf.nn.dropout`.
-        seed: Optional.
-        name: That of the name scope.
     """
 
     def __init__(
@@ -102,8 +99,7 @@ class Flatten(Layer):
     """Layer that flattens all dimensions but the first into one.
 
     Args:
-        data_format: "channels_last", or "channels_first", where channels go last before.
-        name: That of the name scope.
+        data_format: "channels_last"; "channels_first" moves channels last before.
     """
 
     RANK = (1, None)
@@ -137,5 +133,5 @@ def dropout(
     training: object = False,
     name: str | None = None,
 ) -> Tensor:
-    """Apply `Dropout`; `training` is a bool, or a tensor that each run evaluates."""
+    """Return the outputs of `Dropout`; `training` is a bool, or a tensor that a run evaluates."""
     return Dropout(rate, noise_shape, seed, name)(inputs, training=training)

@@ -35,36 +35,33 @@ def _single_axis(axis: Any) -> Any:
 
 
 class BatchNormalization(Layer):
-    """Layer that normalizes inputs by moments of the batch in training, else by moving averages.
+    """Layer that normalizes inputs by batch moments in training, otherwise by moving averages.
 
-    Variables: gamma, beta; moving_mean, moving_variance, which are not trained and which a training
-    moves: in eager mode at once, in a graph when the operations in UPDATE_OPS run, as in
-    `with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS))`. `training`, an
-    argument of a call, is a bool, or a tensor that each run evaluates.
+    The variables are gamma, beta and the untrained moving_mean and moving_variance. Calls with a
+    true `training`, a bool or tensor, update the averages: in eager mode at once. In a graph the
+    operations in UPDATE_OPS do so, as in
+    `with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS))`.
 
     Args:
-        axis: The dimension that keeps moments of its own, as a number or a list of one.
-        momentum: The share of a moving average that an update keeps.
+        axis: The dimension of channels, as a number or a list of one.
+        momentum: Fraction of a moving average that an update keeps.
         epsilon: Added to the variance.
-        center: Whether `beta` is added.
-        scale: Whether `gamma` multiplies.
-        beta_initializer: An initializer, as all that end so.
-        gamma_initializer: An initializer.
-        moving_mean_initializer: An initializer.
-        moving_variance_initializer: An initializer.
-        beta_regularizer: A function of beta that gives its penalty.
-        gamma_regularizer: The same of gamma.
+        center: True to add `beta`.
+        scale: True to multiply by `gamma`.
+        beta_initializer, gamma_initializer: Initializers.
+        moving_mean_initializer, moving_variance_initializer: Initializers.
+        beta_regularizer: A function of beta that returns a penalty.
+        gamma_regularizer: A function of gamma that returns a penalty.
         beta_constraint: A function that optimizers apply to beta after each update.
-        gamma_constraint: The same for gamma.
-        renorm, virtual_batch_size, adjustment: Refused.
+        gamma_constraint: A function that optimizers apply to gamma after each update.
+        renorm, virtual_batch_size, adjustment: Not supported.
         renorm_clipping, renorm_momentum: Ignored.
-        fused: The variance that is averaged has one example less in its divisor, by default for
-            inputs of four dimensions, which `False` undoes; as in TensorFlow's two kernels.
-        trainable: Whether beta and gamma are trained, and updates are added.
-        name: That of the variable scope.
+        fused: True to average the unbiased variance, as TensorFlow's fused kernel does; by default
+            True for inputs of four dimensions.
+        trainable: True to train beta and gamma, and to add updates.
 
     Raises:
-        NotImplementedError: Of what is refused something is given.
+        NotImplementedError: An argument that is not supported is given.
     """
 
     RANK = (2, None)
@@ -155,7 +152,7 @@ class BatchNormalization(Layer):
         return normalized(inputs, gamma, beta, *moments, self.epsilon, self.axis)
 
     def _update_averages(self, inputs: Any, training: object) -> None:
-        """Update the moving averages, at once or by operations in UPDATE_OPS."""
+        """Update the moving averages at once, or in a graph add operations to UPDATE_OPS."""
         fraction = 1 - self.momentum
 
         def measure(batch: Any) -> Any:

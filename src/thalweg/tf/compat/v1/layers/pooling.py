@@ -1,4 +1,4 @@
-"""`tf.layers.max_pooling2d`, `average_pooling2d` and those of one and three sizes."""
+"""`tf.layers.max_pooling2d`, `average_pooling2d`, and variants for one and three dimensions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ class Pooling(Layer):
     """Layer that reduces the elements in each window to one.
 
     Args:
-        pool_size: A number, or one for each size.
+        pool_size: A number, or one number per spatial dimension.
         strides: As `pool_size`.
         padding: "valid" or "same".
         data_format: "channels_last" or "channels_first".
-        name: That of the name scope.
     """
 
     SIZES: int

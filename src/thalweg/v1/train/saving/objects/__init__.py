@@ -1,1 +1,1 @@
-"""Checkpoints of objects: what they consist of, what is read, and what has become of it."""
+"""Checkpoints of objects: members, files, restoration and status."""

@@ -1,4 +1,4 @@
-"""Files of object checkpoints: ours, and those of TensorFlow."""
+"""Files of object checkpoints, of this library and of TensorFlow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None
     Args:
         prefix: The path of the file without its ending.
         graph: The description of the objects.
-        values: The values of variables by the keys in `graph`; they must not change meanwhile.
+        values: {key in `graph`: value of a variable}. Values must not change during the call.
     """
     atomic_write.make_folder(os.path.dirname(prefix) or ".")
     tensors = {key: of_tensor(tensor) for key, tensor in values.items()}
@@ -39,10 +39,10 @@ def read(prefix: str) -> tuple[ObjectGraph, dict[int, Tensor]]:
         prefix: The path without ".safetensors", or without TensorFlow's ".index".
 
     Returns:
-        (description of the objects, {position of a variable in it: value}).
+        (object graph, {index of a variable in `graph.nodes`: value}).
 
     Raises:
-        MissingFileError: There is no such checkpoint.
+        MissingFileError: The checkpoint does not exist.
         DataLossError: The file is damaged.
         UnsupportedCheckpointError: The file has no object graph.
     """
@@ -79,7 +79,7 @@ def _make_no_objects_error(prefix: str, reader: str) -> UnsupportedCheckpointErr
 
 
 def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
-    """Return a graph as JSON."""
+    """Return an object graph as JSON: one dict per node with "children", "values" and "slots"."""
     return [
         {
             "children": dict(node.children),
@@ -91,14 +91,14 @@ def encode_graph(graph: ObjectGraph) -> list[dict[str, Any]]:
 
 
 def decode_graph(nodes: Any, source: str) -> ObjectGraph:
-    """Return the object graph that `encode_graph` turned into JSON.
+    """Return an object graph from the JSON that `encode_graph` returned.
 
     Args:
-        nodes: The decoded JSON.
+        nodes: The JSON, a list of dicts.
         source: The file, for errors.
 
     Raises:
-        DataLossError: `nodes` has another structure, or a position outside of the list.
+        DataLossError: `nodes` has another structure, or an index outside of the list.
     """
     if not isinstance(nodes, list) or not nodes:
         raise _make_damage_error(source, "is no list of objects")
@@ -115,12 +115,12 @@ def _decode_node(node: Any, position: Any, source: str) -> Node:
     """Return a node of the object graph from its JSON.
 
     Args:
-        node: The decoded JSON.
-        position: Checks and returns the position of another node.
+        node: The JSON, a dict.
+        position: `position(index)` returns a valid index of a node, or raises.
         source: The file, for errors.
 
     Raises:
-        DataLossError: The structure is another.
+        DataLossError: `node` has another structure.
     """
     kinds = {"children": dict, "values": list, "slots": list}
     if not isinstance(node, dict) or {key: type(entry) for key, entry in node.items()} != kinds:

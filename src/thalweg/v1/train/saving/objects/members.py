@@ -33,14 +33,14 @@ _CONTAINERS = (Trackable, torch.nn.Module, list, tuple, dict)
 
 @dataclass
 class ObjectMember:
-    """An object that a root leads to.
+    """Object of a checkpoint, reachable from a root object.
 
     Attributes:
-        path: The names on the shortest way to it, joined by "/".
-        held: The object; what stands for it, where it is another one.
-        is_variable: Whether it is a variable.
-        children: The positions of its children among all members, by name.
-        slots: For each slot that it keeps: the variable's position, the name, and its own position.
+        path: Attribute names from the root to the object, joined by "/".
+        held: The object whose state is saved: the object itself, or its substitute (see `held_by`).
+        is_variable: True if `held` is a variable.
+        children: {name: index of a child in the list of members}.
+        slots: (index of the variable, slot's name, index of the slot) for slots of an optimizer.
     """
 
     path: str
@@ -63,11 +63,7 @@ def is_trackable(candidate: object) -> bool:
 
 
 def check_trackable(candidate: object, path: str) -> None:
-    """Raise unless a value can be part of a checkpoint.
-
-    Raises:
-        InvalidTypeError: Says what can.
-    """
+    """Raise InvalidTypeError unless `candidate` can be part of a checkpoint; name `path`."""
     if not is_trackable(candidate):
         kind = type(candidate).__name__
         hint = " Make it a thalweg.Variable." if isinstance(candidate, bool | int | float) else ""
@@ -78,8 +74,9 @@ def check_trackable(candidate: object, path: str) -> None:
 
 
 def children_of(owner: object) -> dict[str, Any]:
-    """Return the children of an object by name; those of a module are its parts, parameters, and
-    the buffers that its `state_dict` has.
+    """Return {name: child} of an object.
+
+    Children of a module are submodules, parameters and persistent buffers.
     """
     if isinstance(owner, Trackable):
         return owner._trackable_children(save_type="checkpoint")
@@ -104,7 +101,7 @@ def _check_key(name: object) -> str:
 
 
 def child_of(owner: object, name: str) -> Any:
-    """Return the child of this name, or None."""
+    """Return the child of `owner` that has a name, or None."""
     if isinstance(owner, Trackable):
         return owner._lookup_dependency(name)
     if isinstance(owner, list | tuple):
@@ -122,8 +119,8 @@ def held_by(value: Any, graph: Any) -> Any:
     """Return the object whose state is saved for `value`.
 
     Args:
-        value: A child of a checkpoint. A `Trackable` decides itself; a parameter stands for its
-            graph variable; others are returned unchanged.
+        value: A child of a checkpoint. A `Trackable` returns its own choice. A parameter is
+            replaced by its variable in `graph`. Others are returned unchanged.
         graph: The graph whose variables are saved, or None.
     """
     if isinstance(value, Trackable):
@@ -140,11 +137,11 @@ def is_variable(candidate: object) -> bool:
 
 
 def members_of(root: object, graph: object = None) -> list[ObjectMember]:
-    """Return the objects that are reachable from a root in breadth-first order, then the slots.
+    """Return all objects reachable from a root in breadth-first order, then all slots.
 
     Args:
-        root: The root, which is the first member.
-        graph: The graph in which variables stand for torch's parameters, or None.
+        root: The root, which becomes the first member.
+        graph: The graph whose variables replace torch's parameters, or None.
 
     Raises:
         InvalidTypeError: An object cannot be part of a checkpoint; the message names it.
@@ -173,11 +170,11 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
 
 
 def _add_slots(members: list[ObjectMember], indices: dict[int, int]) -> None:
-    """Append the slots of all optimizers among the members, in place.
+    """Append the slots of all optimizers in `members` to `members`, in place.
 
     Args:
-        members: The members; slots are appended, and added to `slots` of their optimizer.
-        indices: {id of an object: its position in `members`}, extended by the slots.
+        members: The members; `slots` of each optimizer's member is extended, too.
+        indices: {id of an object: index in `members`}, extended in place.
     """
     variables = [(index, member) for index, member in enumerate(members) if member.is_variable]
     for keeper in [member for member in members if isinstance(member.held, TrackableSlots)]:
@@ -225,7 +222,7 @@ def graphs_of(members: Iterable[ObjectMember]) -> list[Any]:
 
 
 def describe_members(members: Iterable[ObjectMember]) -> ObjectGraph:
-    """Return the members as a checkpoint describes them."""
+    """Return the members as an `ObjectGraph`, the description in a checkpoint's file."""
     nodes: list[Node] = []
     for member in members:
         values = ()

@@ -1,4 +1,7 @@
-"""`Restoration`: one restore, whose values reach objects now and later."""
+"""`Restoration`: one restore, which sets values of existing objects now and of others later.
+
+A position is the index of an object in the file's list of objects.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +39,25 @@ _restore_counter = itertools.count(1)
 
 
 class Restoration:
-    """Values of a file for objects, and the objects that they were restored into.
-
-    A position is the index of an object in the file's list of objects.
+    """Values of a checkpoint's file, and the objects that the values were restored into.
 
     Args:
         source: The file, for messages.
         graph: The object graph of the file.
-        values: The values of variables by position.
+        values: {position: value of a variable}.
         building: The graph that is being built; None in eager mode.
 
     Attributes:
-        number: The number of the restore; later restores have higher numbers.
-        source: As given.
-        graph: The graph that was being built.
+        number: Number of the restore; later restores have higher numbers.
+        source: The file.
+        graph: The argument `building`.
         nodes: The objects of the file.
-        links: The slots of each optimizer and of each variable, by position.
-        objects: The restored object of each position.
-        unused: The values of positions without an object, by position.
-        assignments: The values of graph variables, which `run_restore_ops` loads into a session.
-        is_first: True until the first call of `settle`; `unused` is the file's own memory until
-            then.
+        links: {position of an optimizer or variable: its slots}.
+        objects: {position: restored object}.
+        unused: {position: value} of positions without an object.
+        assignments: {graph variable: value}; `run_restore_ops` loads the values into a session.
+        is_first: True until the first call of `settle`. Until then, `unused` shares memory with the
+            file.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class Restoration:
         return [self.name(node) for node in sorted(self._valued - self.objects.keys())]
 
     def settle(self, objects: Mapping[int, object], pending_nodes: Iterable[int]) -> None:
-        """Record the objects of positions, and keep only the values that may still be restored.
+        """Record restored objects, and drop the values that no later object can take.
 
         Args:
-            objects: The objects by position.
-            pending_nodes: Positions whose objects do not exist yet. At the first call only values
-                that are reachable from these positions are kept.
+            objects: {position: object}.
+            pending_nodes: Positions whose objects do not exist yet. The first call keeps only
+                values reachable from these positions.
         """
         unused = {node: tensor for node, tensor in self.unused.items() if node not in objects}
         if self.is_first:
@@ -98,9 +99,7 @@ class Restoration:
         self.unused, self.is_first = unused, False
 
     def _reachable_from(self, pending_nodes: Iterable[int]) -> set[int]:
-        """Return all positions that are children or slots of the given positions, and these
-        themselves.
-        """
+        """Return the given positions and all positions of their children and slots, recursively."""
         reachable: set[int] = set()
         pending = list(pending_nodes)
         while pending:
@@ -112,17 +111,17 @@ class Restoration:
         return reachable
 
     def bind(self, node: int, owner: object) -> None:
-        """Restore the value of a position into an object, and so on for its children and slots.
+        """Restore a position's value into an object, and the values of its children and slots.
 
-        All values are set or none. A value whose object does not exist yet is stored in its parent,
-        and restored when the object is created.
+        Either all values are set, or none. A value of a missing object is stored in the parent, and
+        restored when the object is created.
 
         Args:
             node: The position in the file's list of objects.
             owner: The object.
 
         Raises:
-            CheckpointMismatchError: Shapes or dtypes differ. Nothing has changed.
+            CheckpointMismatchError: Shapes or dtypes differ. Nothing was changed.
         """
         # A hook of a subclass called this within a restore.
         if self._lock.is_mine() and self._walk is not None:
@@ -161,7 +160,7 @@ class Restoration:
 
 
 class Position:
-    """Position of an object in a checkpoint whose value is not restored yet.
+    """Reference to a checkpoint's value that is not restored yet.
 
     Args:
         restoration: The restore.
@@ -209,9 +208,7 @@ class Position:
 
 
 class Walk:
-    """Traversal that finds the objects of positions, checks all values, and then sets all of them.
-
-    A position is the index of an object in the file's list of objects.
+    """Traversal that finds the objects of positions, checks all values, and then sets all values.
 
     Args:
         values: The restore, with the values of the file.
@@ -234,7 +231,7 @@ class Walk:
         self._saved_attributes: dict[int, tuple[Trackable, dict[str, object]]] = {}
 
     def run(self, node: int, owner: object) -> None:
-        """Restore a position into an object with its children; see `Restoration.bind`."""
+        """Restore a position into an object and its children; on an error, change nothing."""
         self.pending.append((node, owner))
         try:
             # The list grows during the loop.
@@ -256,10 +253,9 @@ class Walk:
         self._values.settle(self._objects, self._waiting_nodes)
 
     def _visit_object(self, node: int, owner: object) -> None:
-        """Record the value, the children and the slots of one object for the checks and writes of
-        `run`.
+        """Record one object's value for the checks of `run`; queue its children and slots.
 
-        Children that do not exist are recorded as missing, to be restored later.
+        Missing children are recorded, to be restored later.
         """
         held = held_by(owner, self._values.graph)
         if (node, id(held)) in self._visited:
@@ -279,7 +275,7 @@ class Walk:
             self._link_slot(link, node, held)
 
     def _link_slot(self, link: Link, node: int, held: Any) -> None:
-        """Restore a slot if the objects of its optimizer and of its variable are known.
+        """Queue a slot if the objects of its optimizer and variable are known; else do nothing.
 
         The optimizer may create the slot, or store the position until its first step creates it.
         """
@@ -328,7 +324,7 @@ class Walk:
         )
 
     def _describe_contradictions(self) -> Iterator[str]:
-        """Yield a message for each variable of a graph that would get two values."""
+        """Yield an error text for each graph variable that would get two different values."""
         first: dict[int, int] = {}
         for node, variable in self._targets.values():
             if isinstance(variable, GraphVariable):
@@ -340,9 +336,9 @@ class Walk:
                     )
 
     def _write_values(self) -> None:
-        """Write all values into eager variables in one commit, and record those of graph variables.
+        """Write the values of eager variables in one commit; record the values of graph variables.
 
-        A graph variable that was created after the restore gets the value as its initial value.
+        A graph variable created after the restore gets the value as its initial value.
         """
         values, targets = self._values, self._targets.values()
         pairs = [

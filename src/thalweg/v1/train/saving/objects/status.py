@@ -13,10 +13,10 @@ from thalweg.v1.train.saving.objects.restoration import Restoration
 
 
 class InitializationOnlyStatus:
-    """The status of a restore of no file.
+    """Status of a restore without a file.
 
     Args:
-        members: Lists what there is now.
+        members: `members()` returns the present members of the `Checkpoint`.
     """
 
     def __init__(self, members: Callable[[], Sequence[ObjectMember]]) -> None:
@@ -58,11 +58,11 @@ class InitializationOnlyStatus:
 
 
 class CheckpointLoadStatus(InitializationOnlyStatus):
-    """The status of a restore.
+    """Status of a restore: tells restored from waiting values, and loads values into sessions.
 
     Args:
-        values: What the file has, and what it has found.
-        members: Lists what there is now.
+        values: The values of the file, and the restored objects.
+        members: `members()` returns the present members of the `Checkpoint`.
     """
 
     def __init__(self, values: Restoration, members: Callable[[], Sequence[ObjectMember]]) -> None:
@@ -75,7 +75,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self._values.waiting()
 
     def assert_consumed(self) -> Self:
-        """Raise unless each value of the file was restored and each existing variable has a value.
+        """Raise unless all values of the file and all variables were restored; return self.
 
         Raises:
             NotConsumedError: Names the values without objects, or the variables without values.
@@ -89,10 +89,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self.assert_existing_objects_matched()
 
     def assert_existing_objects_matched(self) -> Self:
-        """Raise unless each existing variable was restored from the file.
+        """Raise unless each existing variable was restored from the file; return self.
 
         Raises:
-            NotConsumedError: Names the variables that were not.
+            NotConsumedError: Names the variables that were not restored.
         """
         bound = {id(entry) for entry in self._values.objects.values()}
         missing = [
@@ -108,10 +108,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self
 
     def assert_nontrivial_match(self) -> Self:
-        """Raise unless at least one object besides the root was found in the file.
+        """Raise unless an object besides the root was found in the file; return self.
 
         Raises:
-            NotConsumedError: None was found.
+            NotConsumedError: Only the root was found.
         """
         values, waiting = self._values, self.waiting
         if not any(position != 0 for position in values.objects):
@@ -122,10 +122,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self
 
     def run_restore_ops(self, session: object = None) -> None:
-        """Load the restored values of graph variables into a session; do nothing without any.
+        """Load the values of graph variables into a session; do nothing without graph variables.
 
         Args:
-            session: By default the default session.
+            session: The session; None selects the default session.
 
         Raises:
             InvalidArgumentError: There is no session.
@@ -137,11 +137,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
             sess.load_all(pairs)
 
     def initialize_or_restore(self, session: object = None) -> None:
-        """Load the values into a session and initialize variables that the file lacks; in graph
-        mode only.
+        """Load values into a session, and initialize variables that the file lacks (graph mode).
 
         Args:
-            session: By default the default session.
+            session: The session; None selects the default session.
 
         Raises:
             InvalidArgumentError: There is no session.

@@ -25,26 +25,26 @@ def adaptive_clipping_fn(
     epsilon: float = 1e-8,
     name: str | None = None,
 ) -> Callable[[Sequence[tuple[Any, Any]]], Pairs]:
-    """Return a function that clips gradients whose common norm is unusual, for `optimize_loss`.
+    """Return a function that clips gradients of an unusual global norm, for `optimize_loss`.
 
         mean, mean_of_squares <- moving averages of log(norm + epsilon) and of its square
         limit = exp(mean + std_factor sqrt(max(epsilon, mean_of_squares - mean^2)))
 
-    If the norm is not below `limit`, all gradients are scaled so that it becomes exp(mean).
+    Gradients whose norm is not below `limit` are scaled to the norm exp(mean).
 
     Args:
         std_factor: Number of standard deviations above the mean that are allowed.
-        decay: Share of the averages that a step keeps.
-        static_max_norm: Optional. The largest norm in any case.
-        global_step: Optional. The number n of a step; the share is at most n / (n + 1), so that
-            the averages adapt quickly in the first steps.
-        report_summary: Whether the limit is a summary.
-        epsilon: Smallest variance, added to norms too.
-        name: Optional. Names the scope of the averages, which are variables of the graph.
+        decay: Fraction of the averages that a step keeps.
+        static_max_norm: Optional. Maximum norm in any case.
+        global_step: Optional. The number n of a step limits `decay` to n / (n + 1), so that the
+            averages adapt quickly in the first steps.
+        report_summary: True to add a summary of `limit`.
+        epsilon: Minimum variance, added to norms too.
+        name: Optional. Name of the scope of the averages, which are variables of the graph.
 
     Returns:
-        A function that takes and returns pairs of gradient and variable. It raises RuntimeError in
-        eager mode.
+        `clip(pairs)` returns (clipped gradient, variable) pairs for (gradient, variable) pairs. It
+        raises RuntimeError in eager mode.
 
     Reference: tf.contrib.layers.adaptive_clipping_fn; https://arxiv.org/abs/1412.1602, 3.2.1
     """

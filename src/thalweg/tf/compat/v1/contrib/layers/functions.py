@@ -59,7 +59,10 @@ def _layer_scope(scope: Any, default: str, reuse: Any) -> Iterator[dict[str, Any
 
 
 def _collect_outputs(outputs: object, layer: Any, variables: Any, collections: object) -> Any:
-    """Add a layer's variables and outputs to collections; return the outputs."""
+    """Add a layer's variables and outputs to collections; return the outputs unchanged.
+
+    `variables` is a list of collections, or {variable name: collections}; `layer` may be None.
+    """
     for variable in [] if layer is None else layer.variables:
         _graph.add_to_collection(GraphKeys.MODEL_VARIABLES, variable)
         variable_name = variable.op.name.rpartition("/")[2]
@@ -87,13 +90,12 @@ def _apply_layer(
     trainable: bool = True,
     scope: object = None,
 ) -> Any:
-    """Make and call a layer with weights; return its outputs.
+    """Create and call a layer with weights; return its outputs.
 
     Args:
-        layer: The class.
-        default: Name of its scope if `scope` is None.
-        arguments: The inputs, and the first arguments of the constructor.
-        activation_fn: Applied to the outputs, as the other arguments common to these functions.
+        default: Name of the layer's scope if `scope` is None.
+        arguments: (inputs, first arguments of the constructor).
+        activation_fn: Applied to the outputs. Further arguments are those of `tf.contrib.layers`.
     """
     inputs, sizes = arguments
     with _layer_scope(scope, default, reuse) as scope_args:
@@ -134,7 +136,7 @@ def conv2d(
     data_format: str | None = None,
     rate: object = 1,
 ) -> Any:
-    """Apply `tf.layers.conv2d`, padded "SAME", with `relu` and `xavier_initializer` by default."""
+    """Return `tf.layers.conv2d` of the inputs, by default with `relu` and `xavier_initializer`."""
     return inputs, (num_outputs, kernel_size, stride, padding, _format_of(data_format), rate)
 
 
@@ -176,14 +178,12 @@ def batch_norm(
     renorm_decay: float = 0.99,
     adjustment: object = None,
 ) -> Tensor:
-    """Normalize as `tf.layers.batch_normalization` does, without `gamma` by default.
+    """Return inputs normalized by `tf.layers.batch_normalization`, by default without `gamma`.
 
-    With `updates_collections=None` the outputs wait for the moving averages. The variance that is
-    averaged has one example less in its divisor for inputs of two and of four dimensions, unless
-    `fused` is False. `renorm_clipping` and `renorm_decay` are ignored.
-
-    Raises:
-        NotImplementedError: `batch_weights`, `zero_debias_moving_mean`, `renorm` or `adjustment`.
+    With `updates_collections=None` the outputs wait for updates of the moving averages. These
+    contain the unbiased variance for inputs of two or four dimensions, unless `fused` is False.
+    `renorm_clipping` and `renorm_decay` are ignored. Raise NotImplementedError for `batch_weights`,
+    `zero_debias_moving_mean`, `renorm` or `adjustment`.
     """
     _check_unsupported(batch_weights=batch_weights, renorm=renorm, adjustment=adjustment)
     _check_unsupported(zero_debias_moving_mean=zero_debias_moving_mean)
@@ -214,7 +214,10 @@ def _normalize(
     is_training: object,
     updates_collections: object,
 ) -> Any:
-    """Return the outputs of a layer; None instead of collections lets them wait for updates."""
+    """Return the outputs of a layer, whose updates go to `updates_collections`.
+
+    For None the outputs wait for the updates.
+    """
     layer.UPDATES = updates_collections or ()
     outputs = layer(inputs, training=is_training)
     if updates_collections is not None:
@@ -261,7 +264,7 @@ def layer_norm(
     begin_params_axis: int = -1,
     scope: object = None,
 ) -> Tensor:
-    """Normalize each example by its own moments, along the axes from `begin_norm_axis` on.
+    """Return inputs normalized by moments of each example, over the axes from `begin_norm_axis` on.
 
     `beta` and `gamma` have the sizes of the axes from `begin_params_axis` on.
     """
@@ -289,7 +292,7 @@ def dropout(
     scope: str | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """Apply `tf.layers.dropout`; `keep_prob` is the fraction of elements that is kept."""
+    """Return `tf.layers.dropout` of the inputs; `keep_prob` is the fraction of kept elements."""
     options = (1 - keep_prob, noise_shape, seed, is_training)
     return _collect_outputs(layers.dropout(inputs, *options), None, None, outputs_collections)
 

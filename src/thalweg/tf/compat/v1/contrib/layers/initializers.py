@@ -22,14 +22,13 @@ def variance_scaling_initializer(
     seed: int | None = None,
     dtype: object = torch.float32,
 ) -> Callable[..., Tensor]:
-    """Return an initializer of random numbers with variance `factor` / (size of the kernel).
+    """Return an initializer of random numbers with variance `factor` / n.
 
     Args:
-        factor: A number.
-        mode: "FAN_IN", the number of inputs, "FAN_OUT", of outputs, or "FAN_AVG", of both halved.
-        uniform: Whether they are uniform; otherwise they are normal, cut at two deviations.
-        seed: Optional.
-        dtype: What applies where none is asked for.
+        mode: n is the number of inputs for "FAN_IN", of outputs for "FAN_OUT", and the mean of
+            both for "FAN_AVG".
+        uniform: True for uniform numbers, False for normal ones, redrawn beyond two deviations.
+        dtype: The default dtype of a call.
 
     Raises:
         ValueError: The mode is unknown.

@@ -55,26 +55,25 @@ def optimize_loss(
 
     Args:
         loss: A scalar of the graph.
-        global_step: The variable that counts steps; None for that of the graph, if it has one.
-        learning_rate: A float, which becomes the variable `learning_rate`, a scalar of the graph,
-            or None where the optimizer has its own.
+        global_step: The variable that counts steps; by default that of the graph, if it has one.
+        learning_rate: A float, which becomes the variable `learning_rate`; a scalar of the graph;
+            or None if the optimizer has a learning rate.
         optimizer: A name in `OPTIMIZER_CLS_NAMES`, a class of optimizer, an optimizer, or a
             function of the learning rate that returns one.
-        gradient_noise_scale: Optional. The deviation of random numbers added to gradients.
-        gradient_multipliers: Optional. Factors of gradients, by variable or its name.
-        clip_gradients: Optional. A float, the largest common norm of all gradients, or a function
-            that takes and returns pairs of gradient and variable.
-        learning_rate_decay_fn: Optional. Returns the rate, given the learning rate and the step.
+        gradient_noise_scale: Optional. Standard deviation of noise added to gradients.
+        gradient_multipliers: Optional. {variable or its name: factor of the gradient}.
+        clip_gradients: Optional. A float, the maximum global norm, or a function that maps
+            (gradient, variable) pairs to new pairs.
+        learning_rate_decay_fn: Optional. `f(learning_rate, step)` returns the rate of a step.
         update_ops: Operations that run before the loss; by default the collection UPDATE_OPS.
         variables: Variables to train; by default all trainable variables.
-        name: Optional. Names the variable scope.
-        summaries: Those to add, of `OPTIMIZER_SUMMARIES`.
+        summaries: Names in `OPTIMIZER_SUMMARIES` of the summaries to add.
         colocate_gradients_with_ops: Ignored.
-        increment_global_step: Whether the step is counted.
+        increment_global_step: True to increment `global_step`.
 
     Raises:
-        ValueError: An argument is none of these, or a gradient multiplier leaves no gradients.
-        RuntimeError: In eager mode.
+        ValueError: An argument is not valid, or there are no gradients to multiply.
+        RuntimeError: Called in eager mode.
     """
     loss = tensor(loss)
     step = train.get_global_step() if global_step is None else global_step
@@ -102,10 +101,9 @@ def optimize_loss(
 
 
 def _check_summaries(summaries: Sequence[str] | None) -> Sequence[str]:
-    """Return the names of the summaries to add.
+    """Return the names of the summaries to add, the default ones for None.
 
-    Raises:
-        ValueError: A name is not in `OPTIMIZER_SUMMARIES`.
+    Raise ValueError if a name is not in `OPTIMIZER_SUMMARIES`.
     """
     for summary_name in summaries or ():
         if summary_name not in OPTIMIZER_SUMMARIES:
@@ -128,10 +126,10 @@ def _after(collected: list[Any], update_ops: Sequence[Any] | None, loss: Any) ->
 def _make_rate(
     learning_rate: Any, decay: Callable[[Any, Any], Any] | None, step: Any, summaries: Sequence[str]
 ) -> Any:
-    """Return the learning rate as a scalar variable or tensor; None for None.
+    """Return the learning rate as a scalar variable or tensor; return None for None.
 
-    A rate that `decay(rate, step)` changes is summarized. Raise InvalidArgumentError for a negative
-    rate, or for a decay without a step.
+    With `decay` return `decay(rate, step)`, and add a summary if `summaries` names it. Raise
+    InvalidArgumentError for a negative rate, or for a decay without a step.
     """
     if learning_rate is None:
         return None
@@ -156,7 +154,7 @@ def _make_rate(
 
 
 def _make_optimizer(optimizer: Any, rate: Any) -> train.Optimizer:
-    """Return the optimizer that a name, a class, a function or an optimizer stands for."""
+    """Return an optimizer unchanged, or create one from a name, a class or a function of `rate`."""
     if isinstance(optimizer, train.Optimizer):
         return optimizer
     make: Any = optimizer
@@ -196,7 +194,7 @@ def _add_noise(grad: Any, scale: float) -> Any:
 
 
 def _multiply(grad: Any, var: Any, multipliers: Mapping[Any, Any]) -> Any:
-    """Return a gradient multiplied by the factor of its variable or of the variable's name."""
+    """Return a gradient times `multipliers[var]` or `multipliers[var.name]`, if there is one."""
     factor = multipliers.get(var, multipliers.get(var.name))
     if grad is None or factor is None:
         return grad
@@ -213,7 +211,7 @@ def _clip_and_summarize(
     """Return the pairs with clipped gradients; add the summaries of loss and gradients.
 
     `clip` is the maximum global norm, a function of the pairs that returns pairs, or None. Raise
-    InvalidArgumentError for other objects.
+    InvalidArgumentError for any other object.
     """
     has_norms = "global_gradient_norm" in summaries or "gradient_norm" in summaries
     if has_norms:

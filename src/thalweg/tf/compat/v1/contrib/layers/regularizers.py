@@ -14,12 +14,9 @@ from thalweg.tf.elementwise import add_n
 
 
 def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], Any]:
-    """Return a function of weights that returns scale * sum(|weights|), or None for scale 0.
+    """Return a function: `penalty(weights)` returns scale * sum(|weights|), or None for scale 0.
 
-    `scope` is ignored.
-
-    Raises:
-        ValueError: `scale` is negative.
+    `scope` is ignored. Raise ValueError if `scale` is negative.
     """
     if scale < 0:
         raise InvalidArgumentError(f"scale must be at least 0, not {scale}.")
@@ -29,7 +26,7 @@ def l1_regularizer(scale: float, scope: str | None = None) -> Callable[[Any], An
 def sum_regularizer(
     regularizer_list: Sequence[Any], scope: str | None = None
 ) -> Callable[[Any], Any] | None:
-    """Return a function for the sum of several penalties, or None; `scope` is ignored."""
+    """Return a function that adds several penalties, or None without any; `scope` is ignored."""
     regularizers = [regularizer for regularizer in regularizer_list if regularizer is not None]
     if not regularizers:
         return None
@@ -43,9 +40,9 @@ def sum_regularizer(
 
 
 def apply_regularization(regularizer: Callable[[Any], Any], weights_list: Any = None) -> Any:
-    """Return the sum of penalties of weights, by default of the collection WEIGHTS, or 0.
+    """Return the sum of `regularizer(weights)` over a list, by default the collection WEIGHTS.
 
-    The sum is added to REGULARIZATION_LOSSES.
+    Add the sum to REGULARIZATION_LOSSES. Return a constant 0 if there are no penalties.
     """
     weights = _graph.get_collection(GraphKeys.WEIGHTS) if weights_list is None else weights_list
     penalties = [penalty for penalty in map(regularizer, weights) if penalty is not None]

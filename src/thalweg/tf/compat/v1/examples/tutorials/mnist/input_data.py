@@ -38,12 +38,12 @@ class DataSet:
     def next_batch(
         self, batch_size: int, fake_data: bool = False, shuffle: bool = True
     ) -> tuple[Any, Any]:
-        """Return the next examples; a batch at the end of an epoch continues with the next one.
+        """Return (images, labels) of the next examples; a batch may extend into the next epoch.
 
         Args:
-            batch_size: How many, at most `num_examples`.
-            fake_data: Refused if true: there are none.
-            shuffle: Whether each epoch has an order of its own.
+            batch_size: Number of examples, at most `num_examples`.
+            fake_data: Not supported; must be False.
+            shuffle: True to begin each epoch in a new random order.
 
         Raises:
             InvalidArgumentError: The batch is larger than an epoch.
@@ -88,21 +88,21 @@ def read_data_sets(
     seed: int | None = None,
     source_url: str | None = None,
 ) -> Datasets:
-    """Read MNIST from a folder; nothing is downloaded.
+    """Return MNIST, read from the files in a folder; nothing is downloaded.
 
     Args:
-        train_dir: Where its four files are, such as train-images-idx3-ubyte.gz, packed or not.
-        fake_data: Refused if true: there are none.
-        one_hot: Whether a label is ten numbers, of which one is 1.
+        train_dir: Folder of the four files, such as train-images-idx3-ubyte.gz, packed or not.
+        fake_data: Not supported; must be False.
+        one_hot: True for labels of ten numbers, of which one is 1.
         dtype: float32 for pixels in [0, 1], uint8 for pixels up to 255.
-        reshape: Whether an image is 784 numbers; otherwise it is (28, 28, 1).
-        validation_size: How many of the 60,000 examples for training are for validation instead.
-        seed: Optional. The order of batches depends on it.
+        reshape: True for images of 784 numbers, False for images of shape (28, 28, 1).
+        validation_size: Number of the 60,000 training examples that are used for validation.
+        seed: Optional. Seed of the order of batches.
         source_url: Ignored.
 
     Raises:
         FileNotFoundError: A file is missing.
-        InvalidArgumentError: A file holds something else, or an argument is out of range.
+        InvalidArgumentError: A file is not a part of MNIST, or an argument is out of range.
     """
     _refuse_fake(fake_data)
     kind = dtype_name(as_dtype(dtype))
@@ -139,7 +139,7 @@ def _refuse_fake(fake_data: bool) -> None:
 
 
 def _read_idx(directory: Path, name: str) -> Any:
-    """Read an array of bytes in the IDX format: magic number, sizes, elements."""
+    """Return the array of bytes in an IDX file, which may be compressed."""
     gzip_path, plain_path = directory / f"{name}.gz", directory / name
     if gzip_path.exists():
         content = gzip.decompress(gzip_path.read_bytes())
