@@ -17,7 +17,7 @@ _ROWS: tuple[type[Any], ...] = (IndexedSlices, SymbolicRows)
 
 
 class GradientKind(NamedTuple):
-    """Sparsity and dtype of a gradient over all ranks; all False if it is None on all ranks.
+    """Sparsity and dtype of a gradient over all ranks; all flags are False for None.
 
     Attributes:
         dense: True if the gradient is a tensor on some rank.

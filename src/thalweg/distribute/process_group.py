@@ -99,13 +99,14 @@ class Ranks:
         return tensors
 
     def begin_exchanging(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
-        """Start to send one tensor to each other rank and to receive one; return the transfers.
+        """Start to send one tensor to each other rank and to receive one from each; return a
+        `Pending`.
 
         Args:
             inputs: `inputs[r]` is sent to rank r, except to this rank. Do not change it before the
                 transfers end.
-            outputs: `outputs[r]` is overwritten with the tensor from rank r, which must have its
-                size. `outputs[self.rank]` is unchanged.
+            outputs: `outputs[r]` is overwritten with the tensor from rank r, of equal size.
+                `outputs[self.rank]` is unchanged.
         """
         if not outputs[self.rank].is_cpu:
             destinations = list(outputs)
@@ -129,11 +130,11 @@ class Ranks:
         return Pending(self, works)
 
     def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
-        """Start to send `tensors[self.rank]` to all ranks; return the transfers.
+        """Start to send `tensors[self.rank]` to all ranks; return a `Pending`.
 
         Args:
-            tensors: `tensors[r]` has one shape on all ranks. It is overwritten with the tensor of
-                rank r.
+            tensors: `tensors[r]` has the same shape on all ranks, and is overwritten with the
+                tensor of rank r.
         """
         # Gloo's all_gather takes 4 times as long as broadcasts.
         if self._is_gloo or tensors[self.rank].is_cpu:
@@ -150,8 +151,8 @@ class Ranks:
         """Send `tensors[self.rank]` to rank 0, and wait.
 
         Args:
-            tensors: `tensors[r]` has one shape on all ranks. Rank 0 overwrites it with the tensor
-                of rank r.
+            tensors: `tensors[r]` has the same shape on all ranks. Rank 0 overwrites it with the
+                tensor of rank r.
         """
         with self._detect_loss():
             works = [
@@ -245,8 +246,8 @@ class Ranks:
     def _detect_loss(self) -> Iterator[None]:
         """Raise ReplicaLostError if torch.distributed raises RuntimeError in the `with` block.
 
-        Every later block of this object then raises ReplicaLostError at once. So it does after an
-        interrupt.
+        After any error in a block, every later block of this object raises ReplicaLostError at
+        once.
         """
         if self._loss_message is not None:
             raise ReplicaLostError(self._loss_message)

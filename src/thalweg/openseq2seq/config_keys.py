@@ -1,4 +1,4 @@
-"""Keys of a config: those about training, and the others."""
+"""Keys of a config: training keys, and keys that are ignored."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
 
 
 class LocalStep:
-    """Step over variables of which some are DTensors; see `thalweg._core.sharded_step`.
+    """Step over DTensors and other variables; see `thalweg._core.sharded_step`.
 
     Args:
         shards: The local parts.

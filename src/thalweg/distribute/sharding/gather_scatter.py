@@ -14,7 +14,7 @@ from thalweg.distribute.sharding.shard_index import ShardIndex, full_index
 
 
 class GatheredTensor(NamedTuple):
-    """Tensor of which several ranks have parts.
+    """Tensor whose parts are on several ranks.
 
     Attributes:
         owner: The rank that holds the full tensor.

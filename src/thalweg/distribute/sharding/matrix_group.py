@@ -1,4 +1,4 @@
-"""Ranks that execute one step over DTensors together, or not at all."""
+"""Ranks that execute a step over DTensors, all together or not at all."""
 
 from __future__ import annotations
 

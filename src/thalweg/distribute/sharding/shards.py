@@ -79,8 +79,8 @@ class Shards:
     """Assignment of the elements of each variable to ranks.
 
     Variables are cut into flat parts, in row-major order, where leaves (partial sums of reductions)
-    end. One rank holds all elements, and the others an empty part, if the memory has another order.
-    So it is if the rows of a sparse gradient do not divide a leaf.
+    end. A variable is not cut if its memory has another order, or if rows of its sparse gradient do
+    not divide a leaf. One rank then holds all elements, and the others an empty part.
 
     Args:
         ranks: The ranks, also an attribute.
@@ -323,7 +323,7 @@ class Shards:
     def mark_torn(self, step_number: int) -> Iterator[None]:
         """Raise ReplicaLostError if the `with` block fails; variables may be mixed of two steps.
 
-        Later calls of all methods that send messages raise, too. An interrupt is raised unchanged.
+        Later calls that send messages raise, too. An interrupt is raised with a note instead.
 
         Args:
             step_number: The number of the step, from 1.

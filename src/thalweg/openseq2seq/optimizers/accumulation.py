@@ -22,7 +22,7 @@ ACCUMULATOR = "gradient_sum"
 
 
 class Accumulators(Staged):
-    """Sums of gradients, one for each variable, of its shape and dtype."""
+    """Sums of gradients; each sum has the shape and dtype of its variable."""
 
     def __init__(self) -> None:
         self._slots = SlotStore()

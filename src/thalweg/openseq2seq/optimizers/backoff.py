@@ -1,4 +1,4 @@
-"""Loss scale that shrinks at an overflow and grows after a while without one."""
+"""Loss scale that shrinks on overflow and grows after updates without overflow."""
 
 from __future__ import annotations
 

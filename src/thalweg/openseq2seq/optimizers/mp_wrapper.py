@@ -416,7 +416,7 @@ def check_inner(optimizer: Optimizer) -> None:
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
     """Validate a loss scale; return a float or the `AutomaticLossScaler` itself.
 
-    None becomes 1.0. With `as_shipped`, return None for other types than float.
+    None becomes 1.0. With `as_shipped`, return None for any other type.
 
     Raises:
         TypeError: `loss_scale` is not a number.

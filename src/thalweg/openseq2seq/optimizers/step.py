@@ -220,8 +220,8 @@ class TrainingStep(Configurable):
         """Set the learning rate of the step, compute and apply gradients; return (loss,
         `StepResult`).
 
-        An error before the commit restores the rate. If the global step is on a GPU, the rate is
-        set after the loss was computed.
+        An error before the commit restores the rate, and marks new masters as stale. If the global
+        step is on a GPU, the rate is set after the loss was computed.
 
         Args:
             differentiate: See `_taken`.
