@@ -89,7 +89,7 @@ def detach(optimizer: Any) -> None:
 
 
 def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
-    """Add sinks to an optimizer with measured steps.
+    """Add sinks to an optimizer whose steps are measured.
 
     Args:
         optimizer: An optimizer of `thalweg.optim` with `diagnostics=`, or as for `attach`.
@@ -157,7 +157,7 @@ def find_optimizer(optimizer: Any) -> Any:
 
 
 class _Watch(StepWatch):
-    """Measurements of a step that list low-precision copies in place of their masters."""
+    """Measurements of a step; a low-precision copy replaces its float32 master."""
 
     def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
         """Return the parameters of variables; copies stand for their masters."""

@@ -208,7 +208,7 @@ class JsonLinesReader:
 
 
 class _NumberCache(dict[bytes, float]):
-    """Cache from JSON tokens to numbers: a lookup takes a fifth of the time of parsing."""
+    """Cache {JSON token: number}; a lookup is five times as fast as parsing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -131,14 +131,13 @@ class Spikes:
     def log_loss(self, loss: Any) -> None:
         """Set the loss of the next step; call this method before `step`, on all ranks.
 
-        Ranks use the mean of their losses. `step(closure)` logs the loss that the closure returns.
+        The mean over ranks is used. `step(closure)` logs the loss that the closure returns.
 
         Args:
             loss: A number, or a tensor with one element, which synchronizes with its device.
 
         Raises:
-            FailedPreconditionError: This object has no action, or is not the option of an
-                optimizer.
+            FailedPreconditionError: This object has no action, or does not belong to an optimizer.
             InvalidTypeError: `loss` is not a number.
         """
         self._require_judge().log_loss(loss)
@@ -170,7 +169,7 @@ class Spikes:
 
     @staticmethod
     def read(path: str | Path) -> list[Warned]:
-        """Return all warnings of a diagnostics file.
+        """Feed a diagnostics file to a new `Spikes`; return all warnings.
 
         Raises:
             MissingFileError: The file does not exist.
@@ -322,7 +321,7 @@ class _Layers:
                 )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Store `leaving` in `_crowds` if it has most of the measured layers; forget old crowds."""
+        """Store `leaving` for the step if it has most of the measured layers; drop old steps."""
         # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)
@@ -369,7 +368,7 @@ class _Layers:
         ]
 
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return one departure if the cosine to the momentum is NaN in most layers, else none."""
+        """Return [departure] if the cosine to the momentum is NaN in most layers, else []."""
         if "cosine" not in rows:
             return []
         cosine, running_median = rows["cosine"], self._cosine

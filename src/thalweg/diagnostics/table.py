@@ -45,7 +45,7 @@ class Parameters(NamedTuple):
 
 
 class ParameterRow(NamedTuple):
-    """Measurements of one parameter; the columns are those of `COLUMNS`."""
+    """Measurements of one parameter, with a field for each of `COLUMNS`."""
 
     name: str
     group: int
@@ -149,7 +149,7 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
     """Return the column names as a tuple.
 
     Raises:
-        InvalidTypeError: `columns` is not an iterable of names.
+        InvalidTypeError: `columns` is not an iterable of strings.
         InvalidArgumentError: A name is not in `COLUMNS`.
     """
     if isinstance(columns, str) or not isinstance(columns, Iterable):

@@ -131,12 +131,12 @@ class Strategy:
         return self.ranks.size
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Return a context manager for the cross-replica context of this strategy.
+        """Return a context manager that enters the cross-replica context of this strategy.
 
-        `apply_gradients` needs `run` instead.
+        To apply gradients, use `run` instead.
 
         Raises:
-            RuntimeError: The block is in the scope of another strategy.
+            RuntimeError: This thread is in the scope of another strategy.
         """
         self._check_alone()
         return enter_cross_replica(self)
@@ -151,9 +151,9 @@ class Strategy:
         """Call `fn(*args, **kwargs)` as the replica of this rank; return its result.
 
         Args:
-            fn: The function.
-            args, kwargs: Its arguments.
-            options: Accepted for compatibility.
+                fn: The function. It is called once in this process.
+                args, kwargs: The arguments of `fn`.
+            options: Ignored; accepted for compatibility.
 
         Returns:
             The result of `fn` on this rank.

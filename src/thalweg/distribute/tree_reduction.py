@@ -56,9 +56,9 @@ def _add_pair(first_sum: Gradient, right_sum: Gradient) -> Gradient:
 
 
 def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
-    """Return the sum of the flat tensors of all ranks, in tree order, as a new tensor.
+    """Return the sum of a flat tensor over all ranks, in tree order, as a new tensor.
 
-    All ranks must call this function; their number is a power of two.
+    All ranks must call this function. The number of ranks is a power of two.
     """
     size = -(-flat.numel() // ranks.size)
     padded = flat.new_zeros(size * ranks.size)

@@ -45,7 +45,7 @@ def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any)
 
 
 def as_mode(mode_class: type[Mode], mode: object) -> Mode:
-    """Return the member of `mode_class` with this value; None selects the first member.
+    """Return the enumeration member whose value is `mode`; None selects value 0.
 
     Raises:
         ValueError: No member has this value.

@@ -345,7 +345,7 @@ def _count_workers(use_horovod: bool) -> int:
 
 
 def _compile_pattern(regex: Any) -> re.Pattern[str] | None:
-    """Return the compiled regular expression, or None for None.
+    """Return the compiled regular expression; None stays None.
 
     Raises:
         InvalidArgumentError: `regex` is not a regular expression.

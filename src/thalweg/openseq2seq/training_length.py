@@ -133,7 +133,7 @@ def policy_params(
 
 
 def _read_signature(policy: object) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a policy's signature by name.
+    """Return {name: parameter} of a policy's signature.
 
     Raises:
         InvalidTypeError: The policy is not callable, or has no signature.

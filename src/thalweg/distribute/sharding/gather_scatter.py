@@ -83,7 +83,7 @@ def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.devic
 
 
 class _Target(NamedTuple):
-    """Tensor that receives a part of itself from another rank."""
+    """Tensor of which another rank sends the part at `shard_index`."""
 
     tensor: Tensor
     shard_index: ShardIndex

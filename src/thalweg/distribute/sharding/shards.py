@@ -129,7 +129,7 @@ class Shards:
         return True
 
     def _cut_variable(self, var: Tensor, is_uncut: bool) -> None:
-        """Assign the elements of a variable to ranks, all to one rank if `is_uncut`."""
+        """Assign a variable's elements to ranks and store the layout; to one rank if `is_uncut`."""
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_uncut else LEAF)
         index = self._layouts[id(var)].index if id(var) in self._layouts else len(self._layouts)

@@ -294,7 +294,7 @@ class StepPipeline:
             check_any(backward.pairs)
 
     def _begin_journal(self, step_inputs: StepInputs) -> Journal | None:
-        """Return a journal with the summaries that need no gradients; None without an outbox."""
+        """Return a new journal with learning rate, loss and loss scale; None without an outbox."""
         treatment, loss_scale = self.treatment, step_inputs.loss_scale
         if treatment.outbox is None:
             return None

@@ -127,7 +127,7 @@ def map_gradients(
 def map_pairs(
     function: Function, pairs: Sequence[tuple[Any, Any]], *others: object, **options: Any
 ) -> list[tuple[Any, Any]]:
-    """Return the pairs with new gradients; see `map_gradients` for the other arguments.
+    """Return the pairs with the gradients of `map_gradients`, which takes `others` and `options`.
 
     By default a new gradient has the dtype of its variable.
     """

@@ -44,7 +44,7 @@ class LogMaxScaler(LossScaler):
     READS_AMAX = True
 
     def _initial(self) -> State:
-        """Return {name: initial value} of the state: scale 1, moments 0, corrections 1."""
+        """Return the initial state as {name: value}: scale 1, moments 0, bias corrections 1."""
         zeros = ("x_hat", "slow_x_hat", "xsquared_hat")
         ones = ("b1_correction", "b2_correction")
         return {

@@ -131,10 +131,10 @@ class LossScaler:
         restore(fitting(self.entries(), tensors_of(state_dict), type(self).__name__))
 
     def entries(self, scope: str = "") -> list[Entry]:
-        """Return the variables of the state as entries, by names with `scope` before them.
+        """Return one `Entry` per variable of the state, named `scope` plus the variable's name.
 
         Raises:
-            FailedPreconditionError: They are variables of a graph, which `Saver` saves.
+            FailedPreconditionError: The variables are of a graph; save them with `Saver`.
         """
         variables = self.variables
         check_eager(f"The state of this {type(self).__name__}", variables.values())
@@ -144,7 +144,7 @@ class LossScaler:
 
 
 def _number(name: str, value: object) -> Any:
-    """Return a number or bool from a number or a scalar tensor or array."""
+    """Return a bool or number, also of a scalar tensor or array; `name` is for messages."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):

@@ -231,7 +231,7 @@ class PostProcessing(NamedTuple):
     def _record_larc(
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
-        """Add the summaries of LARC, one set for each tag, to the journal."""
+        """Add the summaries of LARC to the journal, for each variable's tag."""
         ratios = self._find_ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
         for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:

@@ -102,7 +102,7 @@ class TrainingState(V1StateDict):
             self.sums.make(targets)
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        """Return the entries of a variable: master, slots and sum of gradients."""
+        """Return entries of a variable's master, slots and gradient sum, with names below `key`."""
         master = self.masters.get(var)
         target = var if master is None else master
         entries: list[Entry] = []

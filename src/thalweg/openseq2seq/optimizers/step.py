@@ -245,11 +245,11 @@ class TrainingStep(Configurable):
         report: ReplayResult,
         is_late: bool,
     ) -> tuple[object, StepResult]:
-        """Compute the gradients, and run the pipeline; return (loss, `StepResult`).
+        """Compute and apply gradients; return (loss, `StepResult`).
 
         Args:
             differentiate, report: See `_run`.
-            is_late: True if the learning rate is still to be set, after the loss was computed.
+            is_late: True to set the learning rate here, after the loss was computed.
         """
         treatment = self._pipeline.treatment
         scaler = None if treatment.outbox is None else self.loss_scaler

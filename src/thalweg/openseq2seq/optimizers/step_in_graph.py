@@ -203,7 +203,7 @@ def _train_op(
     step_inputs: StepInputs,
     update_ops: Sequence[object],
 ) -> Any:
-    """Return the train operation of an optimizer whose hooks are called in each run."""
+    """Return the operation of a step, for an optimizer whose hooks are called in each run."""
     loss: Any = step_inputs.loss
     inner = step_run.pipeline.inner
     train_op = _graph.operation(

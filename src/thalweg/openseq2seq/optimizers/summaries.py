@@ -54,7 +54,7 @@ class Journal:
         self._histograms[self._scope + tag] = elements
 
     def sent(self, step: int) -> Letter:
-        """Return the summaries as a `Letter` for a step; start their copy to the host."""
+        """Return a `Letter` with the summaries of step `step`; start to copy them to the host."""
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
         devices = list(dict.fromkeys(value.device for value in tensors.values()))
@@ -190,7 +190,7 @@ class RunSummaries:
         thread.frames[-1][self] = collected
 
     def collect(self) -> None:
-        """Add the summary operation, which runs after the step."""
+        """Add an operation to SUMMARIES that returns the summaries of `keep`, after the step."""
 
         def summarize() -> bytes:
             collected = thread.frames[-1].get(self)
@@ -210,7 +210,7 @@ def tags_of(variables: Sequence[object]) -> list[str]:
 
 
 def check_writer(writer: object) -> None:
-    """Raise InvalidTypeError for a writer that lacks a method; None is valid."""
+    """Raise InvalidTypeError if a writer lacks `add_scalar` or `add_histogram`; accept None."""
     methods: Sequence[Callable[..., object] | None] = [
         getattr(writer, name, None) for name in ("add_scalar", "add_histogram")
     ]

@@ -157,7 +157,7 @@ def optimize_loss(
 
 
 def _check_functions(loss: object, learning_rate_decay_fn: object, in_graph: bool) -> None:
-    """Raise InvalidTypeError if the learning rate or the loss of eager mode is not a function."""
+    """Raise InvalidTypeError if the policy, or the loss in eager mode, is not callable."""
     if not callable(learning_rate_decay_fn):
         raise InvalidTypeError(
             f"learning_rate_decay_fn must be callable, not {show_value(learning_rate_decay_fn)}."
@@ -216,7 +216,7 @@ def _arguments(
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Mapping[str, object]:
-    """Return the optimizer's arguments other than the learning rate."""
+    """Return the optimizer's arguments without the learning rate; scale AdamW's weight decay."""
     params = {} if params is None else params
     if not isinstance(optimizer, str) or optimizer != "AdamW":
         return params

@@ -276,7 +276,7 @@ def record_update(
 def _apply_recorded(
     optimizer: Optimizer, backward: BackwardResult, global_step: object, options: dict[str, Any]
 ) -> object:
-    """Call `apply_gradients` of an optimizer, then set the variables to their masters."""
+    """Call `apply_gradients`, then add an operation that copies masters; return the last one."""
     # Gradients are means over the replicas.
     with distribute.enter_single_replica():
         applied_op = _graph.group(optimizer.apply_gradients(backward.pairs, global_step, **options))
