@@ -1,4 +1,4 @@
-"""Facts about optimizer classes that their rules do not decide: arguments, defaults, sparse steps.
+"""Facts about optimizer classes beyond the rules: arguments, defaults, sparse steps.
 
 `thalweg show` and the class pages of the documentation print them.
 """
@@ -31,14 +31,14 @@ _EPS_PAIR = ("eps1", "eps2")  # of Adafactor, whose argument `eps` is a pair
 
 
 class Number(NamedTuple):
-    """A hyperparameter of a rule as the constructor of a class takes it.
+    """Hyperparameter of a rule with the argument of an optimizer class that sets the value.
 
     Attributes:
         hyper: The hyperparameter.
         argument: The argument of the constructor, such as `betas[0]`; None if there is none.
-        default: The default of that argument, `inspect.Parameter.empty` if it is required. Without
-            an argument, the value that the class sets, or None if that changes from step to step.
-        doc: The effect of the hyperparameter in this class.
+        default: The argument's default, `inspect.Parameter.empty` if required. Without an argument,
+            the value that the class sets, or None if the value changes from step to step.
+        doc: The effect of the hyperparameter in the class.
     """
 
     hyper: Hyper
@@ -48,12 +48,7 @@ class Number(NamedTuple):
 
 
 def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
-    """Return the hyperparameters of a rule with the arguments and defaults of a class that runs it.
-
-    Args:
-        rule: The rule.
-        cls: The class.
-    """
+    """Return a `Number` per hyperparameter of `rule`, with arguments and defaults of `cls`."""
     signature = inspect.signature(cls)
     names = [hyper.name for hyper in rule.hypers]
     keywords = _KEYWORDS.get(f"{cls.__module__}.{cls.__qualname__}", {})
@@ -72,7 +67,7 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
 def _find_argument(
     name: str, names: list[str], signature: inspect.Signature
 ) -> tuple[str, Any] | None:
-    """Return the argument for a hyperparameter and its default, or None if there is no argument."""
+    """Return (argument, default) for the hyperparameter `name`, or None if no argument sets it."""
 
     parameters = signature.parameters
     for candidate in (name, *_ARGUMENTS.get(name, ())):
@@ -94,7 +89,7 @@ def describe_sparse_update(
 
     Args:
         rule: The rule.
-        cls: Optional. The class that runs the rule; some raise an error whatever the rule can do.
+        cls: Optional. The class that runs the rule. Some classes raise an error.
         options: Optional. Arguments of the constructor of the class.
     """
     if message := getattr(cls, "_sparse", ""):
@@ -115,9 +110,10 @@ def describe_sparse_update(
 
 
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
-    """Return True if a class raises an error for sparse gradients beside decay.
+    """Return True if a class raises an error for sparse gradients with weight decay.
 
-    Torch's own step does so, too, because torch cannot add a dense tensor to a sparse one.
+    `takes_rows(group)` returns whether a step with these options updates single rows. Torch's own
+    step raises the error, too, because torch cannot add a dense tensor to a sparse tensor.
     """
     if "weight_decay" not in group:
         return False
@@ -128,10 +124,10 @@ def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
 
 
 def _describe_rows(rule: Rule) -> str:
-    """Return the effect of a sparse gradient in an optimizer that accepts all that its rule does.
+    """Return the effect of a sparse gradient on rows, such as "touched rows" or "all rows".
 
-    Without `update_untouched`, a step reads and writes the rows of the gradient alone. Otherwise,
-    that formula decides for the variable and for each slot whether the other rows change.
+    Without `update_untouched`, a step reads and writes only the rows of the gradient. Otherwise,
+    `update_untouched` decides for the variable and for each slot whether further rows change.
     """
     if rule.is_whole:
         return "all rows, made dense"
@@ -150,7 +146,7 @@ def _describe_rows(rule: Rule) -> str:
 
 
 def _changing_outside(rule: Rule) -> set[str]:
-    """Return the slots whose rows outside a sparse gradient change; "" is the variable."""
+    """Return names of slots that change in rows without gradient; "" stands for the variable."""
 
     if rule.update_untouched is None:
         return set()
@@ -162,7 +158,7 @@ def _changing_outside(rule: Rule) -> set[str]:
 
 
 def _exception_of_decay(rule: Rule) -> str:
-    """Return which rows lack the weight decay that they have in a dense step, or ""."""
+    """Return a clause on rows without decay, such as "; no weight decay", or an empty text."""
 
     if rule.passes or rule.is_whole or "weight_decay" not in trace_formula(rule.update).scalars:
         return ""

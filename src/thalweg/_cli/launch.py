@@ -12,12 +12,12 @@ from thalweg.errors import ReplicaLostError, ReplicaMismatchError, ThalwegError
 
 
 def launch_ranks(count: int, function: Callable[..., None], *args: object) -> None:
-    """Call a function on `count` ranks, whose processes `Strategy()` can join.
+    """Call `function(*args)` in `count` processes; `Strategy()` joins the processes to one group.
 
     Args:
         count: The number of processes.
         function: A function at the top of its module.
-        args: Arguments of the function, the same on each rank; they must be picklable.
+        args: Picklable arguments, equal on every rank.
 
     Raises:
         click.ClickException: A rank has failed; the message is that rank's error.
@@ -51,7 +51,7 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
 def _call_on_rank(
     function: Callable[..., None], args: tuple[object, ...]
 ) -> tuple[bool, str] | None:
-    """Call a function; return None, or whether another rank caused the failure, and a message."""
+    """Call `function(*args)`; return None, or (True if another rank failed first, message)."""
     try:
         function(*args)
     except (ReplicaLostError, ReplicaMismatchError) as error:

@@ -41,9 +41,9 @@ class LayerTable(NamedTuple):
 
 
 def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
-    """Rank layers: those that are not finite first, then by the largest number.
+    """Rank layers: layers with NaN or infinity first, then by decreasing number.
 
-    The numbers are those of the first column of `RANKINGS` that is recorded.
+    The number is from the first column of `RANKINGS` in `rows`, or else from the first of `rows`.
     """
     key = next((name for name in RANKINGS if name in rows), next(iter(rows)))
     values = rows[key]
@@ -65,7 +65,7 @@ def make_table(
     max_layers: int,
     width: int,
 ) -> Table:
-    """Return a table of the first `max_layers` layers, with as many columns as fit `width`."""
+    """Return a table of the first `max_layers` layers of `ranking`, with the columns that fit."""
     columns = [name for name in HEADINGS if name in rows]
     columns += [next(iter(rows))] if not columns else []
     lay_out = partial(_lay_out, rows, names, ranking.indices[:max_layers].tolist(), width)

@@ -26,11 +26,11 @@ class ProgressLines:
         self._last_fraction = 0.0
 
     def show(self, fraction: float, text: Callable[[], str]) -> None:
-        """Print a line if one is due.
+        """Print a line if the intervals of the class allow a new line.
 
         Args:
             fraction: Completed fraction of the work, from 0 to 1.
-            text: Returns the text of the line; called only for a line that is printed.
+            text: `text()` returns the line's text; called only if the line is printed.
         """
         now = self._clock()
         waited, progress = now - self._last_time, fraction - self._last_fraction

@@ -21,7 +21,7 @@ class Stopped(click.ClickException):
 
 
 class Whole(click.ParamType):
-    """Integer from `minimum` to `maximum`; no upper limit if that is None."""
+    """Click type of an integer from `minimum` to `maximum`. None means no upper limit."""
 
     name = "number"
 
@@ -29,7 +29,7 @@ class Whole(click.ParamType):
         self.minimum, self.maximum = minimum, maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; fail for text that is not a number within the limits."""
+        """Return the integer; call `fail` for a text that is not an integer within the limits."""
         try:
             integer = int(value)
         except ValueError:
@@ -83,7 +83,7 @@ def usable_cores() -> int:
 def clamp_threads(
     context: click.Context, parameter: click.Parameter, threads: int | None
 ) -> int | None:
-    """Return the number of threads, at most the number of cores; print a note if that is less."""
+    """Return `threads`, but at most the number of cores; print a note if reduced."""
     if threads is None or threads <= usable_cores():
         return threads
     cores = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"

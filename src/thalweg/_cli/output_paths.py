@@ -1,4 +1,4 @@
-"""Checks that a command can write its outputs, made before it begins."""
+"""Checks, before a command begins, that outputs can be written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 
 def check_writable(directory: Path, files: list[Path], option: str = "--out") -> None:
-    """Raise an error unless a command can write files to a folder; create it if the user agrees.
+    """Raise an error unless `files` can be written. A missing folder is created if the user agrees.
 
     Raises:
         click.BadParameter: The folder is not writable, or a file is a folder or a device.
@@ -39,7 +39,7 @@ def _check_file(file: Path, option: str) -> None:
 
 
 def _ask_for(directory: Path, option: str) -> None:
-    """Create a missing folder after a question on the terminal; raise an error without one."""
+    """Create a missing folder if the user agrees; raise BadParameter without a terminal."""
     try:
         directory.stat()
     except FileNotFoundError:

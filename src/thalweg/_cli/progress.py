@@ -14,7 +14,7 @@ from thalweg._cli.log_progress import ProgressLines
 
 @contextmanager
 def watch_fraction(label: str) -> Iterator[Callable[[float, Callable[[], str]], None]]:
-    """Yield a callback for a fraction from 0 to 1 and a function that returns the text to show."""
+    """Yield `show(fraction, text)`, for a fraction from 0 to 1; `text()` returns the text."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield ProgressLines().show
@@ -35,7 +35,7 @@ def watch_fraction(label: str) -> Iterator[Callable[[float, Callable[[], str]], 
 
 @contextmanager
 def show_busy(text: str) -> Iterator[None]:
-    """Show a text with a spinner on a terminal during the block; nothing elsewhere."""
+    """Show a text with a spinner during the block if standard error is a terminal."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         yield

@@ -20,7 +20,7 @@ INTERVAL = 0.2
 
 @contextmanager
 def watch_race(console: Console, problem: str) -> Iterator[Progress]:
-    """Yield a callback that updates the display of a race, at most every `INTERVAL` seconds."""
+    """Yield `progress(fraction, race)`, which shows the race at most every `INTERVAL` seconds."""
     if not console.is_terminal:
         yield _in_lines(ProgressLines())
         return

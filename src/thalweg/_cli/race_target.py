@@ -69,10 +69,10 @@ def _make_plan(options: RaceOptions) -> StudyPlan:
 
 
 def _begin(plan: StudyPlan, path: Path, resumes: bool) -> Results:
-    """Return the results to continue: those of the file with --resume, or none.
+    """Return the results in the file if `resumes`, else empty results.
 
     Raises:
-        click.UsageError: Without --resume, if the file has unfinished trials.
+        click.UsageError: `resumes` is False, and the file has unfinished trials.
     """
 
     if resumes:
@@ -108,8 +108,8 @@ def _table(
 ) -> Table:  # fmt: skip
     """Return a table of a ranking, with as many columns as fit into `width`.
 
-    Costs are formatted by `cost_format`, or "-" if infinite. `extra_cells` has further cells by
-    heading for each row, or is empty.
+    Costs are formatted by `cost_format`, or "-" if infinite. `extra_cells` is empty, or has a
+    dict {heading: cell} for each row.
     """
 
     rows: list[dict[str, str]] = []

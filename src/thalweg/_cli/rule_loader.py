@@ -11,7 +11,7 @@ from thalweg.formula import Rule
 
 
 def load_rule(name: str) -> Rule:
-    """Load the rule `file.py:NAME` and validate it.
+    """Load and validate the rule `file.py:NAME`.
 
     Raises:
         click.UsageError: If the file or the rule in it does not exist.

@@ -1,15 +1,15 @@
 """Adagrad with dual averaging: TensorFlow's ApplyAdagradDA kernels.
 
 The variable is computed anew from the sums of gradients, so that its initial value is lost at the
-first step. `t` is the step, 1 at the first; TensorFlow's optimizer takes it from a global step
-that someone else counts.
+first step. `t` is the number of the step, from 1; TensorFlow's optimizer reads a global step
+that the caller counts.
 """
 
 from thalweg.formula import Hyper, Rule, Slot, absolute, maximum, narrow, sign, sqrt, where, wide
 
 
 def update(var, grad, total, squares, *, learning_rate, l1, l2, t):
-    """Return the updated variable and slots; ApplyAdagradDA."""
+    """Return the new var, total and squares, as the kernel ApplyAdagradDA does."""
     total = total + grad
     squares = squares + grad * grad
     sparse = learning_rate * -1 * sign(total) * maximum(absolute(total) - t * l1, 0)
@@ -22,7 +22,7 @@ def update(var, grad, total, squares, *, learning_rate, l1, l2, t):
 
 
 def update_sparse(var, grad, total, squares, *, learning_rate, l1, l2, t):
-    """Return variable and slots of a touched row; SparseApplyAdagradDA uses the mean gradient."""
+    """Return var, total and squares of a touched row; SparseApplyAdagradDA divides total by t."""
     total = total + grad
     squares = squares + grad * grad
     sparse = -1 * sign(total) * maximum(absolute(total) / t - l1, 0)
@@ -32,7 +32,7 @@ def update_sparse(var, grad, total, squares, *, learning_rate, l1, l2, t):
 
 
 def update_single(var, grad, total, squares, *, learning_rate, l1, l2, t):
-    """Return variable and slots of a one-element row, in float64 as in SparseApplyAdagradDA."""
+    """Return var, total and squares of a one-element row; float64 as in SparseApplyAdagradDA."""
     total = total + grad
     squares = narrow(wide(squares) + wide(grad) * wide(grad), squares)
     size = wide(learning_rate) * maximum(wide(absolute(total)) - wide(t) * l1, 0)

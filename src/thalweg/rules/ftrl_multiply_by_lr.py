@@ -30,7 +30,7 @@ def update_sparse(var, grad, accum, linear, *, learning_rate, l1, l2_adjusted, l
 def update_by_power(
     var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
 ):
-    """Return the updated variable and slots."""
+    """Return the new var, accum and linear."""
     new = accum + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accum, -learning_rate_power)
@@ -43,7 +43,7 @@ def update_by_power(
 def update_sparse_by_power(
     var, grad, accum, linear, *, learning_rate, learning_rate_power, l1, l2_adjusted, l2_shrinkage
 ):
-    """Return the updated variable and slots of a row with sparse entries."""
+    """Return the new var, accum and linear of a row of a sparse gradient."""
     new = accum + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accum, -learning_rate_power)

@@ -1,6 +1,6 @@
 """FTRL-proximal with any learning_rate_power: the pow branch of the ApplyFtrl kernels.
 
-As in `rules/ftrl.py`, rows of one element have a sparse formula of their own.
+Rows of one element have a separate sparse formula, as in `rules/ftrl.py`.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ def update(
     l2_adjusted,
     l2_shrinkage,
 ):
-    """Return the updated variable and slots; the last bit of TensorFlow's pow may differ."""
+    """Return the new var, accumulator and linear; the last bit of TensorFlow's pow may differ."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
@@ -43,7 +43,7 @@ def update_sparse(
     l2_adjusted,
     l2_shrinkage,
 ):
-    """Return the updated variable and slots of a row with sparse entries."""
+    """Return the new var, accumulator and linear of a row of a sparse gradient."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)
@@ -65,7 +65,7 @@ def update_single(
     l2_adjusted,
     l2_shrinkage,
 ):
-    """Return the updated variable and slots of a one-element sparse row."""
+    """Return var, accumulator and linear of a one-element row of a sparse gradient."""
     new = accumulator + grad * grad
     root = power(new, -learning_rate_power)
     change = root - power(accumulator, -learning_rate_power)

@@ -17,7 +17,7 @@ def schedule(beta1, decay, t):
 
 
 def prepare(*, beta1, beta2_power, decay, t, momentum_cache):
-    """Return the scalars of a step, on the host."""
+    """Return {name: scalar of step t}, on the host; "momentum_cache" is the new product."""
     mu, mu_next = schedule(beta1, decay, t), schedule(beta1, decay, t + 1)
     product = momentum_cache * mu
     return {
@@ -46,7 +46,7 @@ def update(
     one_minus_product_next,
     one_minus_power,
 ):
-    """Return the updated variable and slots; as Nadam._resource_apply_dense."""
+    """Return the new var, m and v, as Nadam._resource_apply_dense of Keras does."""
     m = beta1 * m + (1 - beta1) * grad
     v = beta2 * v + (1 - beta2) * (grad * grad)
     mean = one_minus_mu * (grad / one_minus_product) + mu_next * (m / one_minus_product_next)

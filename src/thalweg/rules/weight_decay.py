@@ -35,14 +35,14 @@ WEIGHT_DECAY = Rule(
 
 @cache
 def with_decay(rule: Rule) -> Rule | None:
-    """Return a rule preceded by decay, with the hyperparameter `decoupled_decay`.
+    """Return a rule that first decays the variable, by the new hyperparameter `decoupled_decay`.
 
-    The name leaves a rule its own `weight_decay`, which is a part of the gradient.
+    A `weight_decay` of the rule, which changes the gradient, stays. Results are cached.
 
     Returns:
-        The rule, the same one each time. None where the two are not one: a rule with measures
-        measures decayed variables, and where a whole gradient is made of a sparse one, only the
-        rows that were named decay.
+        The new rule. None if `WEIGHT_DECAY` must run before the rule instead: sums (`measures`,
+        `levels`) see decayed variables; with dense gradients (`whole`), only the rows that a sparse
+        gradient names decay; or the rule already has a formula `before`.
     """
     if rule.measures or rule.levels or rule.whole or rule.before is not None:
         return None

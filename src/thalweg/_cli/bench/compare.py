@@ -1,4 +1,4 @@
-"""Comparison of a rule on a set of shapes with its peers and the machine, as rows of figures."""
+"""Timing of a rule, of other libraries (peers) and of a memory-bound kernel (the roofline)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ TIMED_HERE = ("thalweg", "torch")
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """Figures of a contender for a rule.
+    """Measurements of one contender: thalweg, a peer or the roofline.
 
     Attributes:
         rule: The rule's name.
         contender: thalweg, a peer, or the roofline.
         ms: Milliseconds of a step.
-        ratio: The time in units of torch's fused Adam in the same rounds; below 1 is faster.
-        gbps: GB/s, counting each stream the rule needs once.
-        of_roofline: Share of the roofline that is reached; 1 is the machine's limit.
+        ratio: The time divided by the time of torch's fused Adam in the same rounds.
+        gbps: GB/s; each tensor that the rule reads or writes counts once.
+        of_roofline: Bandwidth divided by the roofline's; 1 is the machine's limit.
         extra_bytes: The most memory that a step takes beyond the memory in use between steps.
-        state_bytes: Bytes of the state, per parameter; None of peers beside torch.
-        disturbance: The number of cores that other processes used meanwhile.
+        state_bytes: Bytes of optimizer state per parameter; None for peers other than torch.
+        disturbance: The number of cores that other processes used during the rounds.
         verdict: "quiet", or why the figures cannot be trusted: see `Timings.verdict`.
         rounds_ms: The median step of each round, in milliseconds.
         quiet_rounds: The number of rounds that were not disturbed.
@@ -84,17 +84,17 @@ def compare(
     progress: Callable[[int, int, Timings], object] | None = None,
     doing: Callable[[str], object] = lambda now: None,
 ) -> list[BenchmarkRow]:
-    """Measure a rule and its peers on a set of shapes; return a row per contender.
+    """Time a rule and its peers on a set of shapes; return one row per contender.
 
     Args:
-        rule: The rule's name, for the rows.
-        entry: The rule.
+        rule: The rule's name in the rows.
+        entry: The rule, with names in other libraries.
         shapes: The shapes of the variables.
-        peer_names: Peers, of `peers.PEERS`.
+        peer_names: Names of `peers.PEERS`.
         rounds: The number of interleaved rounds.
-        options: Additional arguments of thalweg's optimizer.
-        progress: Called after each round, as `timing.measure` does.
-        doing: Called with a description of the next activity, between timed blocks.
+        options: Additional constructor arguments of thalweg's optimizer.
+        progress: See `timing.measure`.
+        doing: `doing(text)` is called between timed blocks with a description of what follows.
     """
     doing("making the variables")
     problem, optimizer = workload.make_tensors(shapes), workload.make_optimizer(entry, options)
@@ -125,7 +125,7 @@ def _make_row(
     contender: Contender,
     owner: object,
 ) -> BenchmarkRow:
-    """Return the row of a contender; `owner` has its state."""
+    """Run a contender's step to measure memory, and return the row. `owner` has the state."""
     name = contender.name
     base_streams = roofline.count_streams(entry.slots)
     streams = base_streams if name == ROOFLINE else base_streams + entry.norms
@@ -157,9 +157,7 @@ def _fused_adam(problem: Any) -> Contender:
 
 
 def _state_bytes(owner: object, shapes: ShapeSet) -> float | None:
-    """Return the bytes of state per parameter of an optimizer, or of the torch optimizer whose
-    bound method is given; None of other steps.
-    """
+    """Return optimizer-state bytes per parameter, or None if `owner` has no known state."""
     torch_optimizer = getattr(owner, "__self__", None)
     if isinstance(torch_optimizer, torch.optim.Optimizer):
         state_tensors = [

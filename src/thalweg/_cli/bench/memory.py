@@ -13,7 +13,7 @@ Step = Callable[[], object]
 
 
 def python_peak(step: Step) -> int:
-    """Return the peak bytes that Python and NumPy allocate during a step."""
+    """Take two steps; return the peak bytes that Python and NumPy allocate in the second."""
     tracemalloc.start()
     try:
         step()
@@ -26,7 +26,7 @@ def python_peak(step: Step) -> int:
 
 
 def torch_peak(step: Step) -> int:
-    """Return the peak bytes that torch's CPU allocator allocates during a step."""
+    """Take a step; return the peak bytes that torch's CPU allocator allocates in the step."""
     # The profiler writes a start message to standard error at lower log levels.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -1,4 +1,4 @@
-"""Other libraries' steps over the same shapes: torch.optim always, the others where installed.
+"""Steps of torch.optim and of installed libraries (peers) over the shapes of a measurement.
 
 torch shares the variables and gradients of the problem; the others bring their own arrays. Each
 peer runs as its users run it: optax compiled with donated arguments, Keras and TensorFlow compiled
@@ -38,7 +38,7 @@ def torch_step(entry: BenchmarkedRule, problem: Workload, form: str) -> Step | N
 
 
 def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
-    """Return a compiled step of optax."""
+    """Return a compiled step of optax, or None if optax lacks the rule."""
     if entry.optax is None:
         return None
     jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
@@ -63,7 +63,7 @@ def optax_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
 
 
 def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
-    """Return a step of Keras 3 on the backend it is configured for."""
+    """Return a Keras 3 step on the configured backend; None on jax, or if Keras lacks the rule."""
     if entry.registry_entry is None or entry.keras is None:
         return None
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
@@ -90,7 +90,7 @@ def keras_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
 
 
 def tensorflow_step(entry: BenchmarkedRule, problem: Workload) -> Step | None:
-    """Return a step of TensorFlow's own fused kernels, through `tf.compat.v1.train`."""
+    """Return a compiled step of `tf.compat.v1.train`, or None if TensorFlow lacks the rule."""
     names = {
         "Adam": "AdamOptimizer", "Adagrad": "AdagradOptimizer", "Adadelta": "AdadeltaOptimizer",
         "Ftrl": "FtrlOptimizer", "RMSprop": "RMSPropOptimizer",
@@ -124,7 +124,7 @@ def installed_peers() -> tuple[str, ...]:
 def make_contenders(
     entry: BenchmarkedRule, problem: Workload, peer_names: tuple[str, ...]
 ) -> Iterator[Contender]:
-    """Yield contenders for the wanted peers that have the rule."""
+    """Yield a contender for each peer in `peer_names` that has the rule."""
     for name in peer_names:
         if name.startswith("torch-"):
             step = torch_step(entry, problem, name.removeprefix("torch-"))

@@ -17,17 +17,17 @@ from thalweg.rules import KERAS_RULES
 
 @dataclass(frozen=True)
 class BenchmarkedRule:
-    """Rule to measure, with its peers.
+    """Rule to measure, with names in other libraries.
 
     Attributes:
         rule: The rule.
         registry_entry: The optimizer that runs the rule; None for a user-defined rule.
-        torch: Class name in `torch.optim`, None where it has no such rule.
+        torch: Class name in `torch.optim`; None if torch lacks the rule.
         fused: Whether `torch.optim` has a fused version.
-        torch_options: Its arguments beyond the defaults.
-        optax: Name of the function in optax, None where it has no such rule.
-        optax_options: Its arguments beyond the learning rate.
-        norms: The number of streams that a step reads once more for norms and other reductions.
+        torch_options: Arguments of torch's class.
+        optax: Function name in optax; None if optax lacks the rule.
+        optax_options: Arguments of optax's function besides the learning rate.
+        norms: The number of tensors per variable that a step reads again, for norms and sums.
     """
 
     rule: Rule
@@ -109,7 +109,7 @@ def _entry_of(registry_entry: RegistryEntry) -> BenchmarkedRule:
 
 
 def _of_torch(name: str) -> BenchmarkedRule:
-    """Return the entry of a class of torch or thalweg.optim, with torch's class as its peer."""
+    """Return the entry for a name such as `torch:Adam` or `optim:Adam`, with torch as peer."""
     registry_entry = named(name)
     torch: str = registry_entry.cls.factory.__name__
     fused = any(peer == torch and fused for peer, fused, _ in _PEERS.values())
@@ -128,11 +128,10 @@ V1 = {name: entry for name, entry in RULE_ENTRIES.items() if entry.keras is None
 
 
 def entry(name: str) -> BenchmarkedRule:
-    """Return the entry of a rule by its name in any case, or of an optimizer such as
-    `v1:AdamOptimizer`.
+    """Return the entry of a rule or class by name, such as `v1:AdamOptimizer`, in any case.
 
     Raises:
-        NotFoundError: If the name is unknown; the message lists similar names.
+        NotFoundError: The name is unknown; the message lists similar names.
     """
     spelling = spelled(name)
     if spelling.startswith((OPTIM, TORCH)):

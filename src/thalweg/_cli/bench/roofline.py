@@ -1,4 +1,4 @@
-"""Limit of this machine's memory: one add over the streams that a rule reads and writes.
+"""Limit of this machine's memory: one addition over the tensors that a rule reads and writes.
 
 The roofline is itself a rule, run by the same engine, over the same tensors, on the same threads:
 the additional time of an update is arithmetic and host work.
@@ -77,13 +77,13 @@ def roofline(
     gradients: Sequence[Tensor],
     copies: Sequence[Tensor] = (),
 ) -> Callable[[], None]:
-    """Return a step that adds over the streams of a rule with `slots` slots.
+    """Return a step with one addition that reads and writes as much memory as a rule's step.
 
     Args:
-        slots: The number of slots of the rule, each of its variable's shape and dtype.
-        variables: Contiguous CPU tensors; the step adds to them.
-        gradients: One per variable.
-        copies: Empty, or one tensor of a 16-bit type per variable, which is set to the variable.
+        slots: State tensors per variable, with the variable's shape and dtype; allocated here.
+        variables: Contiguous CPU tensors, which the step changes.
+        gradients: One tensor per variable.
+        copies: Empty, or one 16-bit tensor per variable, to which the step copies the variable.
     """
     slot_tensors = [[torch.zeros_like(var.detach()) for _ in range(slots)] for var in variables]
     names = [""] * len(variables)

@@ -27,8 +27,8 @@ class ShapeSet:
 
     Attributes:
         name: The name in tables and plots.
-        shapes: One per variable.
-        dtypes: One per variable.
+        shapes: The shape of each variable.
+        dtypes: The dtype of each variable.
     """
 
     name: str
@@ -105,7 +105,7 @@ ACCEPTED = (
 
 
 def load(name: str) -> ShapeSet:
-    """Return a named set, or read the shapes of a `.safetensors` file or a saved state_dict.
+    """Return a named set, or the shapes in a `.safetensors` file or a file with a state_dict.
 
     Raises:
         ValueError: The set or file does not exist, cannot be read, or has no floating tensors.
@@ -143,7 +143,7 @@ def _read_pairs(path: Path, file: BinaryIO) -> list[tuple[Shape, torch.dtype]]:
 
 
 def _describe_damage(error: Exception, file: BinaryIO, is_safetensors: bool) -> str:
-    """Describe why a file could not be read, as the end of a sentence."""
+    """Return the reason why a file could not be read, as the end of a sentence."""
     classes = re.findall(r"GLOBAL (\S+)", str(error))
     if classes:
         return (

@@ -79,9 +79,9 @@ def _lay_out_table(shapes: ShapeSet, rows: Sequence[BenchmarkRow], headings: lis
 
 
 def judge_noise(rows: Sequence[BenchmarkRow]) -> dict[str, Any]:
-    """Return the worst verdict of the rows, "quiet", "busy" or "unsteady", and its evidence.
+    """Return the worst verdict of the rows, with the numbers behind the verdict, as a dict.
 
-    The entry "message" is a sentence for the user, empty for the verdict "quiet".
+    "verdict" is "quiet", "busy" or "unsteady". "message" warns the user; empty for "quiet".
     """
     cores_of_others = max((row.disturbance for row in rows), default=0.0)
     verdicts: list[Verdict] = [row.verdict for row in rows] or ["quiet"]
@@ -153,7 +153,7 @@ def report(
 
 
 def processor_name() -> str:
-    """Return the processor's name from /proc/cpuinfo, or that of `platform`."""
+    """Return the processor's name from /proc/cpuinfo, or else from `platform`."""
     try:
         with open("/proc/cpuinfo") as file:
             names = [

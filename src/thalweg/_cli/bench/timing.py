@@ -40,7 +40,7 @@ class Contender:
     Attributes:
         name: The name in tables.
         step: The timed call.
-        prepare: Called before each step, not timed: the rest of a training loop.
+        prepare: Called without arguments before each step, untimed, like the rest of a training.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Timings:
     """Times of all rounds.
 
     Attributes:
-        seconds: For each contender the seconds of a step, one median for each round.
+        seconds: {name of the contender: median seconds of a step in each round}.
         cores_of_others: For each round, the cores that other processes used; 0 if unknown.
     """
 
@@ -61,7 +61,7 @@ class Timings:
     cores_of_others: list[float] = field(default_factory=list)
 
     def quiet(self) -> list[int]:
-        """Return the indices of undisturbed rounds."""
+        """Return the indices of rounds with idle cores and without slow contenders."""
         # The limit is relative to the 20th percentile.
         limits = {name: QUIET * sorted(times)[len(times) // 5]
                   for name, times in self.seconds.items() if times}  # fmt: skip
@@ -79,7 +79,7 @@ class Timings:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict on the rounds that count.
+        """Return "quiet", "busy" or "unsteady".
 
         "quiet": the times can be trusted. "busy": other processes used the cores. "unsteady": times
         jump although no other process ran, as on a shared or throttled machine.
@@ -95,7 +95,7 @@ class Timings:
         return median(self.cores_of_others[index] for index in self.counted())
 
     def spread(self, name: str, anchor: str) -> float:
-        """Return the width of the middle half of the ratios that count, as a share of their median.
+        """Return the interquartile range of time ratios, `name` to `anchor`, divided by the median.
 
         Only this measure detects processes that share the memory bandwidth but not the cores.
         """
@@ -119,7 +119,7 @@ class Timings:
 
 
 def busy_elsewhere() -> float:
-    """Return the processor seconds of all other processes so far; 0 without /proc/stat."""
+    """Return the CPU seconds of all other processes since boot; 0 without /proc/stat."""
     try:
         with open("/proc/stat") as file:
             user, nice, system, _, _, *other_ticks = map(int, file.readline().split()[1:9])
@@ -132,7 +132,7 @@ def busy_elsewhere() -> float:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector inside the block, after one collection."""
+    """Collect garbage once, then disable the garbage collector inside the block."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -144,7 +144,7 @@ def no_collection() -> Iterator[None]:
 
 
 def time_steps(contender: Contender, steps: int) -> list[float]:
-    """Return the seconds of each of `steps` steps."""
+    """Take `steps` steps; return the seconds of each step."""
     step, prepare = contender.step, contender.prepare
     seconds = []
     for _ in range(steps):
@@ -175,18 +175,18 @@ def measure(
 ) -> Timings:
     """Time the contenders in interleaved rounds.
 
-    A round has one block of steps per contender. The first step of a block is not counted, because
-    the caches still contain another contender's data; the median of the others counts. Disturbed
-    rounds are repeated, up to three times as many rounds in all.
+    In a round, each contender takes a block of steps; the median time counts. The first step of a
+    block does not count, because the caches contain another contender's data. Disturbed rounds
+    are repeated, up to `3 * rounds` rounds in all.
 
     Args:
-        contenders: What to compare.
-        rounds: The number of quiet rounds to reach.
+        contenders: The steps to compare.
+        rounds: The number of undisturbed rounds to reach.
         block: Seconds that a block should last.
-        budget: Seconds after which no further round begins, once there are three.
-        progress: Called after each round with the number of quiet rounds, the number to reach, and
-            the timings so far.
-        doing: Called with a description of the next block, before that block.
+        budget: Seconds after which no further round begins, but not before three rounds.
+        progress: `progress(quiet, rounds, timings)` is called before each round. `quiet` is the
+            number of undisturbed rounds so far.
+        doing: `doing(text)` is called before each block with a description of the block.
     """
     timings = Timings({contender.name: [] for contender in contenders})
     steps = {}

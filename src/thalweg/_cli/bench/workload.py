@@ -31,7 +31,7 @@ def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def make_tensors(shapes: ShapeSet, seed: int = 0) -> Workload:
-    """Return random variables and gradients of the shapes; also set the variables' `.grad`."""
+    """Return random variables and gradients; each gradient is also the variable's `.grad`."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     variables, gradients = [], []
     for shape, dtype in zip(shapes.shapes, shapes.dtypes, strict=True):
@@ -53,7 +53,7 @@ def make_optimizer(entry: BenchmarkedRule, options: Mapping[str, Any] | None = N
 def try_options(
     entry: BenchmarkedRule, options: Mapping[str, object], dtypes: Iterable[torch.dtype]
 ) -> None:
-    """Take two steps over small tensors, so that invalid options raise their errors."""
+    """Take two steps on small tensors, so that invalid options raise the optimizer's errors."""
     if options.get("in_backward"):
         raise ValueError(
             "in_backward updates in the backward pass, and step(), which is timed, idles."

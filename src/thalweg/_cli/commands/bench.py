@@ -34,10 +34,10 @@ from thalweg.formula import Rule
 
 
 def _split_names(value: str, choices: tuple[str, ...], noun: str) -> list[str]:
-    """Return the comma-separated names in `value`, as `choices` spells them, without duplicates.
+    """Return the distinct comma-separated names in `value`, in the spelling of `choices`.
 
     Raises:
-        click.BadParameter: A name is not among the choices, or there is none.
+        click.BadParameter: A name is not among the choices, or `value` is empty.
     """
     spellings = {name.lower(): name for name in choices}
     names = _split_value(value)
@@ -55,10 +55,10 @@ def _split_value(value: str) -> list[str]:
 
 
 def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
-    """Return the rules that `value` lists, by their names in the table.
+    """Return {name: rule} for the comma-separated names in `value`.
 
     Raises:
-        click.BadParameter: A rule is unknown, for matrices, or has too many slots.
+        click.BadParameter: A rule is unknown, updates matrices, or has too many slots.
     """
 
     entries: dict[str, BenchmarkedRule] = {}
@@ -238,7 +238,7 @@ def _progress_bar(console: Console, disable: bool) -> Progress:
 def _check_memory(
     shapes: Any, entries: dict[str, BenchmarkedRule], peer_names: tuple[str, ...]
 ) -> None:
-    """Raise ClickException if the free memory is too little for all peers of a rule."""
+    """Raise ClickException if free memory is too small for a rule together with all peers."""
 
     free_bytes = memory.available_bytes()
     needed_bytes = max(

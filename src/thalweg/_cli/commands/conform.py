@@ -144,7 +144,7 @@ def _compare(
 
 
 def _as_json(value: object) -> object:
-    """Convert nested values to JSON: None for NaN and infinity, text for other objects."""
+    """Convert nested values to JSON values: None for NaN and infinity, text for unknown types."""
     match value:
         case dict():
             return {str(key): _as_json(element) for key, element in value.items()}

@@ -99,7 +99,7 @@ def _describe_system() -> str:
 
 
 def _try_step() -> str:
-    """Return why the CPU engine fails at a step on this machine; empty if its bits are right."""
+    """Take a CPU step; return why the step failed, or an empty text if the bits are right."""
 
     def take_step(name: EngineName) -> torch.Tensor:
         linspace = partial(torch.linspace, steps=1000, dtype=torch.float32, device="cpu")
@@ -121,7 +121,7 @@ def _try_step() -> str:
 
 
 def _threads_of_a_step() -> dict[str, object]:
-    """Return the number of threads of a CPU step, and why there is one if torch has several."""
+    """Return {"number": threads of a CPU step, "trouble": why only one, or empty}."""
 
     with warnings.catch_warnings():
         # The returned "trouble" says the same as the warning.
@@ -161,7 +161,7 @@ def _describe_processor(processor: dict[str, object]) -> str:
 
 
 def _describe_gpus() -> list[dict[str, str]]:
-    """Return the name of each GPU, and how steps run there."""
+    """Return a dict per GPU: "name", "architecture", and "steps", the kind of kernels."""
 
     gpus: list[dict[str, str]] = []
     for index in range(torch.cuda.device_count()):
@@ -180,7 +180,7 @@ def _describe_gpus() -> list[dict[str, str]]:
 
 
 def _kernels_folder() -> dict[str, object]:
-    """Return the folder of compiled kernels, their number, and why none can be saved, or ""."""
+    """Return {"folder": path, "trouble": why no kernel can be saved or empty, "files": count}."""
 
     folder, trouble = str(kernel_cache.kernels_folder()), ""
     if not private_directory.AVAILABLE:

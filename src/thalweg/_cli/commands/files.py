@@ -236,7 +236,7 @@ def convert(
 def _print_converted(
     listing: Listing, omitted_names: Sequence[str], report: Sequence[str], as_json: bool
 ) -> None:
-    """Print the results of `convert`."""
+    """Print the converted file, omitted names and the report, as text or as JSON."""
     if as_json:
         outcome = {"left_out": list(omitted_names), "report": list(report)}
         click.echo(json.dumps({**_as_json(listing), **outcome}, indent=2))
@@ -250,7 +250,7 @@ def _print_converted(
 
 
 def _with_options(message: str) -> str:
-    """Replace arguments of functions in an error message by options of this command."""
+    """Return an error message with options of this command in place of Python arguments."""
 
     def options(match: re.Match[str]) -> str:
         names: list[str] = re.findall(r"(\w+)=", match[1])
@@ -278,7 +278,7 @@ def _parse_number(text: str) -> tuple[str, float | bool]:
 
 @contextmanager
 def _watch_progress(path: str) -> Iterator[Progress | None]:
-    """Yield a callback of bytes read and total that shows progress; None for small files."""
+    """Yield `progress(bytes_read, total)`, which shows progress, or None for small files."""
     if _bytes_of(path) < LARGE:
         yield None
         return

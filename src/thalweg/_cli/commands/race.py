@@ -229,7 +229,7 @@ def race(context: click.Context, **values: Any) -> None:
 
 
 def _check_sizes(options: RaceOptions) -> None:
-    """Raise UsageError for several problems, too many processes for it, or too large seeds."""
+    """Raise UsageError for several problems, more processes than examples, or large seeds."""
     problem, *further_problems = options.problems
     nproc, seed, seeds = options.nproc, options.seed, options.seeds
     if further_problems:
@@ -258,7 +258,7 @@ def _start_race(options: RaceOptions) -> None:
 
 
 def _check_options(context: click.Context, target: bool) -> None:
-    """Raise `click.UsageError` for options that have no effect with, or without, --target."""
+    """Raise `click.UsageError` for options that do not apply: some with --target, some without."""
     misplaced = [name for name in (OF_RACES if target else OF_TARGETS)
              if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]  # fmt: skip
     if misplaced and target:
@@ -346,7 +346,7 @@ def _run_race(options: RaceOptions, output_paths: list[Path]) -> None:
 
 
 def _describe_stop(result: RaceOutcome) -> str:
-    """Describe the point at which Ctrl-C stopped a race, and the results that are saved."""
+    """Return a message: where Ctrl-C stopped a race, and which results are saved."""
     race = result.race
     if not race.stopped:
         finished = f"{len(result.races)} of {result.seeds} seeds"

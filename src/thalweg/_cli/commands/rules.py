@@ -145,7 +145,7 @@ def _made_by(pre_pass: Any) -> tuple[str, ...]:
 
 
 def formula_source(rule: Rule) -> str:
-    """Return the source text of a rule's formulas and of the functions that they call.
+    """Return the source text of a rule's formulas and of every function that a formula calls.
 
     A function without available source is represented by a comment.
     """
@@ -194,7 +194,7 @@ def _functions_of(formula: Any) -> list[Any]:
 
 
 def _helpers_of(functions: list[object]) -> list[Any]:
-    """Return the functions that these call, directly or indirectly, except those of libraries."""
+    """Return functions that `functions` call, also indirectly, except functions of libraries."""
     helpers: list[Any] = []
     pending = list(filter(inspect.isfunction, functions))
     while pending:
@@ -219,7 +219,7 @@ def _is_known(function: object) -> bool:
 
 
 def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]]:
-    """Return name, default and description of each hyperparameter, as the class has them."""
+    """Return (name, default, description) per hyperparameter, as in `cls`, or in `rule` without."""
     if cls is None:
         return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
     return [
@@ -231,7 +231,7 @@ def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]
 
 
 def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
-    """Return a rule as JSON has it, with the defaults of a class that runs it."""
+    """Return a rule as JSON values, with the defaults of `cls`, or of the rule if None."""
 
     return {
         "name": rule.name,
@@ -256,7 +256,7 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 
 
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
-    """Return the rule of a name, and its class in `thalweg.optim` if it is one of these."""
+    """Return the rule `name` and the class in `thalweg.optim` that runs the rule, or None."""
 
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:
@@ -286,12 +286,12 @@ def _of_torch(rule: Rule) -> Rule | None:
 
 
 def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any] | None) -> None:
-    """Print a rule: its formula, slots, sweeps, defaults, and treatment of sparse gradients.
+    """Print a rule: formula, slots, passes over memory, defaults, and effect of sparse gradients.
 
     Args:
         console: The console to print on.
         rule: The rule.
-        torchs: Optional. Torch's rule of the same name, whose formula is printed beside.
+        torchs: Optional. Torch's rule of equal name; its formula is printed, too.
         cls: Optional. The class of `thalweg.optim` that runs the rule.
     """
 
@@ -311,7 +311,7 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
 
 
 def _print_formulas(console: Console, texts: dict[str, str]) -> None:
-    """Print formulas under their titles, side by side if there is room for several."""
+    """Print {title: formula}: side by side if the console is wide enough, else in sequence."""
 
     widths = [max(map(len, text.splitlines())) for text in texts.values()]
     if len(texts) > 1 and sum(widths) + 3 <= console.width:
@@ -328,7 +328,7 @@ def _print_formulas(console: Console, texts: dict[str, str]) -> None:
 
 
 def _sections_of(rule: Rule, cls: type[Any] | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield title and lines of each section that `thalweg show` prints below the formulas."""
+    """Yield (title, lines) of each section that `thalweg show` prints below the formulas."""
     slots = [f"{slot.name:<14} {_slot_words(slot)}" for slot in rule.slots]
     yield "Slots", slots or ["none"]
     passes: list[str] = []

@@ -19,8 +19,8 @@ class Contestant:
 
     Args:
         name: The name in tables.
-        make: Builds the optimizer with a learning rate, or with the optimizer's default if None.
-        learning_rate: The learning rate to build the optimizer with.
+        make: `make(learning_rate)` builds the optimizer; None means the optimizer's default.
+        learning_rate: The argument of `make`.
         source: The module of the class, or the text of the entry for a user's object.
         arguments: The other arguments of the constructor.
     """

@@ -39,13 +39,12 @@ def line_up(
     """Build the contestants of a race from the entries of the command line.
 
     Args:
-        names: Names of optimizers in any case, `v1:` before those of `thalweg.v1`,
-            `openseq2seq:` before that of `thalweg.openseq2seq`, `optim:` and `torch:` before those
-            of `thalweg.optim` and torch's own; or `file.py:NAME` or `PACKAGE:NAME`. Options may
-            follow in parentheses.
-        rates: Learning rates by name, in any case.
+        names: Registered names in any case, `file.py:NAME` or `PACKAGE:NAME`. The prefix of a
+            registered name is the package: `v1:`, `openseq2seq:`, `optim:`, `torch:`, or none.
+            Options may follow in parentheses.
+        rates: {name in any case: learning rate}.
         problem: Name of the problem, which decides the default learning rates.
-        rate: The learning rate of contestants without one in `rates` or in their options.
+        rate: Learning rate if neither `rates` nor the options of the name have a rate.
 
     Raises:
         RaceError: A name or a rate is invalid, or an optimizer rejects its options.
@@ -73,7 +72,7 @@ def _set_rates(
     entries: Sequence[RaceEntry], contestants: Sequence[Contestant], rates: Mapping[str, float],
     rate: float | None,
 ) -> list[Contestant]:  # fmt: skip
-    """Return the contestants with the rates of the command line, after one trial construction."""
+    """Return contestants with `rates` or `rate` set; raise RaceError for an invalid rate."""
     by_key = {name.lower(): value for name, value in rates.items()}
     exact = {contestant.name.lower() for contestant in contestants}
     used: set[str] = set()
@@ -104,7 +103,7 @@ def _set_rates(
 
 
 def _check_made(contestant: Contestant) -> None:
-    """Raise `RaceError` if the optimizer of a contestant cannot be constructed."""
+    """Build the optimizer of a contestant once; raise `RaceError` if building fails."""
     try:
         optimizer = contestant.make(contestant.learning_rate)
         if isinstance(optimizer, ApplyGradientsAdapter) and optimizer.rule is not None:
@@ -134,7 +133,7 @@ def _find_optimizer(entry: RaceEntry, problem: str) -> Contestant:
 
 
 def _enter_named(entry: RaceEntry, spelling: str, label: str, problem: str) -> Contestant:
-    """Return the contestant of an optimizer in the registry."""
+    """Return the contestant of a registered name; `label` is the contestant's name."""
     registered = registry.named(spelling)
     learning_rate = (
         default_rate(problem, spelling, registered.of) if entry.rate is None else entry.rate

@@ -36,7 +36,7 @@ class RaceEntry:
         text: The entry as it was written.
         name: The entry without its options.
         options: The options in parentheses, without the learning rate.
-        rate: The learning rate among the options.
+        rate: The learning rate in parentheses; None without a rate.
     """
 
     text: str
@@ -58,7 +58,7 @@ class RaceEntry:
 
 
 def parse_entry(text: str) -> RaceEntry:
-    """Parse an entry and its options.
+    """Parse an entry such as `Adam(lr=0.1)` into name, options and learning rate.
 
     Raises:
         RaceError: An option is not NAME=VALUE or is repeated, or the learning rate is not a number

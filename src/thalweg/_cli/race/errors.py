@@ -16,7 +16,7 @@ class RaceError(ThalwegError, ValueError):
 
 
 class EntryError(ThalwegError, RuntimeError):
-    """Error of a user's file at its import, or of its optimizer when built or run."""
+    """Error of a user's file at import, or of an optimizer that cannot be built or run."""
 
 
 class MissingExtraError(ThalwegError, ImportError):
@@ -24,7 +24,7 @@ class MissingExtraError(ThalwegError, ImportError):
 
 
 def need_modules(*modules: str, extra: str = "race") -> None:
-    """Raise an error unless all modules of an extra can be imported.
+    """Raise an error unless all `modules` of the pip extra `extra` can be imported.
 
     Raises:
         MissingExtraError: Lists the missing packages and the command that installs them.

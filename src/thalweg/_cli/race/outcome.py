@@ -20,8 +20,8 @@ class RaceOutcome:
     Attributes:
         races: One race per finished seed.
         seeds: The number of seeds planned.
-        swept: The sweep, if there was one; its best lanes are the race of the first seed.
-        stopped: Whether Ctrl-C ended it early.
+        swept: The race over several learning rates, or None. The best rates form `races[0]`.
+        stopped: Whether Ctrl-C ended the races early.
     """
 
     races: list[Race]
@@ -42,12 +42,12 @@ class RaceOutcome:
 
 @dataclass(frozen=True)
 class Fraction:
-    """One race's part of the total progress.
+    """Part of the total progress that a race covers.
 
     Attributes:
-        label: Which race it is; empty for a single race.
+        label: The race's seed in words; empty for a single race.
         offset: The fraction of the total that precedes this race.
-        length: The fraction of the total that this race is.
+        length: The fraction of the total that this race covers.
         searching: Whether contestants try learning rates.
     """
 
@@ -72,16 +72,16 @@ def race_seeds(
     """Run a race per seed.
 
     Args:
-        load: Returns the problem for a seed.
+        load: `load(seed)` returns the problem.
         contestants: The contestants.
         seeds: The seeds.
-        sweeps: Whether contestants try learning rates in the first race and keep the best one.
+        sweeps: Whether contestants try learning rates in the first race, and keep the best.
         epochs, threads, strategy: See `run`.
-        measures: Whether steps of the first race are measured; see `run`.
-        progress: Called from time to time with the fraction that the present race is, and the race.
+        measures: Whether to record diagnostics of the first race; see `run`.
+        progress: `progress(fraction, race)` is called when `run` calls `progress(race)`.
 
     Returns:
-        The finished races; after Ctrl-C in the first race, its steps so far.
+        The finished races, or after Ctrl-C in the first race, the first race's steps so far.
 
     Raises:
         EntryError: An optimizer fails; the message names the optimizer.

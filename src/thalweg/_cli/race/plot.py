@@ -31,7 +31,7 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 
 
 def figure(races: Sequence[Race]) -> Any:
-    """Return a matplotlib figure of the races; several seeds as means with ranges."""
+    """Return a matplotlib figure of the races; several seeds are drawn as means with ranges."""
     # `Figure` instead of pyplot avoids global state, backends and windows.
     from matplotlib.figure import Figure
 
@@ -95,7 +95,7 @@ def _draw_lane(
 
 
 def _draw_curves(axes: Any, steps: Any, curves: Sequence[Any], style: dict[str, Any]) -> np.ndarray:
-    """Plot the mean of the curves over their range as an area; return the mean."""
+    """Plot the mean of `curves`, shade the range of `curves`, and return the mean."""
     values = np.asarray(curves)
     mean = values.mean(0)
     axes.plot(steps, mean, **style)

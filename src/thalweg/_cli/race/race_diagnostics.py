@@ -24,7 +24,7 @@ class MeasuredSteps:
     Args:
         optimizer: The contestant's optimizer, before the first step.
         model: The contestant's model.
-        interval: Which steps are measured: 10 for every tenth.
+        interval: Steps per measurement: 10 measures every tenth step.
 
     Attributes:
         history: The records so far; only losses if the optimizer is not measurable.
@@ -40,7 +40,7 @@ class MeasuredSteps:
             optimizer.measure(Diagnostics(interval, [self._keep_table]), params_by_name.items())
 
     def add_step(self, step: int, loss: float) -> None:
-        """Record a step and the loss before it."""
+        """Add the diagnostics of a step, and the loss before the step, to `history`."""
         table, self._table = self._table, None
         header, rows = LogHeader(self._interval, (), (), (), ()), {}
         if table is not None:

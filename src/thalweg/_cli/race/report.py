@@ -55,7 +55,7 @@ def table(races: Sequence[Race], width: int) -> Table:
 def lay_out_table(
     rows: Sequence[Mapping[str, Any]], styles: Sequence[str | None], headings: list[str]
 ) -> Table:
-    """Return a table of rows, which have a cell for each heading, with a style for each row."""
+    """Return a rich table. A row is {heading: cell}; `styles` has one style per row."""
     from rich import box
     from rich.table import Table
 
@@ -76,7 +76,7 @@ def _format_ranks(ranked: Standing) -> str:
 
 
 def cells_of(ranked: Standing) -> list[str]:
-    """Format learning rate, train loss, test accuracy, seconds and microseconds per step."""
+    """Return cells: learning rate, train loss, test accuracy, seconds, microseconds per step."""
     lanes, lane = ranked.lanes, ranked.lanes[0]
     rate = "-" if lane.learning_rate is None else f"{lane.learning_rate:g}"
     if len(lanes) > 1:
@@ -97,7 +97,7 @@ def cells_of(ranked: Standing) -> list[str]:
 
 
 def write_footnotes(races: Sequence[Race]) -> list[str]:
-    """Return notes on the ranking method and its limits."""
+    """Return notes on the ranking method, and on the limits of a ranking."""
     measuring_note = [] if races[0].record_interval is None else [_MEASURING_NOTE]
     if len(races) == 1:
         chance = "With one seed, small differences may be chance: see --seeds."
@@ -117,7 +117,7 @@ def write_footnotes(races: Sequence[Race]) -> list[str]:
 
 
 def _compare_baseline(races: Sequence[Race]) -> list[str]:
-    """Return a note on step times relative to the baseline's; empty without the baseline."""
+    """Return [note on step times relative to the baseline], or [] without the baseline."""
     standings = {ranked.name: ranked for ranked in rank_contestants(races)}
     baseline = standings.pop(BASELINE, None)
     if baseline is None or not standings or not baseline.step_time > 0:
@@ -151,7 +151,7 @@ def sweep_table(swept: Race, width: int) -> Table:
 
 
 def sweep_note(swept: Race) -> str:
-    """Return a note on the table of a sweep."""
+    """Return a note that explains the table of `sweep_table`."""
     note = (
         f"Train loss with {len(sweep.FACTORS)} learning rates each, from"
         f" {sweep.FACTORS[0]:g} to {sweep.FACTORS[-1]:g} times the usual one, seed {swept.seed};"
@@ -188,7 +188,7 @@ def _describe_problem(race: Race) -> dict[str, Any]:
 def report(outcome: RaceOutcome) -> dict[str, Any]:
     """Return a race as JSON values; numbers that are not finite are null.
 
-    With one seed "results" has all losses; with several it has means, and "races" the losses.
+    "results" has the losses of a single seed, or means over seeds; "races" then has the losses.
     """
     race = outcome.race
     has_many_seeds = len(outcome.races) > 1
@@ -254,7 +254,7 @@ def _describe_means(ranked: Standing) -> dict[str, Any]:
 
 
 def _describe_contestant(lane: Lane) -> dict[str, Any]:
-    """Return name, source, learning rate and arguments as JSON values; other objects as `repr`."""
+    """Return name, source, learning rate and arguments (some as `repr`) as JSON values."""
     return {
         "optimizer": lane.name,
         "source": lane.contestant.source,
@@ -321,10 +321,10 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file for writing that replaces `path` at the end of the block.
+    """Open a temporary file for writing, and rename the file to `path` at the end of the block.
 
     An error leaves the old file unchanged. The new file has the old file's read
-    and write permissions and, where allowed, its owner.
+    and write permissions and, where allowed, the old owner.
     """
     partial = path.with_name(f".{path.name}.partial")
     # A leftover of an interrupted run, or a link that another user created.

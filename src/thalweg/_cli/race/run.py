@@ -48,7 +48,7 @@ def rate_of(contestant: Contestant, optimizer: object) -> float | None:
 
 @dataclass
 class Lane:
-    """Model, optimizer and history of a contestant.
+    """Model, optimizer and history of one contestant in a race.
 
     Times are in seconds, one per step, and include those of the diagnostics in `recorder`.
     """
@@ -116,7 +116,7 @@ class Race:
             del evaluations[shared:]
 
     def ranked(self) -> list[Lane]:
-        """Return the lanes by test accuracy, then train loss, with diverged ones last."""
+        """Return the lanes by test accuracy, then by train loss; diverged lanes are last."""
 
         def key(lane: Lane) -> tuple[bool, float, float]:
             scores = lane.scores
@@ -141,13 +141,13 @@ def run(
         seed: Decides the initial weights and the order of the examples.
         threads: The number of threads of torch during the race. One is as fast for small models,
             does not wait for busy cores, and gives the same numbers on every machine.
-        progress: Called after every block of steps of one contestant.
-        strategy: Optional. The ranks that share each batch; all of them call this.
-        measures: Whether to record diagnostics, at most as many steps as a page has columns.
+        progress: `progress(race)` is called after each block of steps of a contestant.
+        strategy: Optional. The ranks that share each batch; every rank calls `run`.
+        measures: Whether to record diagnostics, of at most as many steps as a page can show.
 
     Returns:
-        The race with all histories and this rank's times. Ctrl-C stops a race of one rank, which
-        returns the steps so far.
+        The race with all histories and this rank's times. With one rank, Ctrl-C ends the race, and
+        the steps so far are returned.
 
     Raises:
         EntryError: An optimizer fails; the message names the optimizer.
@@ -186,7 +186,7 @@ def _make_lane(contestant: Contestant, problem: Problem, start: nn.Module) -> La
 
 
 def _begin_lane(lane: Lane) -> None:
-    """Build an optimizer with torch's interface, before timing begins."""
+    """Build the lane's optimizer if it is an `ApplyGradientsAdapter`; otherwise do nothing."""
     if not isinstance(lane.optimizer, ApplyGradientsAdapter):
         return
     try:

@@ -24,8 +24,8 @@ class Standing:
 
     Attributes:
         lanes: The contestant's lanes, one per seed.
-        first: The best possible rank by the seeds, from 1.
-        last: The worst possible rank; equal to `first` with one seed.
+        first: The best possible rank, counted from 1.
+        last: The worst possible rank; `first` if there is one seed.
     """
 
     lanes: list[Lane]
@@ -80,7 +80,7 @@ class Standing:
 
 
 def rank_contestants(races: Sequence[Race]) -> list[Standing]:
-    """Return the standings with ranges of possible ranks, the best first.
+    """Return the standings, the best first, with the best and worst possible ranks.
 
     A seed gives all contestants the same weights and batches, so the test is paired: a contestant
     is better if the mean difference of accuracies exceeds the 95 % interval of Student's t.
@@ -99,10 +99,10 @@ def rank_contestants(races: Sequence[Race]) -> list[Standing]:
 
 
 def open_ranks(values: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """Return the best and the worst possible rank of each contestant, from 1.
+    """Return (best possible rank, worst possible rank) of each contestant, counted from 1.
 
     Args:
-        values: Scores per contestant and seed, higher being better; contestants in order of rank.
+        values: A list of scores (one per seed) for each contestant, the best contestant first.
     """
     if len(values[0]) == 1:
         return [(rank, rank) for rank in range(1, len(values) + 1)]

@@ -14,7 +14,7 @@ FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
-    """Return each contestant once for each factor of its learning rate.
+    """Return copies of each contestant, with the learning rate multiplied by each of `FACTORS`.
 
     Raises:
         RaceError: A learning rate is not a number, or cannot be set.

@@ -27,10 +27,10 @@ class TorchForm(ApplyGradientsAdapter):
     """Optimizer built by a class or function from parameters or a model.
 
     Args:
-        make: The class or function. Its first argument is the parameters, or the model if it has
-            such a name. A function may return several optimizers.
+        make: The class or function. The first argument receives the parameters, or the model if the
+            argument is named so, as `model` or `net`. A list of optimizers may be returned.
         text: The entry, for messages.
-        learning_rate: The learning rate; None takes the default.
+        learning_rate: The learning rate; None means the default of `make`.
         options: The other arguments.
 
     Raises:
@@ -64,10 +64,10 @@ class TorchForm(ApplyGradientsAdapter):
         return super().is_measurable and _accepts(self._parameters, "diagnostics")
 
     def begin(self, model: nn.Module) -> None:
-        """Build the optimizer from all parameters of a model, or from the model.
+        """Build the optimizer from `model`, or from the parameters of `model`, as `make` requires.
 
         Raises:
-            EntryError: The call fails, or its result has no `step`.
+            EntryError: `make` fails, or returns an object without `step`, or an empty list.
         """
         try:
             if next(iter(self._parameters), "") in _MODELS:
@@ -114,7 +114,7 @@ def enter_own(entry: RaceEntry, target: Any) -> Contestant:
         target: A rule, an optimizer of the library, or a class or function that makes an optimizer.
 
     Raises:
-        RaceError: The object is none of these.
+        RaceError: `target` is something else, such as a built optimizer of torch.
         RuleError: The rule is invalid.
     """
     text, label, rate, options = entry.text, entry.label, entry.rate, entry.options
@@ -187,7 +187,7 @@ def _default_rate(factory: Callable[..., Any]) -> float | None:
 
 
 def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
-    """Call a class or function without parameters to build an optimizer of the library."""
+    """Build an optimizer of the library by `factory`; `rate` sets the learning rate."""
     takes_rate = "learning_rate" in _parameters_of(factory)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}
     try:
@@ -209,7 +209,7 @@ def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | N
 
 
 def _with_rate(optimizer: Any, text: str, rate: float | None) -> Optimizer:
-    """Set the learning rate of an optimizer, and return the optimizer."""
+    """Set the optimizer's learning rate unless `rate` is None; return the optimizer itself."""
     if rate is not None:
         attribute = registry.rate_name(optimizer)
         if attribute is None:

@@ -79,10 +79,10 @@ _MAX_SUGGESTIONS = 6
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """Optimizer of a registered name.
+    """Optimizer class with a registered name.
 
     Attributes:
-        of: The name of its class.
+        of: The registered name of the class.
         cls: The class.
         options: Arguments of the constructor besides the learning rate.
     """
@@ -142,7 +142,7 @@ def torch_rules() -> dict[str, Rule]:
 
 @cache
 def by_torch() -> dict[str, RegistryEntry]:
-    """Return the entries of `thalweg.optim` and `torch.optim` by names with prefixes."""
+    """Return {name: entry} of `thalweg.optim` and `torch.optim`, with names like `optim:Adam`."""
     import torch
 
     from thalweg import optim
@@ -171,7 +171,7 @@ def spelled(name: str, noun: str = "rule") -> str:
 
     Args:
         name: A name.
-        noun: The kind of object, for the message.
+        noun: "rule" or "optimizer", for the message.
 
     Raises:
         NotFoundError: The name is unknown; the message has the reason or similar names.

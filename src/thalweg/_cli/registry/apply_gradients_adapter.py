@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ApplyGradientsAdapter:
-    """Optimizer with torch's interface, built by `begin` or from the variables of the first step.
+    """Adapter of a torch-style optimizer, which is built by `begin` or at the first step.
 
     Args:
         learning_rate: The argument `lr`; None means the class's default.
@@ -80,7 +80,7 @@ class ApplyGradientsAdapter:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Set variables to their evaluation values inside the block: means, if schedule-free."""
+        """Give variables of schedule-free optimizers the mean values inside the block."""
         with ExitStack() as stack:
             for optimizer in self._optimizers:
                 if getattr(optimizer, "_has_means", False):
@@ -121,7 +121,7 @@ class ApplyGradientsAdapter:
         return {} if self.learning_rate is None else {self.rate_argument: self.learning_rate}
 
     def _make(self, variables: list[Any]) -> list[Any]:
-        """Build and return the optimizers; AdamW for variables that a class of matrices lacks."""
+        """Return new optimizers; AdamW updates variables that a matrix rule such as Muon cannot."""
         factory, options = self.factory, {**self._rate, **self._options}
         if self._is_mixed:
             members, remaining = self._split(variables, lambda var: var.dim() > 1)

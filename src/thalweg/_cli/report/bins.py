@@ -51,7 +51,7 @@ def keep_largest(bins: Bins, steps: np.ndarray, values: np.ndarray) -> np.ndarra
 
 
 def encode(values: np.ndarray) -> str:
-    """Encode numbers with 4 digits each as base64 text for the page's script."""
+    """Return numbers, rounded to 4 digits, as base64 text for the page's script."""
     finite = np.isfinite(values) & (values != 0)
     size = np.abs(np.where(finite, values, 1.0))
     exponent = np.floor(np.log10(size)).astype(np.int64)

@@ -22,7 +22,7 @@ class History:
     Attributes:
         names: The names of all parameters, in the order of the file.
         losses: The losses by step, in the order of steps.
-        rows: By step and plotted column, a number per parameter in the order of `names` then.
+        rows: {step: {column: a number per parameter, in the order of `names` at that step}}.
         warnings: The warnings about unusual numbers.
         resumed: The steps at which the training was resumed.
         interval: The number of steps between records.
@@ -47,7 +47,7 @@ class History:
         return self._latest_step
 
     def add(self, record: Record) -> None:
-        """Add a record; a record of an earlier step replaces all from that step on."""
+        """Add a record. A record of an earlier step first deletes the records from that step on."""
         step, header = record.step, record.header
         if self._latest_step is not None and step < self._latest_step:
             self._go_back(step)
@@ -78,7 +78,7 @@ class History:
         self.resumed.append(step)
 
     def _reorder(self, names: tuple[str, ...], row: np.ndarray) -> np.ndarray:
-        """Return a row in the order of all names, which a resumed training may extend."""
+        """Return `row` in the order of `self.names`; append new names of a resumed training."""
         if names not in self._columns_by_names:
             index_by_name = {name: index for index, name in enumerate(self.names)}
             self.names += [name for name in dict.fromkeys(names) if name not in index_by_name]
@@ -94,11 +94,11 @@ class History:
 def read_history(
     path: Path, progress: Callable[[float], object] = lambda fraction: None
 ) -> History:
-    """Read all records of a file.
+    """Read all records of a diagnostics file into a `History`.
 
     Args:
         path: The file.
-        progress: Called from time to time with the fraction read so far.
+        progress: `progress(fraction)` is called from time to time with the fraction read so far.
 
     Raises:
         MissingFileError: The file does not exist.

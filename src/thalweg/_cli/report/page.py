@@ -23,7 +23,7 @@ SCRIPTS = ("numbers", "colors", "elements", "curve", "training", "pointing", "pa
 
 
 class TrainingReport(NamedTuple):
-    """Training on a page.
+    """Training to show on a page.
 
     Attributes:
         history: The records of the steps.
@@ -167,7 +167,7 @@ def _worst(values: list[float]) -> float | None:
 
 
 def _list_warned(warning: Warned, indices: dict[str, int]) -> list[Any]:
-    """Return a warning as a list for the page's script, with layers as indices."""
+    """Return a warning as a list for the page's script, with indices in place of layer names."""
     values = plain_number(warning.number), plain_number(warning.usual)
     # Layers without a plotted column have no index.
     layers = [indices[name] for name in warning.layers if name in indices]

@@ -31,7 +31,7 @@ class Reached(NamedTuple):
     Attributes:
         value: The object, if the full name exists.
         missing: The shortest missing prefix of the name; empty if the full name exists.
-        words: The facade's message about the missing name.
+        words: Advice about the missing name; empty if the full name exists.
     """
 
     value: Any
@@ -43,8 +43,8 @@ class Verdict(NamedTuple):
     """Verdict on a name.
 
     Attributes:
-        state: "there", "changed" or "missing".
-        name: The name, or its missing prefix.
+        state: "there", "changed" (unlike TensorFlow) or "missing".
+        name: The full name, or the missing prefix of the name.
         words: The difference, or the replacement; empty if the name exists unchanged.
     """
 
@@ -55,7 +55,7 @@ class Verdict(NamedTuple):
 
 @functools.cache
 def reached(path: Path) -> Reached:
-    """Look up a name in `thalweg.tf`, attribute by attribute."""
+    """Look up a dotted name in `thalweg.tf`, attribute by attribute."""
     target: Any = tf
     for depth, name in enumerate(path, start=1):
         # Attributes of other objects, such as flags, are not names of TensorFlow.
@@ -69,7 +69,7 @@ def reached(path: Path) -> Reached:
 
 
 def _missing(path: Path, depth: int, error: Exception) -> tuple[Path, str]:
-    """Return the missing prefix of a name, and advice for the longest prefix that has any."""
+    """Return (missing prefix, advice) for a name. Advice for a longer prefix is preferred."""
     short_path = path[2:] if path[:2] == V1 else path
     first = len(path) - len(short_path)
     for length in range(len(short_path), depth - first - 1, -1):
@@ -136,7 +136,7 @@ def verdict(use: Use, version_1: bool) -> Verdict:
 
 
 def private_verdict(use: Use) -> Verdict:
-    """Return the verdict on a name in TensorFlow's private modules."""
+    """Return the verdict on a name in a private module, below `tensorflow.python`."""
     target: Any = private_modules.module("tensorflow.python")
     for depth, name in enumerate(use.path[1:], start=2):
         if not isinstance(target, ModuleType | MergedModules):
@@ -183,10 +183,10 @@ def title(path: Path) -> str:
 
 
 def differs(path: Path) -> tuple[Path, str]:
-    """Return how an existing name, or a prefix of it, differs from TensorFlow's.
+    """Return how an existing name, or a prefix of the name, differs from TensorFlow's.
 
     Returns:
-        The name or prefix, and the difference, or "".
+        (name or prefix, difference). The difference is empty if there is none.
     """
     short_path = path[2:] if path[:2] == V1 else path
     for length in range(len(short_path), 0, -1):
@@ -206,7 +206,7 @@ def differs(path: Path) -> tuple[Path, str]:
 
 @functools.cache
 def _by_object() -> tuple[tuple[str, object], ...]:
-    """Return pairs of difference and function, for functions with several names."""
+    """Return (difference, function) pairs, to find functions that have several names."""
     pairs: list[tuple[str, Any]] = []
     for name, words in CHANGED.items():
         value = reached(tuple(name.split("."))).value
@@ -230,7 +230,7 @@ def _importable(module: Path) -> bool:
 
 
 def _wrong(function: object, call: CallArguments) -> str:
-    """Describe arguments of the call that the function does not accept; "" if all are valid."""
+    """Return why `function` does not accept the arguments of `call`; empty if all are valid."""
     try:
         parameters = _signature(function).parameters.values()
     except (TypeError, ValueError):

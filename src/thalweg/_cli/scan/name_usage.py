@@ -43,11 +43,10 @@ class Use(NamedTuple):
 
 
 def uses(tree: ast.Module) -> list[Use]:
-    """Return the names of TensorFlow in a module, by line.
+    """Return the TensorFlow names that a module uses, sorted by line.
 
-    Imports and assignments of names to names (`layers = tf.layers`) are followed, in Python's
-    scopes. Results of calls, names from `import *`, and names that one of two branches binds to
-    another object are not.
+    Imports and aliases such as `layers = tf.layers` are followed in Python's scopes. Results of
+    calls, names from `import *`, and names that two branches bind differently are not followed.
     """
     finder = _UsageFinder()
     finder.module(tree)
@@ -55,11 +54,11 @@ def uses(tree: ast.Module) -> list[Use]:
 
 
 class _Scope:
-    """Scope of a module, class, function or comprehension: TensorFlow paths of its names.
+    """Scope of a module, class, function or comprehension: {name: TensorFlow path}.
 
     Args:
-        parent: The enclosing scope, in which other names are looked up.
-        local_names: Names that are bound in this scope, and so hide those of the parent.
+        parent: The enclosing scope, in which unbound names are looked up.
+        local_names: Names that are bound in this scope, and hide names of the parent.
     """
 
     def __init__(self, parent: _Scope | None = None, local_names: Iterable[str] = ()) -> None:
@@ -286,9 +285,9 @@ class _UsageFinder(ast.NodeVisitor):
     def _ends(
         self, branches: list[list[Any]], exceptions: set[str]
     ) -> list[dict[str, Path | None]]:
-        """Visit each branch; return the bindings at the end of each.
+        """Visit branches from equal initial bindings; return {name: path} at each branch's end.
 
-        `exceptions` are those that handlers catch in the first branch.
+        `exceptions` are the names of exceptions that are caught in the first branch.
         """
         initial, ends = self._scope.names, list[dict[str, Path | None]]()
         for branch in branches:
@@ -395,7 +394,7 @@ def _parameters(arguments: ast.arguments) -> list[ast.arg]:
 
 
 def _bound(body: Iterable[ast.AST]) -> set[str]:
-    """Return the names that a function binds, without those of nested functions and classes."""
+    """Return the local names of a function's body, without the names in nested scopes."""
     bound: set[str] = set()
     free: set[str] = set()
     pending = list(body)

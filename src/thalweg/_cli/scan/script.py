@@ -33,7 +33,7 @@ class Name:
         state: "there", "changed" or "missing".
         words: The difference, or the replacement.
         lines: The lines that use the name.
-        uses: The full names, if they are longer.
+        uses: The full names that are longer than `name`.
     """
 
     name: str

@@ -20,9 +20,9 @@ class NameCoverage(NamedTuple):
     """Table of the facade's names.
 
     Attributes:
-        there: The available names by module.
-        changed: The differences of available names.
-        missing: The replacements of missing names.
+        there: {module: available names}.
+        changed: {available name: difference}.
+        missing: {missing name: replacement}.
     """
 
     there: dict[str, list[str]]
@@ -31,7 +31,7 @@ class NameCoverage(NamedTuple):
 
 
 def names() -> NameCoverage:
-    """Return the table of names from the facade's modules and messages."""
+    """Return the available, changed and missing names of `thalweg.tf`."""
     available: dict[str, list[str]] = {}
     at_top = _public(tf)
     for path, module in _modules():
@@ -71,7 +71,7 @@ def _rows(first_heading: str, second_heading: str, rows: dict[str, str]) -> str:
 
 
 def _modules() -> Iterator[tuple[Path, ModuleType]]:
-    """Yield path and module of the facade's modules, which define `__getattr__`."""
+    """Yield (path, module) once for `thalweg.tf` and each namespace below."""
     # The first access imports this module.
     _ = tf.compat.v1
     pending: list[tuple[Path, ModuleType]] = [((), tf)]

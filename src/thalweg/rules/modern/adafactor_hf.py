@@ -1,4 +1,4 @@
-"""Adafactor with the formula of transformers, which is that of fairseq (Shazeer & Stern 2018)."""
+"""Adafactor with the formula of transformers and fairseq (Shazeer & Stern 2018)."""
 
 from functools import lru_cache
 
@@ -48,7 +48,7 @@ def factor(
     *, row, column, exp_avg_sq_row, exp_avg_sq_col, row_count, column_count, square_share,
     square_weight, eps1,
 ):  # fmt: skip
-    """Return means of rows and columns, and the vectors whose product is the inverse root."""
+    """Return exp_avg_sq_row, exp_avg_sq_col, and row and column factors of the inverse root."""
     row = (row / column_count + eps1) * square_weight
     column = (column / row_count + eps1) * square_weight
     exp_avg_sq_row = exp_avg_sq_row * square_share + row
@@ -65,7 +65,7 @@ def factored_squares(var, grad, *, row, column):
 
 
 def scale(*, variable, length, count, rate, eps2, clip_threshold, scale_parameter, weight_decay):
-    """Return the factor of a variable's step, its decay, and its root mean square."""
+    """Return {"step_scale": factor of the step, "decay": share lost, "RMS": the variable's RMS}."""
     count = maximum(count, 1.0)
     rms, step_rms = sqrt(variable / count), sqrt(length / count)
     # A root that is NaN is passed over, as Python's `max` does.
@@ -130,7 +130,7 @@ _UPDATES = {
 
 
 def _hypers(beta1, is_relative, eps1, eps2):
-    """Return the hyperparameters; 1 - beta1 in float32 has lost the digits that count."""
+    """Return the hyperparameters. `mean_weight` is 1 - beta1, computed before beta1 is rounded."""
     if is_relative:
         rate = Hyper("warmup_init", 0.0, "whether the rate begins at 1e-6 and grows linearly")
     else:
@@ -153,15 +153,15 @@ def _hypers(beta1, is_relative, eps1, eps2):
 def adafactor_hf(
     is_vector=False, beta1=None, is_relative=True, eps1=EPS[0], eps2=EPS[1], dtype=None
 ):  # fmt: skip
-    """Return the rule with these options.
+    """Return Adafactor's rule for these options.
 
     Args:
-        is_vector: True for variables of fewer than two dimensions, with a mean square per element.
-        beta1: Optional. The share of the mean of steps that is kept; None keeps no mean.
-        is_relative: True if the rate depends on the number of the step, and not on `lr`.
-        eps1: Added to squares.
-        eps2: The least root of a mean square of a variable, if steps are relative to it.
-        dtype: The dtype of slots; None is the variable's.
+        is_vector: True keeps a mean square per element, for variables of fewer than two dimensions.
+        beta1: Optional. The share of the mean of steps that is kept. None keeps no mean.
+        is_relative: True derives the rate from the step's number; False uses `learning_rate`.
+        eps1: Added to squares of gradients.
+        eps2: Lower bound of the variable's RMS, by which `scale_parameter` multiplies rates.
+        dtype: The dtype of slots (state tensors). None means the variable's dtype.
     """
     has_mean = beta1 is not None
     squares = (Slot("exp_avg_sq", positive=True, dtype=dtype),) if is_vector else (

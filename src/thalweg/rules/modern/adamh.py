@@ -1,4 +1,4 @@
-"""AdamH: Adam on a sphere: variables keep the norm that they begin with (Hyperball, 2026)."""
+"""AdamH: Adam on a sphere; each variable keeps the initial norm (Hyperball, 2026)."""
 
 from thalweg.formula import Rule, like_update, variable_squares, wide
 from thalweg.rules.modern.common import (

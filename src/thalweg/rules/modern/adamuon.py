@@ -52,10 +52,10 @@ def rescale(*, step, epsilon):
 
 @lru_cache(None, typed=True)
 def adamuon(nesterov=True, coefficients="original", steps=5, layout=None, dtype=None):
-    """Return the rule with these options.
+    """Return AdaMuon's rule for these options.
 
     Raises:
-        ValueError: Coefficients, steps or the dtype of products are unknown.
+        ValueError: `coefficients`, `steps` or `dtype` is not accepted.
     """
     check_dtype(dtype)
     stage = partial(orthogonalize, coefficients=triples(coefficients, steps), dtype=dtype)

@@ -1,4 +1,4 @@
-"""Base of the four AdamW rules, which differ in their weight decay."""
+"""Base of the four AdamW rules, which differ in weight decay."""
 
 from thalweg.formula import Hyper, Rule, moved
 from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_square, root_of
@@ -10,15 +10,15 @@ def as_it_is(value, counterpart, learning_rate, weight_decay):
 
 
 def adamw(module, name, decay, *, grad_of=as_it_is, var_of=as_it_is, source, differs):
-    """Return a rule from where the decay goes.
+    """Return AdamW's rule with the weight decay that `grad_of` or `var_of` applies.
 
     Args:
-        module: That of the rule, which has its `update` under that name: pickles find it there.
+        module: Name of the module that stores the rule's `update` as `update`, for pickle.
         name: The rule's name.
-        decay: What its `weight_decay` says of itself.
-        grad_of: The gradient with the decay: of (grad, var, learning_rate, weight_decay).
-        var_of: The variable with the decay: of (var, step, learning_rate, weight_decay).
-        source, differs: As those of a `Rule`.
+        decay: Description of the hyperparameter `weight_decay`.
+        grad_of: `grad_of(grad, var, learning_rate, weight_decay)` returns the gradient to use.
+        var_of: `var_of(var, step, learning_rate, weight_decay)` returns the decayed variable.
+        source, differs: Fields of `Rule`.
     """
 
     def update(

@@ -1,4 +1,4 @@
-"""Adan: Nesterov's momentum with a mean of the gradients' differences (Xie et al. 2022)."""
+"""Adan: Nesterov's momentum with a mean of the gradient's changes (Xie et al. 2022)."""
 
 from thalweg.formula import Hyper, Rule, Slot, where
 from thalweg.rules.modern.common import SLOTS, hypers, lerp, mean_square, root_of
@@ -6,7 +6,7 @@ from thalweg.rules.torch.common import as_read
 
 
 def prepare(*, learning_rate, beta1, beta2, last_beta, t):
-    """Return the scalars of a step, in float64."""
+    """Return {name: scalar of step t}, computed in float64."""
     t, rate, beta1, beta2, square_beta = map(as_read, (t, learning_rate, beta1, beta2, last_beta))
     return {
         "mean_weight": 1 - beta1,
@@ -24,7 +24,7 @@ def update(
     last_beta, epsilon, weight_decay, no_prox, mean_weight, change_weight, square_weight,
     mean_rate, change_rate, root_correction, steps_before,
 ):  # fmt: skip
-    """Return the updated variable and slots."""
+    """Return the new var, exp_avg, exp_avg_sq, exp_avg_diff and last_grad."""
     change = where(steps_before == 0, 0.0, grad - last_grad)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_diff = exp_avg_diff * beta2 + change_weight * change

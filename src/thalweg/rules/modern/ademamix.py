@@ -15,7 +15,7 @@ def slow_weight(beta1, last_beta, share):
 
 
 def prepare(*, beta1, beta2, last_beta, alpha, alpha_warmup, beta3_warmup, t):
-    """Return the scalars of a step."""
+    """Return {name: scalar of step t}."""
     step, alpha_steps, steps = as_read(t), as_read(alpha_warmup), larger(as_read(beta3_warmup), 1.0)
     return {
         **corrections(beta1=beta1, beta2=beta2, t=t),
@@ -32,7 +32,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, exp_avg_slow, *, learning_rate, beta2, gain, epsilon,
     weight_decay, mean_weight, square_weight, slow_weight, mean_correction, root_correction,
 ):  # fmt: skip
-    """Return the updated variable and slots; the slow mean has no bias correction."""
+    """Return var, exp_avg, exp_avg_sq and exp_avg_slow. The slow mean's bias is not corrected."""
     var = var * (1 - learning_rate * weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)

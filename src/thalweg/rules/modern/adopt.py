@@ -1,4 +1,4 @@
-"""ADOPT: gradients are divided by the root that was before them (Taniguchi et al. 2024)."""
+"""ADOPT: gradients are divided by the RMS of earlier gradients (Taniguchi et al. 2024)."""
 
 from thalweg.formula import Hyper, Rule, maximum, minimum, sqrt, where
 from thalweg.rules.modern.common import SLOTS, hypers, lerp, mean_square, weights
@@ -16,7 +16,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta2, epsilon, weight_decay, decoupled,
     mean_weight, square_weight, steps_before, bound,
 ):  # fmt: skip
-    """Return the updated variable and slots."""
+    """Return the new var, exp_avg and exp_avg_sq. The first step changes only exp_avg_sq."""
     grad = where((weight_decay != 0) & (decoupled == 0), grad + weight_decay * var, grad)
     shrunk_var = where(decoupled != 0, var - learning_rate * weight_decay * var, var)
     normed = grad / maximum(sqrt(exp_avg_sq), epsilon)

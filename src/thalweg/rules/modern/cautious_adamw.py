@@ -1,4 +1,4 @@
-"""Cautious AdamW: leaves out steps of the gradient's sign, lengthens the others (Liang 2024)."""
+"""Cautious AdamW: elements do not move uphill, and the rest moves further (Liang 2024)."""
 
 from thalweg.formula import Rule, like_update, maximum, moved, narrow, where
 from thalweg.rules.modern.common import (
@@ -28,7 +28,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta2, epsilon, weight_decay, mean_weight,
     square_weight, mean_correction, root_correction, gain,
 ):  # fmt: skip
-    """Return the updated variable and slots."""
+    """Return the new var, exp_avg and exp_avg_sq."""
     var = var * (1 - learning_rate * weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)

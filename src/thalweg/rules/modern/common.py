@@ -49,9 +49,7 @@ def measured_step(mean, square, mean_correction, root_correction, epsilon):
 
 
 def weights(*, beta1, beta2):
-    """Return the weights of a gradient in the means; 1 - beta in float32 has lost the digits that
-    count.
-    """
+    """Return the weight of a gradient in each mean; 1 - beta is computed before rounding."""
     return {"mean_weight": 1 - as_read(beta1), "square_weight": 1 - as_read(beta2)}
 
 
@@ -65,11 +63,7 @@ def corrections(*, beta1, beta2, t):
 
 
 def check_one_rate(name, rates):
-    """Raise an error if two nonzero rates, in an array or a scalar, differ.
-
-    Raises:
-        InvalidArgumentError: Two nonzero rates differ.
-    """
+    """Raise InvalidArgumentError if two nonzero numbers of the array `rates` differ."""
     distinct_rates = sorted({*rates.flat} - {0.0})
     if len(distinct_rates) > 1:
         raise InvalidArgumentError(

@@ -1,6 +1,6 @@
 """Shampoo's factors and their eigenvectors, of batches of matrices.
 
-A side that is too long has no factor: an empty one, and an empty basis, stand for none.
+A side that is too long has an empty factor and an empty basis.
 """
 
 # Pyright takes `torch` for the package beside this one.
@@ -31,7 +31,10 @@ def turn_back(matrices, rows, columns):
 
 
 def first_basis(factor):
-    """Return the eigenvectors of a factor, those of large values first."""
+    """Return the eigenvectors (batch, n, n) of `factor`, by decreasing eigenvalue.
+
+    An empty factor is returned itself. A factor with NaN or infinity counts as the identity.
+    """
     if not factor.numel():
         return factor
     eye = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)

@@ -1,4 +1,4 @@
-"""LAMB: Adam's step as long as the variable, times the rate (You et al. 2019)."""
+"""LAMB: Adam's step, scaled to the variable's norm times the rate (You et al. 2019)."""
 
 from thalweg.formula import (
     Hyper,
@@ -32,7 +32,7 @@ def step_squares(
     var, grad, exp_avg, exp_avg_sq, *, beta2, epsilon, weight_decay, mean_weight, square_weight,
     mean_correction, root_correction,
 ):  # fmt: skip
-    """Return a term of the sum of squares of the step."""
+    """Return the squared step of an element in float64, without learning rate and trust ratio."""
     mean = lerp(exp_avg, grad, mean_weight)
     square = mean_square(exp_avg_sq, grad, beta2, square_weight)
     step = measured_step(mean, square, mean_correction, root_correction, epsilon)

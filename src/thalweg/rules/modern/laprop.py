@@ -1,4 +1,4 @@
-"""LaProp: momentum of gradients that were divided by their root first (Ziyin et al. 2020)."""
+"""LaProp: momentum of gradients, each divided by the RMS first (Ziyin et al. 2020)."""
 
 # Pyright takes `torch` for the package beside this one.
 # pyright: reportArgumentType=false
@@ -10,9 +10,10 @@ from thalweg.rules.torch.common import as_read, multiplied, value_if
 
 
 def prepare(*, learning_rate, beta1, beta2, t, rate_mean=None):
-    """Return the scalars of a step, computed in float64.
+    """Return {name: scalar of step t}, computed in float64, with the new `rate_mean`.
 
-    The mean holds rates, too; the mean of the rates corrects its bias under a schedule.
+    exp_avg contains learning rates. `rate_mean`, the running mean of learning rates, corrects the
+    bias of exp_avg under a schedule. None assumes a constant learning rate.
     """
     scalars = weights(beta1=beta1, beta2=beta2)
     scalars["square_correction"] = 1 - as_read(beta2) ** as_read(t)
@@ -28,7 +29,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, epsilon, weight_decay,
     mean_weight, square_weight, square_correction, step_size,
 ):  # fmt: skip
-    """Return the updated variable and slots; decay is that of the variable that has moved."""
+    """Return the new var, exp_avg and exp_avg_sq. Weight decay applies to the moved variable."""
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     normed = grad / (sqrt(exp_avg_sq / square_correction) + epsilon)
     exp_avg = exp_avg * beta1 + learning_rate * mean_weight * normed

@@ -1,4 +1,4 @@
-"""MARS: AdamW of gradients whose variance the gradients before reduce (Yuan et al. 2024)."""
+"""MARS: AdamW of gradients whose variance the previous gradient reduces (Yuan et al. 2024)."""
 
 from thalweg.formula import Rule, Slot, maximum, narrow, sqrt, where
 from thalweg.rules.modern.common import SLOTS, lerp, mean_square, root_of
@@ -25,7 +25,7 @@ def update(
     var, grad, last_grad, exp_avg, exp_avg_sq, *, clip, gain, steps_before, rate, epsilon,
     weight_decay, mean_weight, square_share, square_weight, mean_correction, root_correction,
 ):  # fmt: skip
-    """Return the updated variable and slots."""
+    """Return the new var, last_grad, exp_avg and exp_avg_sq."""
     corrected_grad = corrected(grad, last_grad, gain, steps_before) / clip
     exp_avg = lerp(exp_avg, corrected_grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, corrected_grad, square_share, square_weight)

@@ -1,4 +1,4 @@
-"""The numbers of MARS: those of matrices, and those of vectors, which take AdamW's steps."""
+"""Scalars of MARS for matrices and for vectors. Vectors take AdamW's steps by default."""
 
 from thalweg.formula import Hyper
 from thalweg.rules.modern.common import hypers
@@ -16,7 +16,7 @@ def prepare(
     *, learning_rate, beta1, beta2, gamma, optimize_1d, lr_1d_factor, beta1_1d, beta2_1d, t,
     is_vector=0.0,
 ):  # fmt: skip
-    """Return the scalars of a step, in float64; those of AdamW for vectors."""
+    """Return {name: scalar of step t}, in float64; AdamW's for vectors unless `optimize_1d`."""
     uses_adamw, t = as_read(is_vector) * (1 - as_read(optimize_1d)), as_read(t)
     beta1 = as_read(beta1) * (1 - uses_adamw) + as_read(beta1_1d) * uses_adamw
     beta2 = as_read(beta2) * (1 - uses_adamw) + as_read(beta2_1d) * uses_adamw

@@ -1,4 +1,4 @@
-"""Muon: a mean of gradients, all of whose singular values are made 1 (Jordan 2024)."""
+"""Muon: a mean of gradients with all singular values set to 1 (Jordan 2024)."""
 
 from functools import lru_cache, partial
 
@@ -52,10 +52,10 @@ def muon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None, layout=None,
     dtype=None,
 ):  # fmt: skip
-    """Return the rule with these options.
+    """Return Muon's rule for these options.
 
     Raises:
-        ValueError: Coefficients, steps, `adjust` or the type of products are not known.
+        ValueError: `coefficients`, `steps`, `adjust` or `dtype` is not accepted.
     """
     scale_of(adjust, 1, 1)
     check_dtype(dtype)

@@ -1,4 +1,4 @@
-"""MuonH: Muon on a sphere: matrices keep the norm that they begin with (Hyperball, 2026)."""
+"""MuonH: Muon on a sphere; each matrix keeps the initial norm (Hyperball, 2026)."""
 
 # Pyright takes `torch` for the package beside this one.
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
@@ -38,9 +38,9 @@ def gather_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
 
 
 def move(*, variable, step, radius, learning_rate, coefficients, epsilon, dtype):
-    """Return the matrices after a step along the sphere, as `variable`, and their radii.
+    """Return {"variable": matrices after a step along the sphere, "radius": norm of each matrix}.
 
-    A radius below 0 is replaced by the norm of its matrix.
+    A negative radius is replaced by the norm of the matrix.
     """
     # No scale: a step is as long as its matrix.
     step = orthogonalize(
@@ -71,10 +71,10 @@ def update(var, grad, variable, step, momentum_buffer, *, mean_weight):
 def muonh(
     nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, layout=None, dtype=None
 ):  # fmt: skip
-    """Return the rule with these options.
+    """Return MuonH's rule for these options.
 
     Raises:
-        ValueError: Coefficients, steps or the type of products are not known.
+        ValueError: `coefficients`, `steps` or `dtype` is not accepted.
     """
     check_dtype(dtype)
     stage = partial(move, coefficients=triples(coefficients, steps), epsilon=epsilon, dtype=dtype)

@@ -1,4 +1,4 @@
-"""NAdamW: AdamW whose step looks one gradient ahead (Dozat 2016), as AlgoPerf's baseline has it."""
+"""NAdamW: AdamW with Nesterov's look-ahead (Dozat 2016), as in AlgoPerf's baseline."""
 
 from thalweg.formula import Rule, moved
 from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_square, root_of
@@ -8,7 +8,7 @@ def update(
     var, grad, exp_avg, exp_avg_sq, *, learning_rate, beta2, epsilon, weight_decay, mean_weight,
     square_weight, mean_correction, root_correction,
 ):  # fmt: skip
-    """Return the updated variable and slots."""
+    """Return the new var, exp_avg and exp_avg_sq."""
     var = var * (1 - learning_rate * weight_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)

@@ -61,7 +61,7 @@ def _is_triple(value: object) -> bool:
 
 @lru_cache(None, typed=True)
 def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tuple[Triple, ...]:
-    """Return the coefficients of each step; the last ones repeat if there are fewer.
+    """Return one coefficient triple per step. The last triple is repeated up to `steps` triples.
 
     Raises:
         ValueError: The name is unknown, there are no triples, or `steps` is not in [1, 99].
@@ -89,11 +89,7 @@ def triples(coefficients: str | Triple | tuple[Triple, ...], steps: int) -> tupl
 
 
 def check_dtype(dtype: str | None) -> None:
-    """Raise an error for an unknown dtype of matrix products.
-
-    Raises:
-        ValueError: The dtype is neither None nor one of `DTYPES`.
-    """
+    """Raise ValueError unless the dtype of matrix products is None or in `DTYPES`."""
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(
             f"ns_dtype is {show_value(dtype)}; it may be None, 'float32' or 'bfloat16'."
@@ -112,17 +108,17 @@ def orthogonal(
     dtype: str | None = None,
     multiplier: float = 1.0,
 ) -> Tensor:
-    """Return matrices with the same singular vectors, and singular values near `multiplier`.
+    """Return a new tensor of matrices with singular values near `multiplier`.
 
-    A zero matrix stays zero.
+    Singular vectors stay. A zero matrix stays zero.
 
     Args:
-        matrices: (batch, rows, columns).
-        coefficients: The polynomial of each step.
-        epsilon: The lower bound of norms.
-        dtype: The dtype of products: "bfloat16", or "float32", which leaves the dtype of the
-            matrices unchanged. None means "float32" on the CPU, where 16-bit products are rarely
-            fast, and "bfloat16" on other devices, as in the published code.
+        matrices: Shape (batch, rows, columns).
+        coefficients: The coefficients of each step's polynomial.
+        epsilon: Lower bound of the norm by which a matrix is first divided.
+        dtype: The dtype of matrix products. "float32" means the dtype of `matrices`. None means
+            "float32" on the CPU, where 16-bit products are rarely fast, and "bfloat16" on other
+            devices, as in the published code.
         multiplier: Factor of the result.
     """
     in_bfloat16 = matrices.device.type != "cpu" if dtype is None else dtype == "bfloat16"
@@ -141,9 +137,9 @@ def orthogonal(
 
 
 def _matrices_per_piece(matrices: Tensor, kind: torch.dtype) -> int:
-    """Return the number of matrices to iterate at once: on the CPU, as fit in the L2 cache.
+    """Return how many matrices to iterate at once: on the CPU as many as fit in the L2 cache.
 
-    It does not depend on the number of threads, as the bits of products depend on it.
+    Other devices iterate all. The thread count has no influence, because bits would depend on it.
     """
     count, rows, columns = matrices.shape
     if matrices.device.type != "cpu":
@@ -156,10 +152,10 @@ def _matrices_per_piece(matrices: Tensor, kind: torch.dtype) -> int:
 
 
 class _Buffers:
-    """Memory of the iteration of a piece of the matrices.
+    """Temporary memory for the iteration of a group of matrices.
 
     Args:
-        matrices: The first piece. Later ones have at most as many matrices.
+        matrices: The first group. No later group has more matrices.
         kind: The dtype of products.
     """
 
@@ -171,7 +167,7 @@ class _Buffers:
         self._is_tall = rows > columns
 
     def iterate(self, iterate: Tensor, coefficients: Sequence[Triple], result: Tensor) -> None:
-        """Write the result of the iteration into `result`; overwrite `iterate`."""
+        """Iterate once per triple, and write the matrices to `result`; overwrite `iterate`."""
         spare = self._spare[: len(iterate)]
         square, mixed = (buffer[: len(iterate)] for buffer in self._squares)
         # Without a conversion, the last product is the result.
@@ -191,10 +187,10 @@ class _Buffers:
 
 
 def scale_of(adjust: str | None, rows: int, columns: int) -> float:
-    """Return the factor of the step of a matrix of this shape.
+    """Return the factor of the step of a matrix of shape (rows, columns).
 
     Raises:
-        ValueError: The name of the adjustment is unknown.
+        ValueError: `adjust` is neither None nor in `ADJUST`.
     """
     if adjust is None or adjust == "original":
         return max(1.0, rows / columns) ** 0.5

@@ -1,4 +1,4 @@
-"""NorMuon: Muon, whose rows are divided by a running root of their squares (Li et al. 2025)."""
+"""NorMuon: Muon with each row of a step divided by a running RMS (Li et al. 2025)."""
 
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -31,7 +31,10 @@ def one_for_each_row(rows, columns):
 def normalize(
     *, step, second_momentum_buffer, row_weight, coefficients, epsilon, adjust, length, dtype
 ):  # fmt: skip
-    """Return Muon's step with rows divided by their running RMS, rescaled to the chosen norm."""
+    """Return {"step": step, "second_momentum_buffer": running mean square of each row}.
+
+    The step is orthogonalized, divided by the running RMS of rows, and scaled as `length` says.
+    """
     orthogonalized = orthogonal(step, coefficients, epsilon, dtype)
     squares = orthogonalized.square().mean(dim=2, keepdim=True)
     second = second_momentum_buffer + (squares - second_momentum_buffer) * row_weight
@@ -49,10 +52,10 @@ def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
     length="preserve_norm", layout=None, dtype=None,
 ):  # fmt: skip
-    """Return the rule with these options.
+    """Return NorMuon's rule for these options.
 
     Raises:
-        ValueError: Coefficients, steps, `adjust`, `length` or the type of products are not known.
+        ValueError: `coefficients`, `steps`, `adjust`, `length` or `dtype` is not accepted.
     """
     scale_of(adjust, 1, 1)
     check_dtype(dtype)

@@ -1,4 +1,4 @@
-"""Prodigy: AdamW that finds its rate by how far variables have come (Mishchenko 2023)."""
+"""Prodigy: AdamW that estimates its rate from the distance to the start (Mishchenko 2023)."""
 
 from thalweg.formula import Rule, Slot, absolute, moved, sqrt, where
 from thalweg.rules.modern.common import SLOTS, mean_square
@@ -33,7 +33,7 @@ def update(
     var, grad, p0, s, exp_avg, exp_avg_sq, *, learning_rate, beta1, beta2, beta3, epsilon, rate,
     weight_decay, decouple, sum_weight, mean_weight, square_weight, d_after, moves,
 ):  # fmt: skip
-    """Return the updated variable and slots; where the rate is 0, all stays but the start."""
+    """Return the new var, p0, s, exp_avg and exp_avg_sq. A learning rate of 0 changes only p0."""
     decayed_grad = _decayed(var, grad, weight_decay, decouple)
     has_rate = learning_rate != 0
     s = where(has_rate, s * beta3 + sum_weight * decayed_grad, s)

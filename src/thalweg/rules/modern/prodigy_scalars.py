@@ -1,4 +1,4 @@
-"""The numbers of Prodigy: how far the solution is, by sums over all variables of a step."""
+"""Scalars of Prodigy: the distance to the solution, estimated from sums over all variables."""
 
 from thalweg.formula import Hyper, Slot, minimum, where
 from thalweg.rules.modern.common import check_one_rate, hypers
@@ -21,7 +21,7 @@ HYPERS = (
 def prepare(
     *, learning_rate, beta1, beta2, use_bias_correction, safeguard_warmup, d0, d, k
 ):  # fmt: skip
-    """Return the scalars of a step, in float64."""
+    """Return {name: scalar of this step}, computed in float64."""
     rate, beta1, beta2 = as_read(learning_rate), as_read(beta1), as_read(beta2)
     d0, d, next_k = as_read(d0), as_read(d), as_read(k) + 1
     d = d + d0 * (d == 0)
@@ -41,9 +41,10 @@ def per_optimizer(
     *, numerator, denominator, d, d_max, d_numerator, k, learning_rate, d0, d_coef, growth_rate,
     beta3,
 ):  # fmt: skip
-    """Return the slots of the optimizer after a step, and `d_after` and `moves` for `update`.
+    """Return a dict of d, d_max, d_numerator and k after the step, and `d_after` and `moves`.
 
-    If the denominator is 0 (no gradient, or all rates are 0), slots are unchanged and `moves` is 0.
+    If the denominator is 0 (no gradient, or all rates are 0), `moves` is 0, and the four numbers
+    stay. A d or d_max of 0 becomes d0.
     """
     check_one_rate("Prodigy", learning_rate)
     moves = denominator != 0

@@ -1,6 +1,6 @@
 """Common parts of schedule-free rules: a mean of iterates in place of a schedule of rates.
 
-The variable is y, between z, which moves as without a mean, and the mean x, which is to be used.
+The variable y lies between z, which takes plain steps, and x, the mean of z, which is the result.
 """
 
 # Pyright takes `torch` for the package beside this one.
@@ -27,9 +27,10 @@ def larger(number, bound):
 
 
 def shares(learning_rate, beta, warmup_steps, r, weight_lr_power, t, weight_sum, lr_max):
-    """Return the scalars of a step, in float64: rates of z and y, and the share of z in the mean.
+    """Return {name: scalar of step t}, in float64, such as the rates of y and z.
 
-    Without `weight_sum` each rate counts as if it were the first.
+    `share` is the weight of z in the mean. The dict has the new `weight_sum` and `lr_max`, unless
+    `weight_sum` is None. Then all steps weigh equally.
     """
     t, warmup = as_read(t), as_read(warmup_steps)
     risen = t / larger(warmup, 1.0)

@@ -20,7 +20,7 @@ def update(
     var, grad, z, exp_avg_sq, *, beta2, epsilon, weight_decay, square_weight, square_correction,
     steps_before, share, y_rate, z_rate,
 ):  # fmt: skip
-    """Return the updated variable and slots; z starts as the variable."""
+    """Return the new var, z and exp_avg_sq. The first step begins with z = var."""
     z = where(steps_before == 0, var, z)
     exp_avg_sq = mean_square(exp_avg_sq, grad, beta2, square_weight)
     step = grad / (sqrt(exp_avg_sq / square_correction) + epsilon)

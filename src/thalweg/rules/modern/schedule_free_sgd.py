@@ -13,7 +13,7 @@ def prepare(
 
 
 def update(var, grad, z, *, weight_decay, steps_before, share, y_rate, z_rate):
-    """Return the updated variable and slots; z starts as the variable."""
+    """Return the new var and z. The first step begins with z = var."""
     z = where(steps_before == 0, var, z)
     step = where(weight_decay != 0, grad + weight_decay * var, grad)
     return lerp(var, z, share) + y_rate * step, z - z_rate * step

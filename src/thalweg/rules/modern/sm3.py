@@ -1,4 +1,4 @@
-"""SM3: Adagrad, whose sum of a matrix's element is the least that its row and column have."""
+"""SM3: Adagrad with sums per row and column; an element uses the smaller of two sums."""
 
 from functools import lru_cache
 
@@ -105,9 +105,7 @@ _PASSES = (
 
 @lru_cache(None)
 def sm3(has_mean=False, is_vector=False):
-    """Return the rule, with a mean of steps or without, for matrices or for fewer than two
-    dimensions.
-    """
+    """Return SM3's rule. `has_mean` adds momentum; `is_vector` means fewer than two dimensions."""
     updates = {
         (False, False): update, (True, False): update_mean,
         (False, True): update_vector, (True, True): update_vector_mean,

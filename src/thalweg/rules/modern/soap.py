@@ -23,7 +23,7 @@ SHARE = Hyper("shampoo_beta", 0.95, "share of the factors that is kept")
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, shampoo_beta, t):
-    """Return the scalars of a step; means have seen one gradient less than there were steps."""
+    """Return {name: scalar of step t}. At t = 1 nothing moves; the means have t - 1 gradients."""
     count, rate = as_read(t) - 1, as_read(learning_rate)
     if count == 0:
         return {"mean_weight": 0.0, "square_weight": 0.0, "square_share": 1.0, "step_size": 0.0,
@@ -71,7 +71,7 @@ def into_basis(
     *, turned, mean, square, row_factor, column_factor, row_basis, column_basis, factor_weight,
     epsilon, t, frequency, whitens,
 ):  # fmt: skip
-    """Return gradient, mean and mean squares in the basis, and the new factors and bases."""
+    """Return a dict: turned, mean and square in the eigenbases, and the new factors and bases."""
     grad, weight, whitenings = turned, factor_weight, (None, None)
     if t > 2 and (t - 2) % frequency == 0:  # after the update of that step
         row_basis, rows = next_basis(row_factor, row_basis)
@@ -92,16 +92,17 @@ def into_basis(
 
 @lru_cache(None, typed=True)
 def soap(frequency=10, largest=10000, whitens=False, layout=None):
-    """Return the rule whose basis changes every so many steps, with sides up to `largest`.
+    """Return the rule of SOAP, or of KL-SOAP if `whitens`.
 
     Args:
-        frequency, largest: Positive integers.
-        whitens: Whether the factors are KL-Shampoo's.
-        layout: The matrices of a variable, each with its own bases. None means one, and raises an
-            error for variables of three dimensions.
+        frequency: The number of steps after which the eigenbases change, a positive integer.
+        largest: The longest side of a matrix that has a factor and a basis, a positive integer.
+        whitens: True uses the factors of KL-Shampoo.
+        layout: The matrices of a variable, each with separate bases. None means a single matrix,
+            and raises an error for variables of three dimensions.
 
     Raises:
-        ValueError: A number is no positive integer.
+        ValueError: `frequency` or `largest` is not a positive integer.
     """
     check_count("precondition_frequency", frequency)
     check_count("max_precondition_dim", largest)

@@ -1,4 +1,4 @@
-"""Steps on a sphere (Hyperball, 2026): variables keep the norm that they begin with."""
+"""Steps on a sphere (Hyperball, 2026); each variable keeps the initial norm."""
 
 from thalweg.formula import Slot, narrow, sqrt, where, wide
 
@@ -6,13 +6,13 @@ RADIUS = Slot("radius", initial=-1.0, scalar=True)  # of the sphere; not measure
 
 
 def per_variable(*, variable, step, product, radius, learning_rate):
-    """Return the factors of step and variable that keep the norm, and the radius.
+    """Return {"along": factor of the step, "back": factor of the variable, "radius": norm to keep}.
 
     Args:
-        variable, step, product: Sums of the variable's and of the step's squares, and of both's
-            products.
-        radius: The variable's norm before its first step.
-        learning_rate: How long the step is, as a share of the radius.
+        variable, step, product: Sums of the variable's squares, of the step's squares, and of the
+            products of variable and step.
+        radius: The norm to keep. A negative radius is replaced by the variable's present norm.
+        learning_rate: The length of the step divided by the radius.
     """
     radius = wide(narrow(where(radius < 0, sqrt(variable), radius), learning_rate))
     along_factor = learning_rate * radius / sqrt(where(step > 0, step, 1.0))

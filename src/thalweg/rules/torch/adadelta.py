@@ -35,7 +35,7 @@ def update(
     epsilon,
     step_size,
 ):
-    """Return the updated variable and slots; the step is added, so `step_size` is negative."""
+    """Return the new var, square_avg and acc_delta. `step_size` is the negative learning rate."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * rho + square_weight * grad * grad
     delta = sqrt(acc_delta + epsilon) / sqrt(square_avg + epsilon) * grad

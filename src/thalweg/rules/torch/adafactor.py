@@ -1,4 +1,4 @@
-"""Adafactor of torch: mean squares of a matrix kept as those of its rows and its columns."""
+"""Adafactor of torch: a matrix has a mean square per row and per column, not per element."""
 
 from functools import lru_cache
 from math import inf
@@ -41,7 +41,7 @@ LONGEST = Hyper("d", 1.0, "how long the mean step may be, where the rate is 1")
 
 
 def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
-    """Return the scalars of a step for a parameter group."""
+    """Return {name: scalar of step t} for a parameter group."""
     rate, t = as_read(learning_rate), as_read(t)
     return {
         "direction": direction_of(maximize),
@@ -178,7 +178,7 @@ def kind_of(shape):
 
 @lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
-    """Return the rule with these least roots, for matrices, or for parameters of another kind."""
+    """Return the rule with these epsilons for matrices, or for a `kind` that `kind_of` returns."""
     fields: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]

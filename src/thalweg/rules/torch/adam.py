@@ -1,4 +1,4 @@
-"""Adam and AdamW of torch: epsilon is added to the root after its bias is corrected."""
+"""Adam and AdamW of torch: epsilon is added to the root after bias correction."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
-    """Return the scalars of a step for a parameter group; in Python's numbers, as in torch."""
+    """Return {name: scalar of step t} for a parameter group, in Python's numbers as in torch."""
     shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     return {
         "direction": direction_of(maximize),
@@ -48,7 +48,7 @@ def update(
     root_correction,
     epsilon,
 ):
-    """Return the updated variable and slots."""
+    """Return the new var, exp_avg and exp_avg_sq."""
     grad = decayed(grad * direction, var, added_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad
@@ -73,7 +73,7 @@ def update_amsgrad(
     root_correction,
     epsilon,
 ):
-    """Return the updated variable and slots; the root is that of the largest mean square so far."""
+    """Return the new var, exp_avg, exp_avg_sq and max_exp_avg_sq, whose root is the divisor."""
     grad = decayed(grad * direction, var, added_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad

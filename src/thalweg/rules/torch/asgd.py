@@ -1,6 +1,6 @@
 """ASGD of torch: gradient descent with a mean of the variables that starts after some steps.
 
-`eta` and `mu` of a step were made by the step before, so a learning rate counts one step late.
+A step uses the `eta` and `mu` of the previous step, so a learning rate counts one step late.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, lambd, alpha, t0, maximize, t, eta, mu):
-    """Return the scalars of a parameter group, number of a step, `eta` and `mu`."""
+    """Return {name: scalar of step t}, with the `eta` and `mu` of the next step."""
     return {
         "direction": direction_of(maximize),
         "shrink": 1 - lambd * as_read(eta),

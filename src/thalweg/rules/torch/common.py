@@ -76,9 +76,7 @@ def decayed(grad, var, weight_decay):
 
 
 def lerp(start, end, weight):
-    """Return the interpolation from start to end, computed from the nearer of the two as in
-    torch.
-    """
+    """Return start + weight * (end - start), computed from the nearer end as in torch."""
     # As `torch.lerp`: from the nearer end, so that a weight of 1 gives the end exactly.
     difference = end - start
     is_start_nearer = absolute(weight) < 0.5

@@ -1,4 +1,4 @@
-"""NAdam of torch: each parameter has a running product of its momentum's schedule."""
+"""NAdam of torch: each parameter stores the running product of the scheduled momenta."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def prepare(
     t,
     mu_product,
 ):
-    """Return the scalars of a step for a parameter group and product, which is stored rounded."""
+    """Return {name: scalar of step t}; the new `mu_product` keeps the dtype of the old product."""
     shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     mu = beta1 * (1.0 - 0.5 * (0.96 ** (t * momentum_decay)))
     mu_next = beta1 * (1.0 - 0.5 * (0.96 ** ((t + 1) * momentum_decay)))
@@ -68,7 +68,7 @@ def update(
     mean_step,
     epsilon,
 ):
-    """Return the updated variable and slots."""
+    """Return the new var, exp_avg and exp_avg_sq."""
     grad = decayed(grad * direction, var, added_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad

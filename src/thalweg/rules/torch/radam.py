@@ -19,7 +19,7 @@ from thalweg.rules.torch.common import (
 
 
 def prepare(*, learning_rate, beta1, beta2, weight_decay, decoupled_weight_decay, maximize, t):
-    """Return the scalars of a step for a parameter group."""
+    """Return {name: scalar of step t} for a parameter group."""
     shrink, grad_decay = decay(learning_rate, weight_decay, decoupled_weight_decay)
     correction = 1 - beta2**t
     longest = 2 / (1 - beta2) - 1
@@ -62,7 +62,7 @@ def update(
     rectification,
     epsilon,
 ):
-    """Return the updated variable and slots."""
+    """Return the new var, exp_avg and exp_avg_sq."""
     grad = decayed(grad * direction, var, added_decay)
     exp_avg = lerp(exp_avg, grad, mean_weight)
     exp_avg_sq = exp_avg_sq * beta2 + square_weight * grad * grad

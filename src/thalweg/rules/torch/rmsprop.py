@@ -69,7 +69,7 @@ def update_centered(
     epsilon,
     step_size,
 ):
-    """Return the updated variable and slots."""
+    """Return the new var, square_avg and grad_avg of one element."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad
     grad_avg = lerp(grad_avg, grad, square_weight)
@@ -92,7 +92,7 @@ def update_centered_momentum(
     momentum,
     step_size,
 ):
-    """Return the updated variable and slots."""
+    """Return the new var, square_avg, momentum_buffer and grad_avg of one element."""
     grad = decayed(grad * direction, var, weight_decay)
     square_avg = square_avg * alpha + square_weight * grad * grad
     grad_avg = lerp(grad_avg, grad, square_weight)

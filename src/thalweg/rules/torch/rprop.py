@@ -1,4 +1,4 @@
-"""Rprop of torch: every element has a step size of its own, which the sign of gradients moves."""
+"""Rprop of torch: the signs of successive gradients change a step size per element."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def update(
     step_size_min,
     step_size_max,
 ):
-    """Return the updated variable and slots; a gradient of changed sign moves nothing."""
+    """Return the new var, prev and step_size. A change of sign keeps var and sets prev to 0."""
     grad = grad * direction
     agreement = grad * prev
     factor = where(agreement < 0, eta_minus, where(agreement > 0, eta_plus, 1))

@@ -1,4 +1,4 @@
-"""Gradient descent of torch, whose first velocity is the gradient itself, dampened or not."""
+"""Gradient descent of torch; the first velocity is the gradient, whatever the dampening."""
 
 from thalweg.formula import Hyper, Rule, Slot, where
 from thalweg.formula import moved as moved_by
@@ -43,7 +43,7 @@ def update_momentum(
     nesterov,
     step_size,
 ):
-    """Return the updated variable and slots."""
+    """Return the new var and momentum_buffer. If `is_first`, the buffer becomes the gradient."""
     grad = decayed(grad * direction, var, weight_decay)
     velocity = momentum_buffer * momentum + gradient_share * grad
     momentum_buffer = where(is_first != 0, grad, velocity)

@@ -25,7 +25,7 @@ _STEP_FREE = (variable_squares, ones)
 
 
 def keep_by_rule(wrap: Callable[P, Rule]) -> Callable[P, Rule]:
-    """Return a wrapper that is cached by rule and options, and raises an error for non-rules."""
+    """Decorate `wrap`: cache results, and raise InvalidTypeError if `rule` is not a Rule."""
     cached_wrap = lru_cache(None, typed=True)(wrap)  # typed, as True == 1
 
     @wraps(wrap)
@@ -57,17 +57,17 @@ def wrapped(
     slots: tuple[Slot, ...] = (),
     decays: bool = False,
 ) -> Rule:
-    """Return a rule with a formula around its step.
+    """Return a copy of a rule with a formula around its step.
 
     Args:
-        rule: The rule.
-        name: The suffix of the rule's name.
-        formula: The formula, as `WrappedStepFormula` takes it.
-        source: The source of the wrapper.
-        measures: Formulas `(var, grad, base, step) -> number`, whose sums `per_variable` reads.
-        per_variable: As that of a rule; computes scalars for `formula`.
+        rule: The rule to wrap.
+        name: Suffix of the new rule's name.
+        formula: `formula(var, grad, base, step, *, scalars)` returns the new variable.
+        source: Text that is appended to the rule's `source`.
+        measures: {name: formula}. `formula(var, grad, base, step)` returns a term of a sum.
+        per_variable: Computes {name: scalar} for `formula` from the sums of `measures`.
         slots: Scalar slots that `per_variable` reads and returns.
-        decays: As for `WrappedStepFormula`.
+        decays: True if `base` must differ from the variable.
 
     Raises:
         RuleError: The rule has this wrapper already.
@@ -95,11 +95,11 @@ def wrapped(
 def around(
     rule: Rule, name: str, formula: Formula, source: str, decays: bool = False, **fields: Any
 ) -> Rule:
-    """Return a rule with a formula around its step and with replaced fields.
+    """Return a copy of a rule with a formula around its step; sparse gradients become dense.
 
     Args:
-        rule, name, formula, source, decays: As for `wrapped`.
-        fields: Other fields to replace.
+        rule, name, formula, source, decays: See `wrapped`.
+        fields: Further fields of `Rule` to replace.
     """
     return replace(
         rule,
@@ -120,7 +120,7 @@ def check_rate(rule: Rule, name: str) -> None:
     """Raise an error if a rule's steps cannot be scaled by its learning rate.
 
     Raises:
-        RuleError: The rule has no hyperparameter `learning_rate`, or estimates its rate.
+        RuleError: The rule lacks `learning_rate`, or has `per_optimizer`, which finds the rate.
     """
     if rule.per_optimizer is not None:
         raise RuleError(
@@ -135,12 +135,7 @@ def check_rate(rule: Rule, name: str) -> None:
 
 
 def check_share(name: str, value: float, highest: float | None) -> None:
-    """Raise an error unless a number is in bounds.
-
-    Args:
-        name: The name of the option.
-        value: The number.
-        highest: The upper bound, above a lower bound of 0; None for any positive number.
+    """Raise an error unless `value` is from 0 to `highest`, or positive if `highest` is None.
 
     Raises:
         InvalidTypeError: The value is not a number.

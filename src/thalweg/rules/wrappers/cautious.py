@@ -39,12 +39,12 @@ def gain_of_kept(*, cautious_kept, cautious_count):
 
 @keep_by_rule
 def cautious(rule: Rule) -> Rule:
-    """Return the rule with elements left alone if their step has the sign of their gradient.
+    """Return a copy of the rule that skips elements whose step has the gradient's sign.
 
-    The others' steps are divided by their share of all.
+    The steps that remain are divided by the fraction of elements that move.
 
     Raises:
-        RuleError: The rule is wrapped so already.
+        RuleError: The rule has this wrapper already.
     """
     can_maximize = any(hyper.name == "maximize" for hyper in rule.hypers)
     return wrapped(
@@ -68,10 +68,10 @@ def decayed_where_smaller(var, grad, base, step):
 
 @keep_by_rule
 def cautious_decay(rule: Rule) -> Rule:
-    """Return the rule whose elements decay where the step makes them smaller, and nowhere else.
+    """Return a copy of the rule that decays only elements whose step points toward 0.
 
-    The decay is what lies between the variable and the base of `moved`. A rule without such, or
-    whose decay is a part of the gradient, is refused when its formula is read.
+    The decay is the difference between the variable and `base` in `moved(base, step)`. A rule
+    without this difference raises an error when its formula is read.
     """
     return wrapped(
         rule,

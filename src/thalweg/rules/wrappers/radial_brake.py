@@ -28,12 +28,12 @@ def braked_step(var, grad, base, step, *, brake_scale):
 
 
 def brake(*, brake_base, brake_end, radial_brake_kept):
-    """Return the factor that leaves a share of the growth of a variable's norm.
+    """Return {"brake_scale": factor of the moved variable}; 1 if the norm does not grow.
 
     Args:
-        brake_base, brake_end: Sums of squares before a step, but after the decay beside it, and
-            after the step.
-        radial_brake_kept: The share.
+        brake_base: Sum of squares before the step, after decoupled decay.
+        brake_end: Sum of squares after the step.
+        radial_brake_kept: The fraction of the norm's growth to keep.
     """
     norm_before, norm_after = sqrt(brake_base), sqrt(brake_end)
     target_norm = norm_before + radial_brake_kept * (norm_after - norm_before)
@@ -43,13 +43,13 @@ def brake(*, brake_base, brake_end, radial_brake_kept):
 
 @keep_by_rule
 def radial_brake(rule: Rule, kept: float = DEFAULT_KEPT) -> Rule:
-    """Return the rule with a brake: a step that makes the norm larger is made shorter.
+    """Return a copy of the rule that keeps only the fraction `kept` of a norm's growth.
 
-    A step after which the norm is larger than after the decay beside the step is followed by a
-    multiplication of the variable, in the same pass; other steps are as they are.
+    If a step makes the norm larger than after decoupled decay, the moved variable is scaled down
+    in the same pass over memory. Steps without growth are unchanged.
 
     Raises:
-        ValueError: `kept` is no number from 0 to 1.
+        ValueError: `kept` is not from 0 to 1.
     """
     check_share("kept", kept, highest=1.0)
     return wrapped(

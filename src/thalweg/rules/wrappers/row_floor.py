@@ -27,14 +27,14 @@ def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least)
 
 @keep_by_rule
 def row_floor(rule: Rule, least: float = DEFAULT_LEAST) -> Rule:
-    """Return the rule whose steps of matrices' rows are at least so long.
+    """Return a copy of the rule that lengthens short steps of matrix rows.
 
-    A row's step, without its rate, that is shorter than `least` times the row is made as long.
-    Rows are those of the last two dimensions.
+    A row's step, divided by the learning rate, is at least `least` times as long as the row. Rows
+    are the rows of matrices in the last two dimensions.
 
     Raises:
-        RuleError: The rule has no `learning_rate`, or measures of its own after those of rows.
-        ValueError: `least` is no positive number.
+        RuleError: The rule has no `learning_rate`, sums over variables, or is wrapped already.
+        ValueError: `least` is not a positive number.
     """
     name = "with floors of rows"
     check_rate(rule, name)

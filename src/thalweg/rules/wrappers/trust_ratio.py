@@ -1,4 +1,4 @@
-"""Wrappers that make a step as long as its variable, times the rate."""
+"""Wrappers that scale a step to the variable's norm times the rate."""
 
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, moved, narrow, sqrt, variable_squares, where, wide
@@ -32,10 +32,10 @@ def scale_of_trust(*, trust_variable, trust_step, learning_rate):
 
 @keep_by_rule
 def trust_ratio(rule: Rule) -> Rule:
-    """Return the rule whose step, without its rate, is as long as the variable: LAMB's of Adam.
+    """Return a copy of the rule; its steps are as long as the variable times the rate, as in LAMB.
 
     Raises:
-        RuleError: The rule has no `learning_rate`, or is wrapped so already.
+        RuleError: The rule has no `learning_rate`, or has this wrapper already.
     """
     check_rate(rule, "with a trust ratio")
     return wrapped(
@@ -54,13 +54,13 @@ def step_on_sphere(var, grad, base, step, *, sphere_back, sphere_along):
 
 
 def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate):
-    """Return the factors of step and variable that keep the norm, and the radius.
+    """Return {"sphere_back": factor of the variable, "sphere_along": of the step, "radius": norm}.
 
     Args:
-        sphere_variable, sphere_step, sphere_product: Sums of the variable's and of the step's
-            squares, and of both's products.
-        radius: The variable's norm before its first step.
-        learning_rate: How long the step is, as a share of the radius.
+        sphere_variable, sphere_step, sphere_product: Sums of the variable's squares, of the
+            step's squares, and of the products of variable and step.
+        radius: The norm to keep. A negative radius is replaced by the variable's present norm.
+        learning_rate: The length of the step divided by the radius.
     """
     radius = wide(narrow(where(radius < 0, sqrt(sphere_variable), radius), learning_rate))
     along_factor = learning_rate * radius / sqrt(where(sphere_step > 0, sphere_step, 1.0))
@@ -82,13 +82,13 @@ def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate)
 
 @keep_by_rule
 def sphere(rule: Rule) -> Rule:
-    """Return the rule whose variables keep the norm that they begin with: AdamH of Adam.
+    """Return a copy of the rule that keeps the initial norm of each variable: Adam gives AdamH.
 
-    A step is as long as that norm, times the rate. Decay beside the step has no effect. What begins
-    at 0 takes the rule's own steps.
+    A step is as long as the initial norm times the learning rate. Decoupled decay has no effect. A
+    variable that begins at 0 takes the rule's unchanged steps.
 
     Raises:
-        RuleError: The rule has no `learning_rate`, is wrapped so already, or has a decay that comes
+        RuleError: The rule has no `learning_rate`, has this wrapper already, or decays variables
             before its formula.
     """
     check_rate(rule, "on a sphere")

@@ -34,7 +34,7 @@ OPTIMIZERS = ("SGD", "Adam", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop"
 
 
 class DigitLines(Problem):
-    """Problem with CTC loss; its accuracy is 1 minus the label error rate, at least 0."""
+    """Problem with CTC loss. The accuracy is 1 minus the label error rate, at least 0."""
 
     def loss(self, model: nn.Module, rows: Tensor) -> Tensor:
         """Return the loss per label, averaged over the lines of a batch."""
@@ -88,8 +88,8 @@ def lines(
         random: The random generator.
 
     Returns:
-        Inputs of shape (count, 8, FRAMES), and classes of shape (count, 6), BLANK where the line
-        is over.
+        Inputs of shape (count, 8, FRAMES), and classes of shape (count, 6), which are BLANK after
+        the last digit of a line.
     """
     inputs = np.zeros((count, FEATURES, FRAMES), np.float32)
     targets = np.full((count, MAX_DIGITS), BLANK, np.int64)
@@ -141,11 +141,11 @@ class LineReader(nn.Module):
 
 
 def line_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return CTC's loss per label, averaged over lines.
+    """Return the CTC loss per label, averaged over lines.
 
     Args:
         scores: The output of `LineReader`.
-        targets: Classes of shape (batch, 6), BLANK where the line is over.
+        targets: Classes of shape (batch, 6), BLANK after the last digit of a line.
     """
     batch, _, frames = scores.shape
     counts = (targets != BLANK).sum(1)
@@ -172,7 +172,7 @@ def distance(labels: list[int], target: list[int]) -> int:
 
 @torch.no_grad()
 def measured(model: nn.Module, examples: Examples, decodes: bool = True) -> tuple[float, float]:
-    """Return (mean loss per label, label error rate: edits over labels, 0 unless `decodes`)."""
+    """Return (mean loss per label, label error rate). Without `decodes`, the second is 0."""
     loss, edits, labels = 0.0, 0, 0
     model.eval()
     for inputs, targets in zip(

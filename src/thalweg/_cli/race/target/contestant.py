@@ -23,8 +23,8 @@ def make_optimizer(
     Args:
         space: The contestant's search space.
         point: A point of that space.
-        model: The model to optimize. A class for matrices updates hidden matrices, and AdamW the
-            other parameters, at the share `adamw_share` of the rate.
+        model: The model to optimize. A matrix rule such as Muon updates only hidden matrices. AdamW
+            then updates all else, with the rate times `adamw_share`.
         problem: The problem of the model.
         steps: The number of steps of the trial.
     """

@@ -13,8 +13,8 @@ class Goal:
     """Target of a problem.
 
     Args:
-        loss: The highest loss on the test examples that is a hit.
-        steps: The maximum number of steps, at whose end schedules reach 0.
+        loss: The loss on the test examples to reach.
+        steps: The number of steps after which trials end and schedules reach 0.
         every: The number of steps between measurements of the loss.
     """
 

@@ -8,7 +8,7 @@ _BASES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 def halton(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]:
-    """Return the first points of the sequence, all shifted by one random vector.
+    """Return the first `count` points of the sequence, shifted modulo 1 by a random vector.
 
     Args:
         count: The number of points.

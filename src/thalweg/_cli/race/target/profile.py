@@ -25,10 +25,10 @@ class RankedRun:
 
     Attributes:
         name: The contestant's name.
-        score: The mean of its profile.
-        costs: The median cost over studies, by problem.
-        first: The best possible rank by the studies, from 1.
-        last: The worst possible rank; equal to `first` with one study.
+        score: The mean of the contestant's profile.
+        costs: {problem: median cost over studies}.
+        first: The best possible rank, counted from 1.
+        last: The worst possible rank; `first` if there is one study.
     """
 
     name: str
@@ -50,10 +50,10 @@ def seconds_of(results: Results, key: Key) -> float:
 
 
 def place_all(results: Results, measure_run: Callable[[Results, Key], float]) -> list[RankedRun]:
-    """Rank all contestants by a cost, the best first.
+    """Return all contestants ranked by a cost, the best first.
 
-    The median over studies counts for each problem. Possible ranks follow from paired scores of
-    single studies, in which all contestants have the same weights and batches.
+    `measure_run(results, key)` returns the cost of a trial. The median over studies counts.
+    Possible ranks come from single studies, whose contestants have equal weights and batches.
     """
     plan = results.plan
     studies = [_costs_of(results, study, measure_run) for study in range(plan.studies)]
@@ -80,7 +80,7 @@ def place_all(results: Results, measure_run: Callable[[Results, Key], float]) ->
 
 
 def _costs_of(results: Results, study: int, measure_run: Callable[[Results, Key], float]) -> Costs:
-    """Return the costs of the fastest trials of a study."""
+    """Return {problem: {contestant: cost of the fastest trial}} of a study; infinity for a miss."""
     plan = results.plan
     return {
         problem: {

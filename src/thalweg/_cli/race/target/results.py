@@ -39,8 +39,8 @@ class StudyPlan:
     Args:
         problems: The names of the problems.
         spaces: The contestants' search spaces, by name.
-        trials: The number in a study of a contestant on a problem; the fastest counts.
-        studies: The number of studies; their median counts.
+        trials: Trials per problem, contestant and study; the fastest trial counts.
+        studies: The number of studies; the median over studies counts.
         seed: Decides the points and, with the number of a study, the initial weights and batches,
             which all contestants share.
         threads: The number of threads of a trial.
@@ -76,7 +76,7 @@ class StudyPlan:
         return self.seed + key.study
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings that numbers depend on, as JSON values."""
+        """Return all settings that influence results, as JSON values."""
         settings = {
             "problems": {name: asdict(GOALS[name]) for name in self.problems},
             "contestants": {name: asdict(space) for name, space in self.spaces.items()},
@@ -98,8 +98,8 @@ class Results:
 
     Attributes:
         plan: The plan.
-        outcomes: The result of each trial.
-        timings: The times of the fastest trials of studies when they run alone.
+        outcomes: {key: result of the trial}.
+        timings: {key: time of a study's fastest trial, which runs alone}.
     """
 
     plan: StudyPlan
@@ -132,7 +132,7 @@ class Results:
         return [list(study) for _, study in groupby(pending, key=lambda key: key[:3])]
 
     def to_time(self) -> list[Key]:
-        """Return the fastest trials without timings, with a problem's contestants adjacent."""
+        """Return the keys of fastest trials that are not in `timings`, by study and problem."""
         plan = self.plan
         fastest_keys = [
             self.fastest(problem, name, study)
@@ -168,7 +168,7 @@ def resume(plan: StudyPlan, path: Path) -> Results:
     """Read the results of a plan from a file.
 
     Raises:
-        RaceError: The file does not exist, is damaged, or has other settings.
+        RaceError: The file does not exist, is damaged, or has different settings.
     """
     document = _read(path)
     _check_settings(plan, document["settings"], path)

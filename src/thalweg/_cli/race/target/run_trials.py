@@ -23,13 +23,13 @@ RUNNING = 0.75
 
 
 def run_all(results: Results, path: Path, jobs: int, progress: Progress) -> None:
-    """Run and time the remaining trials, and save the file after each.
+    """Run the remaining trials, time the fastest, and save the file after each trial.
 
     Args:
         results: The results to complete; finished trials are not repeated.
         path: The path of the file.
         jobs: The number of parallel trials; timed trials run one at a time.
-        progress: Called with the completed fraction and a description of the last trial.
+        progress: `progress(fraction, text)` is called after each trial; `text` describes the trial.
 
     Raises:
         EntryError: A trial fails, or a process is killed.
@@ -59,7 +59,7 @@ def _arguments_of(results: Results, key: Key) -> tuple[str, Space, Point, int, i
 
 
 def _run_trials(results: Results, jobs: int) -> Generator[tuple[Key, Ran], None, None]:
-    """Yield keys and results of trials as they finish; the caller adds each to `results`."""
+    """Yield (key, result) of each finished trial. The caller must add the result to `results`."""
     if jobs == 1:
         for study in results.to_run():
             for key in study:

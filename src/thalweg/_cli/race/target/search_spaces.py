@@ -49,12 +49,12 @@ class Space:
     Args:
         rule: The class of `thalweg.optim`.
         source: Where the space was published.
-        choices: Arguments to draw, by name, from several values or a range.
-        points: Instead of `choices`: fixed points, which are used in turn.
-        fixed: Other arguments of the class.
+        choices: {argument: the values or the range to draw from}.
+        points: Points {argument: value} to use in turn, instead of `choices`.
+        fixed: Arguments of the class that are not drawn.
         warmup: The share of steps in which the rate rises from 0.
-        falls: Whether the rate then falls to 0 by a cosine. A schedule-free class has its own
-            warmup and a constant rate.
+        falls: Whether the rate then falls to 0 by a cosine. A schedule-free class warms up
+            by an argument, and has a constant rate.
     """
 
     rule: str
@@ -71,11 +71,11 @@ class Space:
         return len(self.choices)
 
     def draw(self, index: int, unit: Sequence[float]) -> Point:
-        """Return the point of a trial.
+        """Return the point {argument: value} of a trial.
 
         Args:
             index: The number of the trial, counted through all studies.
-            unit: A number of [0, 1) for each choice.
+            unit: A number in [0, 1) for each choice, which decides the value.
         """
         if self.points:
             return dict(self.points[index % len(self.points)])
@@ -138,7 +138,7 @@ DEFAULT = tuple(
 
 
 def find_spaces(names: Sequence[str]) -> dict[str, Space]:
-    """Return the search spaces of contestants by their full names, such as `optim:AdamW`.
+    """Return {full name: search space}, with names such as `optim:AdamW`.
 
     Args:
         names: Names in any case; "optim:" may be omitted.

@@ -16,9 +16,9 @@ class Tuning:
     """Cost of a contestant's search.
 
     Attributes:
-        steps: The steps of all trials of a study on all problems, the mean over studies.
-        hits: The number of studies, of all problems, in which a trial reached the target.
-        studies: The number of studies.
+        steps: Steps of all trials on all problems in a study; the mean over studies.
+        hits: The number of (problem, study) pairs in which a trial reached the target.
+        studies: The number of (problem, study) pairs.
     """
 
     steps: float
@@ -33,8 +33,8 @@ class Summary:
     Attributes:
         steps: The contestants by steps to the target.
         seconds: The contestants by time.
-        tuning: The costs of their searches, by name.
-        by_clock: Whether times are the clock's, and not the processor's.
+        tuning: {contestant: cost of the search}.
+        by_clock: True if `seconds` ranks by clock time, False if by processor time.
     """
 
     steps: list[RankedRun]
@@ -82,7 +82,7 @@ def _row_of(run: RankedRun) -> dict[str, Any]:
 
 
 def write_notes(results: Results, summary: Summary) -> list[str]:
-    """Return notes on the ranking method and its limits."""
+    """Return notes on the ranking method, and on the limits of a ranking."""
     plan = results.plan
     of_studies = "One study" if plan.studies == 1 else f"Median of {plan.studies} studies"
     of_trials = "the only trial" if plan.trials == 1 else f"the fastest of {plan.trials} trials"

@@ -27,10 +27,9 @@ class Ran:
 
     Attributes:
         steps: The number of steps to the target; None for a miss.
-        taken: The number of steps in all.
+        taken: The number of steps taken.
         loss: The lowest loss on the test examples; infinite if all were NaN.
-        seconds: The time of its steps, without the first, which compiles, and without the
-            measurements of losses.
+        seconds: Time of all steps but the first, which compiles; without evaluations.
     """
 
     steps: int | None
@@ -44,8 +43,8 @@ class Timed:
     """Time of a trial to the target, with no other trial running.
 
     Attributes:
-        seconds: The time of its steps, as in `Ran`.
-        cpu: The processor time of this process during those steps.
+        seconds: Time of the steps, as in `Ran`.
+        cpu: The processor time of this process during the steps.
     """
 
     seconds: float
@@ -61,7 +60,7 @@ def load(name: str) -> Problem:
 def run_trial(
     name: str, space: Space, point: Point, seed: int, threads: int, fastest: int | None = None
 ) -> Ran:
-    """Train up to the target, the last step, or the steps of a faster trial.
+    """Train up to the target loss, the last step, or step `fastest`, whichever is first.
 
     Args:
         name: The name of the problem.
@@ -69,7 +68,7 @@ def run_trial(
         point: A point of that space.
         seed: Decides the initial weights and the order of the examples.
         threads: The number of threads of torch.
-        fastest: Optional. The steps of the study's fastest trial, after which this trial stops.
+        fastest: Optional. The number of steps of the study's fastest trial so far.
 
     Raises:
         EntryError: A step fails; the message has the optimizer and the point.
@@ -91,8 +90,8 @@ def follow_trial(
     """Train to the last step, regardless of the target.
 
     Yields:
-        The number of steps, the loss on the test examples, and the seconds of the steps, at each
-        measurement. The loss is infinite if it is NaN; training stops then.
+        At each evaluation: the number of steps, the loss on the test examples, and the seconds of
+        the steps. A loss that is not finite is yielded as infinity, and ends the training.
     """
     problem, goal = load(name), GOALS[name]
     with _begin_training(name, space, point, seed, threads) as training:
@@ -148,7 +147,7 @@ class _Training:
     cpu: float = 0.0
 
     def advance(self, count: int) -> bool:
-        """Take `count` steps; stop and return False if a loss is not finite."""
+        """Take `count` steps and return True; stop and return False if a loss is not finite."""
         for rows in self.order[self.taken : self.taken + count]:
             begin, began = perf_counter(), process_time()
             self.optimizer.zero_grad()
