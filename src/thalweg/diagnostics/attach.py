@@ -275,9 +275,7 @@ class Between:
         return not self._recorder.is_due() and self._step.is_over(pairs)
 
     def take(self, optimizer: Any, plan_cache: PlanCache, inputs: Any) -> bool:
-        """Replay the step and return True; return False if it is due to be measured or a guard
-        fails.
-        """
+        """Replay the step and return True; return False if it is measured or a guard fails."""
         if optimizer._recorder is not self._recorder:
             plan_cache.replay = None
             return False

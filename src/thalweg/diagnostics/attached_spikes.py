@@ -38,8 +38,7 @@ class _SlotSource(StepSource):
     """Interface of an optimizer of Keras or TensorFlow 1 to `Spikes`."""
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy variables and state; return a function, whose result is a list of calls that restore
-        them.
+        """Copy variables and state; return a function that returns calls to restore the copy.
 
         Raises:
             NotImplementedError: The variables are of a graph.

@@ -76,9 +76,9 @@ class StepSource:
         return self._ref() is None
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy the parameters and the state; return a function.
+        """Copy parameters and state; return a function that returns calls to restore the copy.
 
-        Its result is a list of calls that restore the copy; empty if restoring is impossible.
+        The function returns [] if restoring is impossible.
         """
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ Action = str | Callable[[Warned], object]
 
 
 class SpikeJudge:
-    """Decides which steps are taken; a `StepJudge`.
+    """Judge that decides which steps are taken; a `StepJudge`.
 
     Args:
         action: "skip", "rollback", or `action(warning)`, which returns either of these, or None to
@@ -259,8 +259,7 @@ class SpikeJudge:
         return action
 
     def _action_calls(self, warning: Warned, action: str) -> list[Call]:
-        """Return calls that skip the step and append to `actions`; for "rollback" also restore a
-        copy.
+        """Return calls that skip the step and append to `actions`; "rollback" restores a copy, too.
 
         Restore the oldest copy of the last `keep` steps, and warn at once. Without a copy, only
         skip.

@@ -305,9 +305,7 @@ class _Layers:
         return [departure for band in self._bands.values() for departure in band.take_recent()]
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
-        """Yield one warning per departure; yield a single warning for a step in which most layers
-        leave.
-        """
+        """Yield one warning per departure; a step in which most layers leave gets a single one."""
         for step, layer, description, measurement, baseline, _, warning_kind in departures:
             crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []
             if not crowd:
@@ -335,8 +333,7 @@ class _Layers:
     def _judge_first(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return departures of layers whose first weights are far larger than all other layers'
-        weights.
+        """Return departures of layers whose first weights far exceed all other layers' weights.
 
         Return [] without `sizes`, the number of elements of each layer.
         """

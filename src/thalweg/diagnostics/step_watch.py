@@ -235,8 +235,8 @@ def table_of(
         rows: {id of a parameter: row in the table}.
         parameters: The parameters of the table.
         step: The number of the step.
-        fetch_flag: `fetch_flag()` returns True if a device applied the step; None if the host
-            decided.
+        fetch_flag: `fetch_flag()` returns True if a device applied the step; `fetch_flag` is None
+            if the host decided.
     """
     if fetch_flag is not None and not fetch_flag():
         return None

@@ -44,7 +44,7 @@ def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
 
     Args:
         owner: The optimizer.
-        strategy: The strategy of the step; by default the strategy of this thread.
+        strategy: The strategy of the step; by default the strategy of this thread, if any.
 
     Raises:
         FailedPreconditionError: The slots are sharded over the ranks of another strategy.

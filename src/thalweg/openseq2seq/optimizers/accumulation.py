@@ -63,9 +63,9 @@ class Accumulators(Staged):
 def are_addable(
     gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
-    """Return True if gradients, targets and sums are surely valid for accumulation.
+    """Return True if gradients, targets and sums are contiguous host tensors without overlaps.
 
-    They must be contiguous host tensors without overlaps. If False, `check_addable` must decide.
+    Return False if the full check (`check_addable`) must decide.
     """
     spans: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):

@@ -194,8 +194,7 @@ class StepPipeline:
         return Ready(backward, transforms, journal, step)
 
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:
-        """Take a step: accumulate, average, unscale, clip, check and update; then send the
-        summaries.
+        """Take a step: accumulate, average, unscale, clip, check, update; then send summaries.
 
         An error is raised only before the commit. Nothing has changed then, and a note says so.
 
