@@ -94,7 +94,7 @@ class Guard(Lock):
     def _renew(self) -> None:
         """In a forked child, unlock a lock that a lost thread held, and call `forget(owner)`.
 
-        Then replace the owner's `_lock` by a `Mark`, unless `excuse` was called for the thread.
+        Then replace the lock in the owner by a `Mark`, unless `excuse` was called for the thread.
         """
         if not self.is_abandoned():
             return

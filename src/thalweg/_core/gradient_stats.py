@@ -374,7 +374,7 @@ class GradientStats:
         return self._reduce(reduction, self._round_columns(columns)).T[0]
 
     def request_sums(self, formulas: Formulas, columns: Columns | None = None) -> None:
-        """Add sums to the next pass over memory, which another statistic starts.
+        """Add sums to the next pass over memory, but do not start a pass.
 
         Formulas over transformed gradients are ignored: only `measure` can compute them.
 

@@ -136,9 +136,9 @@ class ReplayedApply(ABC):
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        Compute one step; twice as many as last time, at most `MOST_COMING`, if all of the last
-        were taken. Return False if none was stored: a formula failed, scalars are not computed
-        natively, or the hyperparameters were read again meanwhile.
+        If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`.
+        Otherwise compute one step. Return False if no scalars were stored: a formula failed, native
+        code cannot compute them, or the hyperparameters were read again meanwhile.
 
         Args:
             optimizer: The optimizer.

@@ -256,7 +256,7 @@ class TrackableSlots(Trackable):
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Position, slot_name: str, variable: Tensor
     ) -> object:
-        """Return the slot if it exists; otherwise store the position until then, and return None.
+        """Return the slot; if it is missing, store the position for its creation, and return None.
 
         A restore calls this for each slot in the checkpoint.
 

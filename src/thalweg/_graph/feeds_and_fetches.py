@@ -28,7 +28,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
     """Return the operation or tensor that `Session.run` computes for `fetch`.
 
-    `fetch` is an operation or tensor, a name, or an object that stands for one, as a parameter.
+    `fetch` is a name, or an object that `Nodes.as_graph_element` accepts, such as a parameter.
 
     Raises:
         InvalidTypeError: `fetch` is another kind of object.

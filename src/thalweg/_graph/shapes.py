@@ -267,8 +267,8 @@ def _common_sizes(
 def _infer_dtypes(run_trial: Trial, inputs: Sequence[SymbolicTensor]) -> object:
     """Return the function's outputs with dtypes but unknown shapes, for inputs of unknown rank.
 
-    Trials assume several ranks. An output with the shape () in all of three trials or more keeps
-    this shape. Return None if all trials fail, or if a result is not a tensor.
+    Trials assume several ranks. An output keeps the shape () if all trials agree on it, and at
+    least three succeed. Return None if all trials fail, or if a result is not a tensor.
     """
     results = []
     for size in (_SIZES[0], *_known_sizes(inputs)):

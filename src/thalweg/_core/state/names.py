@@ -34,7 +34,7 @@ def keys_of(variables: Sequence[Any]) -> list[str]:
 
 
 def positioned(names: Sequence[str], mark: str) -> list[str]:
-    """Return unique names: a repeated name gets `mark` and its index in `names` as its end.
+    """Return unique names: a repeated name becomes name + `mark` + index in `names`.
 
     While the result is in use already, len(names) is added to the index.
     """
