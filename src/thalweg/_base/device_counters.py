@@ -49,8 +49,8 @@ _transfers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def number_of(counter: Tensor) -> Any:
     """Return the number in a tensor of shape ().
 
-    If `moved` has sent the value to the host, wait for the transfer. Read any other tensor by `item`,
-    which synchronizes. A write that does not change the tensor's version, such as by
+    If `moved` has sent the value to the host, wait for the transfer. Read any other tensor by
+    `item`, which synchronizes. A write that does not change the tensor's version, such as by
     `counter.data` or a collective of `torch.distributed`, is not seen before the next step.
 
     Raises:
