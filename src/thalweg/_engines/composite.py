@@ -79,7 +79,7 @@ class CompositeStep:
     def try_rebind(self, request: StepRequest) -> bool:
         """Bind all parts to the gradients of a request and return True.
 
-        Return False if a part cannot be bound, or for several rounds; then no part has gradients.
+        Return False if the step has several rounds, or if a part cannot be bound; no part is bound.
         """
         if not self.is_single or len(request.variables) != self._count:
             return False

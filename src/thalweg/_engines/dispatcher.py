@@ -176,7 +176,8 @@ class Dispatcher:
     def _select_engines(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
         """Return the engine of each variable.
 
-        If `repeats`, an engine without kernels is used for all occurrences of its variable.
+        If `repeats`, a variable may occur several times. If an occurrence cannot use kernels, no
+        occurrence of that variable uses kernels.
         """
         engines: list[EngineKind] = [
             self._select_engine(request, index) for index in range(len(request.variables))
@@ -191,7 +192,12 @@ class Dispatcher:
         return engines
 
     def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
-        """Return the engine of the variable at `index`; warn if no kernel can update it."""
+        """Return the engine of the variable at `index`.
+
+        If kernels cannot update it, return "reference" on the CPU, else "torch". Warn about a
+        device without kernels, or strides (see `_fits_or_warns`), but not about large matrices on a
+        GPU.
+        """
         device = request.variables[index].device
         engine = engine_of(device, request.selection.name)
         if engine == "torch" and request.selection.name == "auto" and device.type != "meta":
@@ -286,7 +292,7 @@ class Dispatcher:
 
         Args:
             request: A step over dense gradients.
-            key: The cache key: the engine, and the index of the offload run.
+            key: The cache key: (engine, index of the run of offloaded variables or -1).
         """
         fitting = map(layout.with_strides_of, request.gradients, request.variables)
         request = request._replace(gradients=list(fitting))

@@ -35,7 +35,7 @@ def bind_arguments(
     """Return {name: scalar} for the parameters of a function of a rule.
 
     Args:
-        role: The attribute of the rule that is the function.
+        role: The name of the rule's attribute that holds the function.
         function: Optional. The function, if the rule has several with this role.
 
     Raises:

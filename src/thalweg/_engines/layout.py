@@ -298,7 +298,10 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return True if tensors with overlapping spans share a byte, or are too large to find out."""
+    """Return True if two tensors share a byte, or are too large to find out.
+
+    The address ranges of the tensors must overlap; this is not checked.
+    """
     if tensor1.device != tensor2.device:
         return False
     # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.
@@ -321,8 +324,8 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
     """Raise if a tensor cannot be a copy of a variable, in a 16-bit dtype or on another device.
 
     Raises:
-        InvalidTypeError: The copy is not 16-bit. On another device, the variable's dtype is
-            allowed.
+        InvalidTypeError: The copy's dtype is not 16-bit; on another device also not the variable's
+            dtype.
         InvalidArgumentError: Shapes differ.
         LayoutError: Elements of the copy share memory.
     """

@@ -193,7 +193,7 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return indices of variables in the batch, as one list for each step number.
+        """Return a list of variables' indices in the batch for each distinct step number.
 
         Variables that are not due (see `is_due`) are left out.
         """

@@ -124,7 +124,7 @@ def check_shaped_slots(
 
     Args:
         variables, labels: The variables, with a name for each.
-        element_slots: For each variable its slots of its own shape; they must not overlap `slots`.
+        element_slots: For each variable the slots that have its shape; must not overlap `slots`.
         slots: For each variable its `shaped_slots`, in the rule's order.
         shapes: The expected shapes of `slots`.
 

@@ -535,7 +535,7 @@ class StagedStep:
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
-        Then write the addresses of slots into the tables of kernels for small matrices.
+        In both cases write the addresses of slots into the tables of kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.

@@ -265,7 +265,10 @@ def write_chunks(
 
 
 def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
-    """Return {name: source} of the kernel functions "saturated" and "resumed".
+    """Return {name: source} of kernel functions.
+
+    "saturated" clamps a number to the copy's dtype. "resumed" returns the copy's number if it is
+    not the rounded variable, else the variable.
 
     Args:
         kind: The storage type of the copy.

@@ -354,7 +354,7 @@ class _RowLoop:
 def _write_short_tiles(
     sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
 ) -> tuple[list[str], list[str]]:
-    """Return lines that reserve arrays, and the loop over tiles with short rows.
+    """Return (lines that reserve arrays, lines of the loop over tiles with short rows).
 
     Arguments as in `_write_long_tiles`.
     """
@@ -386,7 +386,7 @@ def _write_short_tiles(
 def _write_long_tiles(
     sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
 ) -> tuple[list[str], list[str]]:
-    """Return lines that reserve arrays, and the loop over tiles with long rows.
+    """Return (lines that reserve arrays, lines of the loop over tiles with long rows).
 
     Args:
         sweep: The writer of an element.

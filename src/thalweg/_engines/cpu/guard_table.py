@@ -465,12 +465,12 @@ class GuardTable:
     def make_step_table(self, spans: Int64, rows: int) -> None:
         """Allocate an empty table of precomputed scalars, which `TABLED` replays read from now on.
 
-        The previous table is kept alive.
+        A row of the table has the input registers of all scalar programs, then the number that each
+        column is filled with. The previous table is kept alive.
 
         Args:
-            spans: (programs, 2): for each scalar program, the address of its first input register
-                and the number of its input registers. A row of the table has the values of all
-                these registers, then a value for each column.
+            spans: (programs, 2): the address of a program's first input register, and the number of
+                its input registers.
             rows: The largest number of rows; there is one for each coming step.
         """
         width = int(spans[:, 1].sum()) + len(self.columns)

@@ -1089,7 +1089,7 @@ def step(block, pairs, replay_count, request):
     """Check all guards, then run the part of a step that `request` names.
 
     Args:
-        block: The block; changes.
+        block: The block of the `GuardTable`; changed.
         pairs: The list of (gradient, variable) tuples, or 0 to read gradients from parameters.
         replay_count: The number of replayed steps when this step began, or ANY_STEP.
         request: A part (FULL_STEP, UPDATE, RUN_PASS, ...) plus flags. RUN_PASS writes no state;

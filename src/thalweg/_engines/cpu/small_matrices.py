@@ -203,8 +203,9 @@ class ShortGroup(Group):
 
         Args:
             slots: The slots of each member, in the rule's order.
-            are_separate: True if no gradient shares memory with slots. Otherwise, and for slots
-                that are not contiguous, kernels write copies; `write_staged` copies them back.
+            are_separate: True if no gradient shares memory with slots. If False, kernels write
+                copies of all slots, else of slots that are not contiguous; `write_staged` copies
+                back.
         """
         first = len(self._types)
         self._staged_slots = []

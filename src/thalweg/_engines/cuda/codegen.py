@@ -202,7 +202,7 @@ class Writer(FormulaWriter):
         return super().write_formula(formula_graph, name)
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """Append the line of a node to `lines`; set `texts[node]` to the expression of its value.
+        """Set `texts[node]` to a node's expression; append an operation's assignment to `lines`.
 
         Write a node used by only one branch of a scalar `where` inside that branch.
         """

@@ -174,9 +174,9 @@ class _Element(Element):
         return functions | define_codecs(self.writer, codecs, ("decode", "prepare"))
 
     def _prepare_results(self) -> dict[int, Node]:
-        """Return {stream: node of its codec's `prepare`}, for operations shared with the update.
+        """Return {stream: node of the codec's `prepare`}, which shares operations with the update.
 
-        A result that must be flushed first is left out; its `prepare` is a call of a function.
+        Results that must be flushed first are left out; a kernel function computes their `prepare`.
         """
         formula = self.update.formula
         return {
