@@ -159,8 +159,7 @@ class FormulaWriter:
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
         """Set `texts[node]` to a node's expression.
 
-        For an operation, append an assignment to `lines`. The assigned name is `name` with a
-        number.
+        An operation is assigned to `name` with a number; the assignment is appended to `lines`.
         """
         if node.op in ("stream", "scalar"):
             texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"

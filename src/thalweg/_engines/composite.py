@@ -79,7 +79,8 @@ class CompositeStep:
     def try_rebind(self, request: StepRequest) -> bool:
         """Bind all parts to the gradients of a request and return True.
 
-        Return False if the step has several rounds, or if a part cannot be bound; no part is bound.
+        Return False for a step of several rounds. Release all gradients and return False if a part
+        cannot be bound.
         """
         if not self.is_single or len(request.variables) != self._count:
             return False

@@ -194,9 +194,8 @@ class Dispatcher:
     def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
         """Return the engine of the variable at `index`.
 
-        If kernels cannot update it, return "reference" on the CPU, else "torch". Warn about a
-        device without kernels, or strides (see `_fits_or_warns`), but not about large matrices on a
-        GPU.
+        Return the selected engine if it can update the variable, else "reference" on the CPU and
+        "torch" on other devices. Only devices without kernels and strides cause a warning.
         """
         device = request.variables[index].device
         engine = engine_of(device, request.selection.name)

@@ -324,8 +324,8 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
     """Raise if a tensor cannot be a copy of a variable, in a 16-bit dtype or on another device.
 
     Raises:
-        InvalidTypeError: The copy's dtype is not 16-bit; on another device also not the variable's
-            dtype.
+        InvalidTypeError: The copy's dtype is not 16-bit. A copy on another device may also have the
+            variable's dtype.
         InvalidArgumentError: Shapes differ.
         LayoutError: Elements of the copy share memory.
     """
@@ -406,7 +406,6 @@ def check_slices(
     """Raise if a sparse gradient is invalid for its variable.
 
     Args:
-        slices, var, name: Gradient, variable, and the variable's name.
         scatter: True to report a bad index as TensorFlow's scatter kernels do.
         narrow: True if the values for a float32 variable may have a 16-bit dtype.
 

@@ -144,7 +144,6 @@ class Batch:
         """Return a pass value of some variables as a tensor (len(rows), *shape), perhaps a view.
 
         Args:
-            name: The name of the pass value.
             rows: The indices of the variables in the batch.
             shape: The shape of one variable in the stage.
         """
@@ -157,7 +156,6 @@ class Batch:
         """Copy the output of a stage into a pass value.
 
         Args:
-            name: The name of the pass value.
             rows: The indices in the batch of the variables that are overwritten.
             values: The new values, one for each of `rows`.
         """

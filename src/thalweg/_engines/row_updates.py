@@ -65,7 +65,7 @@ def make_row_calls(
 
     Args:
         copy: The copy of the variable, or None.
-        reads_copy: True if the step reads values from the copy, not the variable.
+        reads_copy: True if a step begins at the values of the copy.
         updates: From `update_rows`.
     """
     calls: list[Call] = []

@@ -127,7 +127,6 @@ class Matrices(Protocol):
         """Run a stage for each variable that is due. Overwrite values of passes, but no slots.
 
         Args:
-            stage: The stage.
             columns: The scalars of the step.
             slots: For each variable its `shaped_slots`; not written.
             updates: New slot values of earlier stages; new slot values of `stage` are added.

@@ -26,7 +26,7 @@ _ONE_BITS = 0x3F800000  # the bits of 1.0
 def _evaluate(formula: Formula, *tensors: Tensor) -> Tensor:
     """Return the result of a codec's formula over tensors.
 
-    CPU tensors are computed by NumPy, because torch's threads do not flush denormals.
+    CPU tensors are computed by NumPy, because torch's threads would not flush denormals.
     """
     device = tensors[0].device
     if device.type != "cpu":
@@ -135,7 +135,7 @@ def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
     """Return `split8` records: corrections, in uint8, of the nearest bfloat16 of each number.
 
     torch rounds ties to even. A tie that is rounded down is restored too low, by 1/256 of the
-    distance of two bfloat16 numbers.
+    distance of adjacent bfloat16 numbers.
 
     Args:
         upper: Optional. A bfloat16 for each number; used if it is a nearest one. Other numbers are

@@ -96,7 +96,6 @@ def _loop_over_short_rows(element: Element, first: str, count: str, first_vector
     Before each iteration the vectors' numbers are copied to arrays with one number per element.
 
     Args:
-        element, first, count: As for `loop_over_rows`.
         first_vector: An expression of the index of the first vector's address in the table.
     """
     vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer

@@ -51,7 +51,7 @@ def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
 
     Args:
         update: The traced update, which must have the names in `SCALARS` among its scalars.
-        indices: The index k, as in `philox.draw_bits`, of each stored tensor that is rounded.
+        indices: The `stream` in `philox.draw_bits` of each stored tensor that is rounded.
     """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
     return [

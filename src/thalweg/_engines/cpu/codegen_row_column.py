@@ -245,7 +245,6 @@ class _LongTile:
         """Return lines that add element i of several rows to the arrays of partial results.
 
         Args:
-            rows: The number of rows.
             upper: True if element i is in the right half of a tile. It is then added to the partial
                 result of element `i - half`.
         """
@@ -390,7 +389,6 @@ def _write_long_tiles(
 
     Args:
         sweep: The writer of an element.
-        reductions: The reductions of a tile.
         addresses: {local name of a vector: expression of its address}.
         compute: The type of vectors.
     """
@@ -426,7 +424,6 @@ def generate_lines(measures: tuple[Measure, ...], measurement: Measurement) -> K
     """Return the kernel that computes measures over rows, columns and variables in one traversal.
 
     Args:
-        measures: The measures.
         measurement: The distinct formulas of the measures, and the memory that is read.
     """
     reductions, sweep = share_reductions(measures, _TileReduction), Elements(measurement)

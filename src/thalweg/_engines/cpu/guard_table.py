@@ -176,7 +176,6 @@ class GuardTable:
         Keys and values are compared by identity. The table keeps the compared objects alive.
 
         Args:
-            entries: The dictionary.
             varying: Optional. A key whose value may change.
             numbers: Optional. {key: array}, for values that are a float or a tuple of floats. The
                 numbers may change, but not in sign. Each replay copies them to the array.
@@ -436,7 +435,6 @@ class GuardTable:
 
         Args:
             index: The index of the column in `GuardedStep.columns`.
-            number: The number, in the column's format.
             expected: Optional. The number that all elements must have before the next step.
                 `replay` returns a difference for other values.
         """
@@ -452,7 +450,6 @@ class GuardTable:
         Args:
             index: The index of the number in `GuardedStep.watched_numbers`.
             kind: `replay_kernel.FLOAT32`, `replay_kernel.FLOAT64` or `replay_kernel.INT64`.
-            number: The value.
         """
         float32, float64 = self._as_floats
         if kind == replay_kernel.FLOAT32:
@@ -584,9 +581,8 @@ class GuardTable:
     def _set_team(self) -> None:
         """Write the number of threads that compare tensors to the block.
 
-        It is the size of torch's thread team if a kernel runs on several threads, else 1. To wait
-        for an additional thread would take longer than all checks while other processes use the
-        cores.
+        It is the size of torch's thread team if a kernel runs on several threads, else 1. Waiting
+        for a new thread may take longer than all checks.
         """
         size = openmp.team_size() if self._has_threads() else 1
         caller = openmp.parallel_address() if size > 1 else 0

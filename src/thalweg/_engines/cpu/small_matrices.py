@@ -204,8 +204,8 @@ class ShortGroup(Group):
         Args:
             slots: The slots of each member, in the rule's order.
             are_separate: True if no gradient shares memory with slots. If False, kernels write
-                copies of all slots, else of slots that are not contiguous; `write_staged` copies
-                back.
+                copies of all slots. If True, they write copies of slots that are not contiguous or
+                aligned. `write_staged` copies back.
         """
         first = len(self._types)
         self._staged_slots = []

@@ -326,7 +326,7 @@ class Element:
         return [*lines, *self._point_at_vectors()]
 
     def _point_at_vectors(self) -> list[str]:
-        """Return lines that load a matrix's sides and the pointers of its vectors, or []."""
+        """Return lines that load a matrix's sides and pointers of vectors; [] without vectors."""
         if not self._vectors:
             return []
         count, kind = len(self._vectors), f"tl.{self.writer.compute}"
@@ -337,7 +337,7 @@ class Element:
         return [*side_lines, *(f"{name} = pointer({x}, {kind}, False)" for name, x in addresses)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load the vectors' values for each element's row or column, or []."""
+        """Return lines that load vectors' values for each element; [] without vectors."""
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]

@@ -174,9 +174,9 @@ class _Element(Element):
         return functions | define_codecs(self.writer, codecs, ("decode", "prepare"))
 
     def _prepare_results(self) -> dict[int, Node]:
-        """Return {stream: node of the codec's `prepare`}, which shares operations with the update.
+        """Return {stream: node that applies the codec's `prepare` to the new value}.
 
-        Results that must be flushed first are left out; a kernel function computes their `prepare`.
+        Nodes share operations with the update. A value that must be flushed first is left out.
         """
         formula = self.update.formula
         return {
