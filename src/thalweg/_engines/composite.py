@@ -96,7 +96,7 @@ class CompositeStep:
         return reduction.gather(self._count, _reduce_parts(self.parts, reduction, columns))
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """Yield for each round the indices of its variables, and functions that write them."""
+        """Yield (indices of distinct variables, functions that write them) for each round."""
         for plans in self._rounds:
             round_members = [index for members, _ in plans for index in members]
             calls = [

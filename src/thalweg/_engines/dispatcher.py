@@ -147,7 +147,7 @@ class Dispatcher:
         return CompositeStep(request, plans)
 
     def _plan_passes(self, request: StepRequest) -> StagedStep:
-        """Return the plan of a rule with passes; passes and update have separate dispatchers."""
+        """Return the plan of a rule with passes, which are computed before the update."""
         with importing:
             from thalweg._engines.staged_step import StagedStep
         count = 1 + len(request.rule.passes)
@@ -212,9 +212,9 @@ class Dispatcher:
         """Return True if kernels can update the variable at `index` by memory addresses.
 
         The variable must be aligned and dense, and contiguous if slots are encoded or formulas read
-        vectors. Slots and copy must have the variable's strides. Otherwise, warn about strides,
-        once per variable, and return False. Return False without a warning for a sparse gradient
-        with too many indices, or of a variable that is not contiguous.
+        vectors. Slots and copy must have the variable's strides. If a condition fails, warn once
+        per variable. For a sparse gradient, return False without a warning if the gradient has too
+        many indices or the variable is not contiguous.
         """
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]

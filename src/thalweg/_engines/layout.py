@@ -374,7 +374,7 @@ def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
 def check_kind(
     values: Tensor, var: Tensor, name: str, narrow: bool = False, device: torch.device | None = None
 ) -> None:
-    """Raise if the elements of a gradient have the wrong dtype, device or no memory.
+    """Raise if the elements of a gradient have a wrong dtype or device, or no memory.
 
     Args:
         values: A dense gradient, or the values of a sparse gradient.

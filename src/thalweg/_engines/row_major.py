@@ -43,7 +43,7 @@ class RowMajorGroups:
 
         Args:
             groups: Groups of the variables in their own memory.
-            formulas: The measures; streams that no formula reads are not copied.
+            formulas: The measures; tensors that no measure reads are not copied.
         """
         request = self._request._replace(gradients=gradients)
         read = {stream for formula in formulas for stream in trace_formula(formula).streams}

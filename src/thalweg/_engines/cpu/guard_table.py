@@ -292,7 +292,8 @@ class GuardTable:
     def _write_kernels(self, contents: GuardedStep) -> None:
         """Store launches, columns, bounds and programs of a step as arrays of this table.
 
-        A column is an array whose elements a step sets to one number; a program computes scalars.
+        A column is an array whose elements a step sets to one number; a program computes scalars;
+        bounds are address ranges that the step writes.
         """
         self.launches = _records(contents.launches, replay_kernel.LAUNCH_BYTES)
         self.measures = _records(contents.measures, replay_kernel.LAUNCH_BYTES)
@@ -404,7 +405,7 @@ class GuardTable:
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Store records of members and pass members, and enable the gradient of each member.
+        """Store records of members, variables with own step counts; enable the members' gradients.
 
         The record of a gradient also gets `Member.spans`: replays set these chunk lengths to 0 to
         skip a member. Arguments are as in `GuardedStep`. Call it after `_write_tensors`.
@@ -487,7 +488,7 @@ class GuardTable:
         return self._tables[int(self.block[replay_kernel.STEP_TABLE])][0]
 
     def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
-        """Make `TABLED` replays copy scalars from tensors to registers, which programs then read.
+        """Make `TABLED` replays copy scalars from tensors to the registers of scalar programs.
 
         Args:
             reads: For each scalar: a tensor of shape () added by `guard_tensor`, the address of the
@@ -499,10 +500,10 @@ class GuardTable:
         self.block[replay_kernel.READS : replay_kernel.READS + 2] = len(rows), records.ctypes.data
 
     def set_register_columns(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Make each replay copy values from registers to columns after the programs have run.
+        """Make each replay fill columns with numbers that scalar programs have computed.
 
         Args:
-            rows: Pairs: the address of a register, and the index of the column.
+            rows: Pairs: the address of a program's register, and an index in `GuardedStep.columns`.
         """
         records = _records(rows, replay_kernel.REGISTER_COLUMN_BYTES)
         self._references.append(records)

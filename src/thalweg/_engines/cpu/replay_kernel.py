@@ -461,7 +461,7 @@ def gradient_of(block, record):
 def gradient_in_pair(block, record, number):
     """Return the address of the TensorImpl of the gradient in item `number` of PAIRS, or 0.
 
-    It is 0 unless the item is a tuple (plain tensor, variable of `record`).
+    The result is 0 unless the item is a tuple (plain tensor, variable of `record`).
     """
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
     if word(pair + 8) != block[CLASS_OF_TUPLES]:
@@ -517,7 +517,7 @@ def memory_differs(block, gradient, grad, storage):
 
     Return OTHER_GRADIENT if the storage is too small, or if NEEDS_MEASURED_ADDRESSES is set and the
     address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. Otherwise
-    return 0, and store the address in the record and in the kernel's cell.
+    return 0, and store the address in the record and where the kernel reads it.
 
     Args:
         gradient: The record of the gradient.
@@ -758,7 +758,8 @@ def next_step(member):
 def load_state_numbers(program, member):
     """Copy the state numbers of a member to the registers of its program, from register 1 on.
 
-    A member is a variable that counts its own steps. Return 1 if a register has changed, else 0.
+    A member is a variable that counts its own steps; state numbers are scalars of its optimizer
+    state. Return 1 if a register has changed, else 0.
     """
     registers, differs = float64_pointer(program[REGISTERS]), 0
     for k in range(program[STATE_NUMBERS]):
@@ -1059,8 +1060,8 @@ def run_part(block, part, is_prepared):
     """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0.
 
     With `is_prepared`, stop before the kernels of the update. Return 0, ALL_GRADIENTS_ABSENT, or
-    OUT_OF_RANGE if a scalar cannot be computed. Unless it is 0, no variable and no state was
-    written. MEASURE and RUN_PASS write only memory of the plan.
+    OUT_OF_RANGE if a scalar cannot be computed. If the result is not 0, no variable and no state
+    was written. MEASURE and RUN_PASS write only memory of the plan.
     """
     if block[MEMBERS] != 0 and part != MEASURE:
         difference = set_scalars_of_members(block)

@@ -54,8 +54,8 @@ class SweepPlan(NamedTuple):
 def plan_sweeps(rule: Rule) -> SweepPlan | None:
     """Return the sweeps of a rule, or None if these kernels cannot run the rule.
 
-    A sweep ends before a pass or stage that reads a reduction of a whole variable. Later sweeps run
-    all passes over rows and columns again.
+    A sweep, one traversal of memory, ends before a pass or stage that reads a reduction of a whole
+    variable. Later sweeps run all passes over rows and columns again.
     """
     if rule.before or rule.measures or rule.all_levels or rule.per_optimizer or rule.codecs:
         return None
@@ -284,7 +284,7 @@ class ShortGroup(Group):
         return SmallSweep(kernel, table)
 
     def run_passes(self, columns: Columns) -> None:
-        """Run all sweeps before the update, each followed by its stages; store their measures.
+        """Run all sweeps before the update, and the stages after each sweep; store measures.
 
         The copies of slots from `bind_slots` are refreshed first.
         """

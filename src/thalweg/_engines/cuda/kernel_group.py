@@ -125,7 +125,7 @@ class Group:
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
         """Send changed scalars; return tensors: the row index of each variable, and the rows.
 
-        All variables have one row if no scalar of the kernel differs by variable.
+        All variables share one row if no scalar of the kernel differs by variable.
         """
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
