@@ -500,8 +500,9 @@ def run_stage(
 ) -> dict[str, list[tuple[int, Tensor]]]:
     """Run a stage over a batch, in one call if the stage does not depend on the step number.
 
-    Otherwise, call the stage once for each step number that is due. Pass values, measures, and new
-    values of row and column slots are stored in `batch`. No slot is written.
+    A stage that depends on the step number is called once for each step number that is due. Pass
+    values, measures, and new values of row and column slots are stored in `batch`. No slot is
+    written.
 
     Args:
         rule, stage, batch, columns, slot_of: As for `StageCall`.

@@ -138,8 +138,8 @@ def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
     distance of adjacent bfloat16 numbers.
 
     Args:
-        upper: Optional. A bfloat16 for each number; used if it is a nearest one. Other numbers are
-            rounded by torch, as are all by default.
+        upper: Optional. A bfloat16 for each number. If it is not nearest to the number, and by
+            default, torch rounds the number.
     """
     flat = _flatten(values)
     base = flat.to(torch.bfloat16)

@@ -41,7 +41,7 @@ def split_numbers(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, T
 
 
 def lower_beside(values: Tensor, upper: Tensor) -> Tensor:
-    """Return uint8 codes that correct bfloat16 numbers to float32 numbers of the same shape.
+    """Return uint8 codes that correct the bfloat16 `upper` to the float32 `values`.
 
     A correction outside [-128, 127] is clamped. The code is 0 if `upper` is infinite or NaN.
     """

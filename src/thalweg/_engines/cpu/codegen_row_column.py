@@ -167,7 +167,7 @@ class _ShortTile:
 
 
 def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
-    """Return an `if` for each number of columns up to `SHORT`; it reduces tile number `own`."""
+    """Return an `if` for each count of columns up to `SHORT`; its body reduces tile `own`."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         row_lines = [line for tile in short_tiles for line in tile.add_row(columns)]

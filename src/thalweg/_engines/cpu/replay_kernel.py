@@ -270,7 +270,7 @@ def number_differs(block, py_object, number, sign):
 
 
 def option_differs(block, py_object, option):
-    """Copy the numbers of an option, a float or a tuple of floats, to the memory that it records.
+    """Copy the numbers of an option, a float or a tuple of floats, to the addresses in `option`.
 
     Return 1 if a `number_differs`, or if the option is not a tuple of the recorded length; else 0.
 
@@ -519,8 +519,8 @@ def memory_differs(block, gradient, grad, storage):
     """Check the memory of a gradient, and give its address to the kernel that reads it.
 
     Return OTHER_GRADIENT if the storage is too small, or if NEEDS_MEASURED_ADDRESSES is set and the
-    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. Otherwise
-    return 0, and store the address in the record and where the kernel reads it.
+    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. In other
+    cases return 0, and store the address in the record and where the kernel reads it.
 
     Args:
         gradient: The record of the gradient.
@@ -673,8 +673,8 @@ def check_parts(block):
 def team_differs(block):
     """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
 
-    Gradients in PAIRS are left to the caller, because functions of Python read them. Then
-    TEAM_GRADIENTS is 0, otherwise the number of gradients.
+    Gradients in PAIRS are left to the caller, because functions of Python read them. TEAM_GRADIENTS
+    is 0 if the step has PAIRS, else the number of gradients.
     """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
