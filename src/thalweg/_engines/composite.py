@@ -115,7 +115,7 @@ class JoinedReductions:
     """Reductions over the variables of several plans, one plan after another.
 
     Args:
-        parts: (reductions, number of variables) of each plan.
+        plans: (reductions, number of variables) of each plan.
     """
 
     def __init__(self, plans: Sequence[tuple[Reductions, int]]) -> None:

@@ -20,14 +20,14 @@ class JointPassFormula(Composed):
     Args:
         formula: `(var, grad, *made, *slots, *, scalars)`; it reads the values of earlier passes.
         earlier_count: Number of values that earlier passes make.
-        made_count: Number of values that this pass makes. It is 0 for the update, which returns
+        output_count: Number of values that this pass makes. It is 0 for the update, which returns
             `(var, *slots)`.
         rule: The rule. Options may have added slots that the formula does not take.
     """
 
     def __init__(self, formula: Any, earlier_count: int, output_count: int, rule: Rule) -> None:
         self.formula, self.vectors, self.rule = formula, rule.vectors, rule
-        self.earlier_count, self.made_count = earlier_count, output_count
+        self.earlier_count, self.output_count = earlier_count, output_count
         self.is_pass = output_count > 0
         self.__qualname__ = formula.__qualname__
 
@@ -39,8 +39,8 @@ class JointPassFormula(Composed):
         slots = len(graph.positional) - first_slot
         values = graph.apply([*inputs[:first_slot], *inputs[2 + value_count :][:slots]])
         results = [inputs[0], *inputs[2:]]
-        if self.made_count:
-            results[1 + self.earlier_count : 1 + self.earlier_count + self.made_count] = values
+        if self.output_count:
+            results[1 + self.earlier_count : 1 + self.earlier_count + self.output_count] = values
         else:
             results[0] = values[0]
             results[1 + value_count : 1 + value_count + slots] = values[1:]

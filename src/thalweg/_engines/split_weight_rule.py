@@ -19,12 +19,12 @@ class Split(Composed):
 
     Args:
         formula: The update or a pass, `(var, grad, *made, *slots, *, scalars)`.
-        made_count: The number of values that a pass makes; 0 for the update.
+        output_count: The number of values that a pass makes; 0 for the update.
         input_count: The number of inputs before the last slot; the formula may take fewer.
     """
 
     def __init__(self, formula: Any, output_count: int, input_count: int) -> None:
-        self.formula, self.made_count, self.input_count = formula, output_count, input_count
+        self.formula, self.output_count, self.input_count = formula, output_count, input_count
         self.__qualname__ = f"{formula.__qualname__} of a split variable"
 
     def compose(self) -> FormulaGraph:
@@ -36,7 +36,7 @@ class Split(Composed):
         (correction,) = stream_nodes(1, self.input_count)
         results = graph.apply([correction, *stream_nodes(len(graph.positional) - 1, 1)])
         names = (*graph.positional, *[""] * (self.input_count - len(graph.positional)), CORRECTION)
-        if not self.made_count:
+        if not self.output_count:
             results.append(results[0])
         return FormulaGraph(names, graph.scalars, tuple(results))
 

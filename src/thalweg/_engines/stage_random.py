@@ -25,7 +25,9 @@ class StageRandom:
     index in the optimizer, and how many numbers of the variable this call has drawn before.
 
     Args:
-        numbers: The index in the optimizer of each variable of the batch.
+        rule: The rule; its passes include `stage`.
+        stage: The stage, which has the seed.
+        variable_indices: The index in the optimizer of each variable of the batch.
         step: The number of the step, from 1.
         example: A tensor with the device and the dtype of the results.
 

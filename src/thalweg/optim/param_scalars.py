@@ -320,7 +320,7 @@ class Blocks:
         """Return the registered block that has `scalar` as an element, or None."""
         block: Tensor | None = scalar._base
         weak = self._blocks.get(id(block))
-        # Its storage is another one after `number.data = other` or `number.set_(other)`.
+        # Its storage is another one after `scalar.data = other` or `scalar.set_(other)`.
         if block is None or weak is None or weak() is not block or scalar.dim():
             return None
         if _is_shared(block):  # and what other processes write has no version here

@@ -123,7 +123,7 @@ class ParamState:
         self._target_of: dict[int, Tensor] = {}
         self.plans = PlanCache()
         self.columns: list[AnyColumn] = []
-        self.homes: tuple[torch.device | None, torch.device] = (None, CPU)
+        self.scalar_devices: tuple[torch.device | None, torch.device] = (None, CPU)
         self.lacked: dict[str, list[bool]] = {}
         self.locals: Any = None
         self.numbers = scalar_specs
@@ -193,7 +193,7 @@ class ParamState:
         """
         # Until `settle`, the state must not look like that of a finished step: this one may fail.
         self._settled_values = None
-        self.homes = scalar_devices
+        self.scalar_devices = scalar_devices
         remembers = bool(self.numbers or self.rule.slots)
         if self.locals is None:
             self.locals = make_local_shards(params)
@@ -303,7 +303,7 @@ class ParamState:
             for param, scalar in zip(self.params, scalars, strict=True):
                 self._fresh[id(param)][name] = scalar
             return PlainColumn(name, self.owners, scalars)
-        scalar_device, host_device = self.homes
+        scalar_device, host_device = self.scalar_devices
         tensors = [tensor for tensor in scalars if isinstance(tensor, Tensor)]
         if kind.dtype == torch.float64 and any(x.dtype != kind.dtype for x in tensors):
             # Earlier releases kept such numbers in float32.
@@ -366,7 +366,7 @@ class ParamState:
                 scalar = torch.tensor(scalar, dtype=dtype or scalar_dtype(), device=device)
                 self._fresh[id(param)][name] = scalar
             views.append(scalar)
-        if self.homes[0] is None:
+        if self.scalar_devices[0] is None:
             return ForeignColumn(name, views)
         with importing:
             from thalweg.optim.device_param_scalars import ForeignDeviceColumn
@@ -410,7 +410,7 @@ class ParamState:
         dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
         values = [scalar.item() if isinstance(scalar, Tensor) else scalar for scalar in scalars]
-        block = torch.tensor(values, dtype=dtype, device=self.homes[1])
+        block = torch.tensor(values, dtype=dtype, device=self.scalar_devices[1])
         views = self._blocks.views(block)
         for param, view in zip(self.params, views, strict=True):
             self._fresh[id(param)][name] = view

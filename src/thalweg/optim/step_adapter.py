@@ -79,9 +79,11 @@ class ParamGroupAdapter(StepAdapter):
         self._pending_numbers: list[tuple[Any, list[Any]]] = []
         self._real: dict[int, Tensor] = {}
         self.apply_flag, self.watch = optimizer.step_cache.apply_flag, optimizer.step_cache.watch
-        self._homes = devices = optimizer.scalar_devices(params)
+        self._scalar_devices = devices = optimizer.scalar_devices(params)
         self.there = devices[0]
-        self.repeats = param_state.homes == devices and param_state.stands(optimizer.state, params)
+        self.repeats = param_state.scalar_devices == devices and param_state.stands(
+            optimizer.state, params
+        )
         if not self.repeats:
             check_slots(optimizer, param_state.rule, zip(params, group_indices, strict=True))
             # Anew: they hold slots that may have been replaced.
@@ -217,7 +219,7 @@ class ParamGroupAdapter(StepAdapter):
                     state_scalars.append((local(value), f"{name} of {label}"))
         check_writable(state_scalars)
         starts = optimizer._initial_entries(self._params, self.places)
-        self.part.make(optimizer.state, self._params, starts, self._homes)
+        self.part.make(optimizer.state, self._params, starts, self._scalar_devices)
 
     def slots_of(self, var: Tensor) -> list[Tensor]:
         param = self._real.get(id(var))

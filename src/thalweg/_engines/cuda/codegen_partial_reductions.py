@@ -80,7 +80,8 @@ class RowParts:
     """Writer of reductions of rows. A row has several parts side by side, each a block of lanes.
 
     Args:
-        parts: Number of parts of a row.
+        reductions: The reductions to write.
+        segments: Number of parts of a row.
         lanes: Lanes of a part.
     """
 

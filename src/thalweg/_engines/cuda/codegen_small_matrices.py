@@ -32,7 +32,8 @@ class _Matrix(RowParts):
     """Writer of the reductions of a matrix, row by row, so that few values are live at a time.
 
     Args:
-        sides: Rows and columns of the matrix; a column is a part of `RowParts`.
+        reductions: As in `RowParts`.
+        matrix_shape: Rows and columns of the matrix; a column is a part of `RowParts`.
     """
 
     def __init__(self, reductions: Sequence[LaneReduction], matrix_shape: tuple[int, int]) -> None:

@@ -50,7 +50,7 @@ class TrainingState(V1StateDict):
         masters: The masters.
         scaler: The scaler that adapts the loss scale, or None.
         sums: The sums of gradients, or None.
-        others: Further entries of the state.
+        extra_entries: Further entries of the state.
     """
 
     _name: ClassVar[str] = "this training"
