@@ -1,15 +1,23 @@
-"""Native replay of a step: check guards, then run kernels and writes, all in one call.
+"""Native replay of a step: check guards, then run kernels and writes.
 
-The functions here are compiled (`compiler.py`). The caller holds the interpreter lock, so nothing
-runs between checks and writes. `guard_table.py` fills the *block*, an array of 64-bit words, after
-a step that was planned or rebound. If anything differs from the block, the call writes nothing and
-returns a constant of the section "Differences".
+The functions here are compiled (`compiler.py`). `guard_table.py` fills the *block*, an array of
+64-bit words, after a step that was planned or rebound. If anything differs from the block, `step`
+writes nothing and returns a constant of the section "Differences".
+
+Most updates are one call of `step`, with the interpreter lock held, so that nothing runs between
+checks and writes. With PREPARED an update is three calls: `step` with the lock, which checks all
+guards and computes scalars; `run_kernels` without the lock; and `step` with FINISH and the lock,
+which checks nothing and writes step counts, columns and version counters. Other threads of Python
+may run during `run_kernels`.
 
 All memory that is read is alive. The owner of the block holds the lists, dictionaries, tensors and
 types whose addresses are in the block. Other addresses are read from those objects in the same
 call: from a tensor its TensorImpl, from a TensorImpl its storage, version counter and autograd
 metadata, from autograd metadata the gradient. No other stored address is dereferenced; some are
-only prefetched.
+only prefetched. With PREPARED, the kernels use addresses that the first call has read, although
+other threads may replace gradients and storages. The caller (`optim/replay.py`) therefore holds a
+reference to the memory of each gradient, and to the storage of each written tensor. A TensorImpl
+may be replaced, too: FINISH reads the addresses of version counters again (`find_counters`).
 """
 
 # Code for `compiler`, which finds its types itself.
