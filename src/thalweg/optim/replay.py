@@ -252,7 +252,9 @@ class ReplayedStep:
         )
         guards.write_block(step)
         self._gradient_owners = [param for param, *_ in step.gradients]
-        self._storages = [tensor.untyped_storage() for tensor in step.written_tensors]
+        # Without the lock, other threads may replace the memory of a tensor that kernels write.
+        written_tensors = step.written_tensors if guards.releases_lock else ()
+        self._storages = [tensor.untyped_storage() for tensor in written_tensors]
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
@@ -457,13 +459,13 @@ class ReplayedStep:
         nothing has changed.
         """
         pairs, end_calls = None, ()
-        if self.snapshot.releases_lock:
-            pairs = self._hold_gradients()
         if self._has_sums:
             if optimizer.step_cache.sums.keys() != self._ids:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             end_calls = optimizer.clearing_sums()
+        elif self.snapshot.releases_lock:
+            pairs = self._hold_gradients()
         call_args = self.snapshot.replay_count, pairs, end_calls, flags
         if self._in_call is None and not all(sub_step.read() for sub_step in self.sub_steps):
             return False
