@@ -188,9 +188,7 @@ class FusedOptimizer(GroupChecks):
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:
-        """If the `with` block raises, remove the groups that it added, with state, hooks and
-        buffers.
-        """
+        """If the `with` block raises, remove the added groups, with state, hooks and buffers."""
         cache, count, former_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
@@ -289,8 +287,8 @@ class FusedOptimizer(GroupChecks):
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        If the options are on, a group also has `state_storage` (the codecs of slots), `round` and
-        `seed`.
+        The option `state_storage` adds the codecs of slots to groups. The option `round` adds
+        `round` and `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
@@ -411,7 +409,7 @@ class FusedOptimizer(GroupChecks):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
-        """Take a step with the gradients or their sums; reuse the last plan if it fits."""
+        """Take a step with the gradients or their sums; reuse the last plan if possible."""
         cache = self.step_cache
         recording = (
             nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
@@ -719,9 +717,7 @@ class FusedOptimizer(GroupChecks):
         return grad.to(param.dtype)
 
     def _add_progress_note(self, error: BaseException) -> None:
-        """Add a note to an error of a step: what was written, and which gradients stay in the
-        state.
-        """
+        """Add a note to a step's error: what was written, which gradients stay in the state."""
         cache = self.step_cache
         if cache.progress:
             add_note(error, cache.progress)

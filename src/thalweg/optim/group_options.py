@@ -235,9 +235,9 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 
 
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return {key of a group: hyperparameters that it sets} of keys with floats only.
+    """Return {option: hyperparameters that the option sets} of options with floats only.
 
-    Leave out keys that set the same hyperparameter.
+    Leave out all options that set one hyperparameter, if there are several.
     """
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():

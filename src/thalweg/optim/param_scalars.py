@@ -225,11 +225,10 @@ class ForeignColumn(_StoredNumbers):
         self.common = self.values[0] if len({*scalars}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls that write new numbers into the state tensors; the step runs them in its
-        commit.
+        """Return calls that write numbers into the state tensors; a step's commit runs the calls.
 
-        A step count is increased by its change since `read`, so that increments by other code stay.
-        A tensor shared by several parameters is increased once.
+        To a step count, a call adds the difference between the new count and the count that `read`
+        stored: increments by other code stay. A count shared by parameters is increased once.
 
         Args:
             values: One number per parameter, or a single number for all.

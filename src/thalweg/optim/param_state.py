@@ -188,8 +188,8 @@ class ParamState:
             params: The parameters of a step.
             starts: {id(parameter): {name: initial value}}, where the rule's initial value does not
                 apply.
-            scalar_devices: (device that alone holds the numbers or None, device of numbers that the
-                host also holds).
+            scalar_devices: (device of numbers that the host does not read or None, device of
+                numbers that the host reads).
         """
         # Until `settle`, the state must not look like that of a finished step: this one may fail.
         self._settled_values = None

@@ -1,4 +1,4 @@
-"""Trace of a forward pass: how each weight is used, and how its outputs are divided.
+"""Trace of a forward pass with labels: numbers that show which outputs of a weight are used how.
 
 An *output* of a weight is a row (or column) of it. A *label* is a number that identifies an output
 of a weight. Each product of a weight and activations has an integer tensor of labels, one per
@@ -73,9 +73,7 @@ class ProjectionTrace(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function, record its use of weights and labelled tensors, return its
-        result.
-        """
+        """Run a torch function; record its use of weights and labels; return its result."""
         del types
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):

@@ -275,7 +275,7 @@ class ReplayedStep:
         return members, pass_members
 
     def _find_writers(self) -> dict[int, list[int]]:
-        """Return {id(tensor): positions of parameters whose updates write it}.
+        """Return {id(tensor): indices of the parameters whose updates write the tensor}.
 
         Slots of several parameters may share a storage, and so a version counter.
         """
@@ -538,11 +538,11 @@ class ReplayedStep:
         Args:
             step_count: The number of replayed steps so far.
             pairs: (sum of gradients, parameter) pairs; None for gradients in `grad`.
-            beyond_range: True if norms must be measured with more range.
+            beyond_range: True to measure norms in a wider range, after an overflow.
 
         Returns:
             (column, next numbers) pairs, [] if native code computes the scalars; and calls that
-            record the decision of the judge. None in place of both if a step with all checks is
+            record the decision of `Spikes`. None in place of both if a step with all checks is
             needed.
         """
         groups, fields = self.groups, vars(optimizer)
@@ -577,7 +577,7 @@ class ReplayedStep:
     def _judge(
         self, gradients: ReplayedTransforms, step_count: int
     ) -> tuple[Scalars, Sequence[Call]] | None:
-        """Let the judge of steps decide by the measured gradients.
+        """Let the option `spikes` judge the step by its measured gradients.
 
         Return (scalars of gradient transforms by dtype, calls that record the decision). Return
         None if a step with all checks must decide. `self._reports` keeps the report of gradients

@@ -290,7 +290,7 @@ def _as_symbol(value: Any, number: Any) -> Any:
 
 
 def hold(options: Options | None, group: Group) -> bool:
-    """Return True if `group` has the same options; its rate may be another ordinary number.
+    """Return True if `group` still has `options`; its `lr` may be another number below 1e30.
 
     Return False if `options` is None.
     """
