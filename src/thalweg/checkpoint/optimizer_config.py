@@ -75,7 +75,7 @@ def describe_differences(
     Args:
         saved_config: The description in the file.
         config: The description of the existing optimizer.
-        loaded_names: Names of arguments that loading sets; different numbers are no difference.
+        loaded_names: Names of arguments that loading sets; different numbers give no line.
     """
     if saved_config["class"] != config["class"]:
         return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]

@@ -111,7 +111,7 @@ class Restoration:
         return reachable
 
     def bind(self, node: int, owner: object) -> None:
-        """Restore a position's value into an object, and the values of its children and slots.
+        """Restore values into an object, and into the object's children and slots.
 
         Either all values are set, or none. A value of a missing object is stored in the parent, and
         restored when the object is created.
