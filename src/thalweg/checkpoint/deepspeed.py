@@ -257,8 +257,7 @@ def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 
 
 def _list_steps(files: ZeroFiles) -> list[Any]:
-    """Return one step count per parameter, from the state of its group, else from the group's
-    options.
+    """Return one step count per parameter, from the group's state, or else its options.
 
     In stage 3, the state of the first group counts for all groups. Raise if a count is missing.
     """

@@ -774,9 +774,7 @@ class FusedOptimizer(GroupChecks):
         return [*calls, partial(vars(self.step_cache).update, {"sums": None})]
 
     def _take_step(self, single_param: Tensor | None = None) -> None:
-        """Take a step of all parameters that have a gradient, or of a single one in the backward
-        pass.
-        """
+        """Update all parameters that have a gradient, or `single_param` in the backward pass."""
         raise NotImplementedError
 
 

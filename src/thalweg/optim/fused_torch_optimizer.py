@@ -503,9 +503,7 @@ class FusedTorchOptimizer(TorchGroups):
         run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
-        """Raise NotImplementedError: the engines do not support the step, and options exclude
-        torch's.
-        """
+        """Raise NotImplementedError for a step that only torch supports but options exclude."""
         if self.step_options.kinds.device:
             raise NotImplementedError(
                 f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"

@@ -137,9 +137,7 @@ class Options:
         return {name: overrides[name] if name in overrides else hypers[name] for name in names}
 
     def numbers(self, keeps_tensor: Callable[[Any], bool]) -> dict[str, Any]:
-        """Return the hyperparameters by name as floats; tensors for which `keeps_tensor` is True
-        stay.
-        """
+        """Return {hyperparameter: float}; tensors for which `keeps_tensor` is True stay tensors."""
         if self._moving:
             moving = {name: self._hypers[name] for name in self._moving}
             moving = {name: x if keeps_tensor(x) else number(x) for name, x in moving.items()}

@@ -259,9 +259,7 @@ def fit_state(
 
 
 def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str]) -> None:
-    """Warn of entries that a loaded state lacks (`lacking`), and with each of the sentences in
-    `notes`.
-    """
+    """Warn of entries that a loaded state lacks (`lacking`), and with each text in `notes`."""
     label = _describe_optimizer(optimizer)
     messages = [state_mismatch.lacking_message(label, lacking)] if lacking else []
     for note in (*messages, *(f"{label}: {note}" for note in notes)):
@@ -308,8 +306,8 @@ def _iterate_members(
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
     """Yield (group, saved key, parameter, title) for each parameter, matched by order.
 
-    The group has the saved options, completed as torch does. If a saved option is invalid, the
-    optimizer's group is yielded.
+    The group is a new dict with the saved options and torch's defaults, or the optimizer's group if
+    a saved option is invalid.
 
     Args:
         saved_groups: The groups of the state.

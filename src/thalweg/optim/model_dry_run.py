@@ -145,9 +145,7 @@ class StandIns:
         return new
 
     def _param(self, param: nn.Parameter | None) -> nn.Parameter | None:
-        """Return the stand-in of a parameter: a meta tensor for two or more dimensions, else
-        zeros.
-        """
+        """Return a parameter's stand-in: a meta tensor from two dimensions on, else zeros."""
         if param is None or id(param) in self._copies:
             return None if param is None else self._copies[id(param)]
         dtype = torch.float32 if param.is_floating_point() else param.dtype

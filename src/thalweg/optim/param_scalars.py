@@ -77,9 +77,7 @@ class _StoredNumbers:
         self._sizes = list(map(torch.UntypedStorage.nbytes, storages))
 
     def stands(self) -> bool:
-        """Return True if the state tensors still have the addresses, and their memory the size, of
-        construction.
-        """
+        """Return True if address and memory size of all state tensors are as at construction."""
         has_sizes = list(map(torch.UntypedStorage.nbytes, self._storages)) == self._sizes
         return has_sizes and list(map(Tensor.data_ptr, self._state_tensors)) == self._pointers
 
@@ -183,7 +181,7 @@ class Column(_StoredNumbers):
     def wrote(self, values: Sequence[object]) -> None:
         """Update `values` after new numbers were written, rounded to the dtype of the block.
 
-        Numbers of other dtypes than float32 and float64, except step counts, are left to `read`.
+        Do nothing for numbers that are not step counts, float32 or float64: `read` updates them.
         """
         kind = _SCALARS.get(self.dtype)
         if kind is not None:

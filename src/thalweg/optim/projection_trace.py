@@ -302,7 +302,7 @@ class ProjectionTrace(TorchFunctionMode):
         self._set_labels(output, halves[0])
 
     def _mark_uses(self, name: str, labelled: Sequence[Tensor], max_dim: int | None) -> None:
-        """Record that a function reduces outputs of weights, or selects the largest.
+        """Record that a function reduces the outputs of weights, or selects the largest outputs.
 
         A maximum along `max_dim` selects if this dimension has all outputs of a weight.
         """

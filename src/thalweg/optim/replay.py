@@ -306,9 +306,7 @@ class ReplayedStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Return True if each parameter of `owners` is in the group whose index `places` has for
-        it.
-        """
+        """Return True if the groups of the parameters `owners` have the indices `places`."""
         indices = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [indices.get(id(param)) for param in owners] == [*places]
 

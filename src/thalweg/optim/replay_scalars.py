@@ -85,9 +85,7 @@ class TorchScalars(GroupScalars):
         self._rate = options.moving_rate
 
     def _moves(self) -> bool:
-        """Return True if option values other than the rate are tensors, which other code may write
-        to.
-        """
+        """Return True if an option other than the rate is a tensor: other code may change it."""
         return self.options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:

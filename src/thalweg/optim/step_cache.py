@@ -61,9 +61,7 @@ class SetChanges:
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:
-        """Reset the number of changes to wait for, if the replay that ended had taken at least as
-        many steps.
-        """
+        """Reset the limit of the count, unless the replay that ended had taken fewer steps."""
         if steps >= self._patience:
             self._patience = 2
 

@@ -208,10 +208,8 @@ def _import(
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
     """Return (snapshot of a TensorFlow file's contents, names of omitted entries).
 
-    Args:
-        checkpoint, rules: The file, and the rules of its variables.
-        optimizer, index, hyperparameters: `optimizer`, `which` and keywords of `restore`.
-        counter: None, or a variable that receives the step count.
+    `optimizer`, `index` and `hyperparameters` are `optimizer`, `which` and keywords of `restore`.
+    The variable `counter`, if not None, receives the step count.
     """
     targets = _find_destinations(checkpoint, rules)
     variables = _empty_variables(checkpoint, targets)

@@ -181,9 +181,7 @@ class Position:
         return self._restoration.graph
 
     def is_simple_variable(self) -> bool:
-        """Return True if the position is a variable without children whose value is not restored
-        yet.
-        """
+        """Return True if the position is an unrestored variable without children."""
         restoration, node = self._restoration, self._node
         return node in restoration.unused and not restoration.nodes[node].children
 
