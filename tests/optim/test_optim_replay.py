@@ -427,6 +427,31 @@ def test_error_notes_that_nothing_changed() -> None:
     assert error.value.__notes__ == ["The step was not taken: no variable and no slot has changed."]
 
 
+def test_interrupt_of_a_wait_notes_no_step_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = params()
+    opt = optim.Adam(weights)
+    for step in range(4):
+        set_grads(weights, step)
+        opt.step()
+    lock = opt.step_cache.lock
+
+    class Waited:
+        def __enter__(self) -> None:
+            opt.step_cache.lock = lock
+            opt.step()
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(opt.step_cache, "lock", Waited())
+    with pytest.raises(KeyboardInterrupt) as error:
+        opt.step()
+    assert count_replays(opt) == 3
+    assert error.value.__notes__ == ["The step was not taken: no variable and no slot has changed."]
+
+
 # Without replay
 
 

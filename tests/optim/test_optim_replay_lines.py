@@ -6,6 +6,7 @@ import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -177,6 +178,46 @@ def test_large_steps_keep_gradients_and_let_other_threads_run(
             opt.step()
     assert count_replays(sides[0][0]) == 3
     assert all(map(torch.equal, weights, twins))
+
+
+def test_large_steps_count_versions_of_present_tensors(
+    large_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, spare = make_params(), torch.zeros(SHAPES[0])
+    opt, call_on_team = optim.Adafactor(weights), openmp.call_on_team
+
+    def run_after_swap(*arguments: int) -> Callable[[], object]:
+        kernels = call_on_team(*arguments)
+        swap = partial(torch.utils.swap_tensors, weights[0], spare)
+        return lambda: (swap(), kernels())[1]
+
+    for step in range(5):
+        set_grads(weights, step)
+        if step == 4:
+            monkeypatch.setattr(openmp, "call_on_team", run_after_swap)
+        opt.step()
+    assert count_replays(opt) == 3
+    assert [x._version for x in (*weights[:2], spare)] == [1, 5, 4]
+
+
+class Special(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("are_sets_random", [False, True])
+def test_large_steps_use_gradients_of_subclasses(are_sets_random: bool, large_steps: None) -> None:
+    weights = make_params()[:3]
+    opt = optim.SGD(weights, lr=0.25)
+    for step in range(9):
+        set_grads(weights, step, {step % 3 if are_sets_random else 1})
+        opt.step()
+    assert getattr(opt.step_cache.replay, "may_lack", None) == are_sets_random
+    set_grads(weights, 9)
+    grad = torch.ones(SHAPES[1])
+    weights[1].grad = grad.as_subclass(Special)
+    expected = weights[1] - 0.25 * grad
+    opt.step()
+    assert torch.equal(weights[1], expected)
 
 
 def keep_largest(*, tops: Any, rows: Any) -> Any:

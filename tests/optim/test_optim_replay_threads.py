@@ -10,11 +10,12 @@ import torch
 from torch.nn import Parameter
 
 from bit_comparison import assert_same
-from forks import run_in_child
+from forks import Stop, run_in_child
 from replay_twins import OPTIONS, count_replays, diff, params, set_grads
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
 from thalweg._engines.cpu import guard_table, openmp, replay_kernel
+from thalweg.errors import FailedPreconditionError
 from thalweg.v1 import train
 
 pytestmark = pytest.mark.skipif(
@@ -236,3 +237,24 @@ def test_forked_child_checks_with_one_thread(
         return count_replays(opt), openmp._has_lost_team
 
     assert run_in_child(child) == (3, not is_sent_home)
+
+
+def test_child_forked_during_a_step_refuses_to_step() -> None:
+    weights, stop = params(), Stop()
+    opt, other_opt = optim.SGD(weights, lr=0.25), optim.SGD(weights, lr=0.25)
+
+    def hold_locks() -> None:
+        with opt.step_cache.lock, other_opt.step_cache.lock:
+            stop()
+
+    def child() -> list[bool]:
+        refused: list[bool] = []
+        for each in (opt, other_opt):
+            with pytest.raises(FailedPreconditionError, match="forked this one"):
+                each.step()
+            refused.append(True)
+        return refused
+
+    set_grads(weights, 0)
+    with stop.reached_by(hold_locks):
+        assert run_in_child(child, 20.0) == [True, True]

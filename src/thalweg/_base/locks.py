@@ -72,10 +72,10 @@ importing = Awaited()
 class Guard(Lock):
     """Lock of an object with state, held for each access to the state.
 
-    If another thread holds it during a fork, the child replaces the object's `_lock` by a `Mark`.
+    If another thread holds it during a fork, the child replaces the lock by a `Mark`.
 
     Args:
-        owner: The object, which has this lock as its attribute `_lock`.
+        owner: The object, which has this lock as an attribute.
         forget: Optional. `forget(owner)` is called in the child to drop caches of the lost thread.
     """
 
@@ -105,8 +105,9 @@ class Guard(Lock):
             return
         if self._forget is not None:
             self._forget(owner)
-        if thread not in _excused and owner._lock is self:
-            vars(owner)["_lock"] = Mark(self, owner)
+        if thread not in _excused:
+            mark = Mark(self, owner)
+            vars(owner).update({name: mark for name, x in vars(owner).items() if x is self})
 
 
 class Mark(Guard):
@@ -132,7 +133,8 @@ class Mark(Guard):
     def loaded(self) -> None:
         owner = self._owner()
         if owner is not None:
-            vars(owner)["_lock"] = self._guard
+            names = [name for name, x in vars(owner).items() if x is self]
+            vars(owner).update(dict.fromkeys(names, self._guard))
 
     def _reason(self) -> str:
         """Return the error message: the owner, the fork, and what to do."""

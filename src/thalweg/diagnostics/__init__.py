@@ -1,4 +1,4 @@
-"""Per-variable numbers of some steps, the sinks that get them, and warnings about unusual events.
+"""Measurements per variable of some steps, sinks that receive them, and warnings.
 
 from thalweg import diagnostics, keras
 from thalweg.diagnostics import JsonLines

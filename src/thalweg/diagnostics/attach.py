@@ -31,18 +31,18 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
     """Start to measure steps of a Keras or TensorFlow 1 optimizer.
 
     Args:
-        optimizer: The optimizer, a wrapper of it, an optimizer of `thalweg.integrations.keras3`,
-            or the train operation that `optimize_loss` returned.
+        optimizer: The optimizer, its wrapper, an optimizer of `thalweg.integrations.keras3`, or the
+            train operation of `optimize_loss`.
         every, sinks: As for `Diagnostics`.
 
     Returns:
         The `Diagnostics`, with the tables and `log_loss`.
 
     Raises:
-        InvalidTypeError: `optimizer` is not such an optimizer.
+        InvalidTypeError: `optimizer` has another type.
         FailedPreconditionError: The optimizer is measured already.
-        NotImplementedError: Functions of a subclass update the variables one by one, or were
-            called when a graph was built.
+        NotImplementedError: Methods of a subclass update variables one by one, or were called once,
+            when a graph was built.
 
     Example:
         >>> from thalweg import Variable, diagnostics, keras
@@ -72,7 +72,7 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
 
 
 def detach(optimizer: Any) -> None:
-    """Stop to measure steps of an optimizer; send the pending table to the sinks first.
+    """Send the pending table to the sinks, and stop to measure steps of an optimizer.
 
     Args:
         optimizer: As for `attach`.
@@ -89,7 +89,7 @@ def detach(optimizer: Any) -> None:
 
 
 def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
-    """Add sinks to an optimizer with measured steps.
+    """Add sinks to an optimizer whose steps are measured.
 
     Args:
         optimizer: An optimizer of `thalweg.optim` with `diagnostics=`, or as for `attach`.
@@ -135,11 +135,11 @@ def find_optimizer(optimizer: Any) -> Any:
     """Return the Keras or v1 optimizer that takes the steps of `optimizer`, without wrappers.
 
     Args:
-        optimizer: An optimizer of `thalweg.keras.optimizers` or `thalweg.v1`, or a wrapper or train
-            operation, whose attributes `op`, `optimizer` and `wrapped` are followed.
+        optimizer: An optimizer of `thalweg.keras.optimizers` or `thalweg.v1`, or an object whose
+            attribute `op`, `optimizer` or `wrapped` leads to it, such as a train operation.
 
     Raises:
-        InvalidTypeError: No such optimizer is found, as for one of `torch.optim`.
+        InvalidTypeError: `optimizer` has another type, such as `torch.optim.Optimizer`.
     """
     candidate = optimizer
     # `op` leads from a train operation, and `wrapped` from an optimizer of Keras 3.
@@ -157,7 +157,7 @@ def find_optimizer(optimizer: Any) -> Any:
 
 
 class _Watch(StepWatch):
-    """Measurements of a step that list low-precision copies in place of their masters."""
+    """Measurements of a step; a low-precision copy replaces its float32 master."""
 
     def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
         """Return the parameters of variables; copies stand for their masters."""
@@ -169,7 +169,7 @@ class _Watch(StepWatch):
 class Attached(TableRecorder):
     """Recorder of an optimizer while its steps are measured.
 
-    A table has all variables of all measured steps, by name.
+    A table has one row per name of all variables in measured steps so far.
 
     Args:
         optimizer: The optimizer.
@@ -208,19 +208,11 @@ class Attached(TableRecorder):
         return self.known_parameters(), rows
 
     def refuse_graph(self) -> NoReturn:
-        """Raise for a graph in which steps cannot be measured.
-
-        Raises:
-            NotImplementedError: Always.
-        """
+        """Raise NotImplementedError for a graph in which steps cannot be measured."""
         raise _graph_error(self._optimizer)
 
     def refuse_ranks(self) -> NoReturn:
-        """Raise for a step with variables that are distributed over ranks.
-
-        Raises:
-            NotImplementedError: Always.
-        """
+        """Raise NotImplementedError for a step with variables that are distributed over ranks."""
         raise NotImplementedError(
             f"diagnostics of {_title(self._optimizer)} are not defined where ranks have parts of"
             " its variables or slots, as of DTensors or by shard_slots=True: detach(optimizer)."
@@ -232,7 +224,7 @@ class Attached(TableRecorder):
 
     @contextmanager
     def around(self, hooks: Any) -> Generator[None]:
-        """Return a context manager that counts and, if due, measures a step of the slow path.
+        """Return a context manager that counts a step and measures it if due; used without replay.
 
         Raises:
             NotImplementedError: Variables are distributed over ranks.
@@ -259,7 +251,7 @@ class Attached(TableRecorder):
 
 
 class Between:
-    """Replayed step that is replayed only if it is not measured; see `ReplayedStep`."""
+    """Wrapper of a replayed step; measured steps are not replayed. See `ReplayedStep`."""
 
     is_due = False
     # The step may call functions of the user.
@@ -283,7 +275,7 @@ class Between:
         return not self._recorder.is_due() and self._step.is_over(pairs)
 
     def take(self, optimizer: Any, plan_cache: PlanCache, inputs: Any) -> bool:
-        """Replay the step unless it is due or a guard fails; return True if it was replayed."""
+        """Replay the step and return True; return False if it is measured or a guard fails."""
         if optimizer._recorder is not self._recorder:
             plan_cache.replay = None
             return False

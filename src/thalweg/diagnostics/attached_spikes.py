@@ -1,4 +1,4 @@
-"""`Spikes` with an action for optimizers of Keras and TensorFlow 1, which lack the option."""
+"""`Spikes` with an action for optimizers of Keras and TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thalweg.errors import FailedPreconditionError
 
 
 def attach_judge(judge: SpikeJudge, optimizer: Any) -> None:
-    """Connect a judge to the steps of an optimizer; see `Spikes.attach`."""
+    """Let a judge decide about the steps of an optimizer; see `Spikes.attach`."""
     innermost = find_optimizer(optimizer)
     class_name = type(innermost).__name__
     if judge.keep and not hasattr(innermost, "weights"):
@@ -38,8 +38,7 @@ class _SlotSource(StepSource):
     """Interface of an optimizer of Keras or TensorFlow 1 to `Spikes`."""
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy the variables and the state; return a function that returns calls which restore
-        them.
+        """Copy variables and state; return a function that returns calls to restore the copy.
 
         Raises:
             NotImplementedError: The variables are of a graph.

@@ -1,4 +1,4 @@
-"""Bands around running medians per layer, and lasting departures from them."""
+"""Bands (accepted ranges around running medians) of numbers per layer, and departures."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class NumberBand:
     """Band of one number: up to a margin above the median of the last `WINDOW` numbers.
 
     Args:
-        fraction: The least margin, relative to the median.
-        is_log: Whether the deviation is that of the logarithms.
+        fraction: The minimum margin, divided by the median.
+        is_log: True to compute median and deviation of logarithms.
 
     Attributes:
         values: The last finite numbers, the oldest first.
@@ -73,8 +73,8 @@ class NumberBand:
     def measure(self) -> tuple[float, float]:
         """Return (median of `values`, largest number in the band).
 
-        The median is NaN without numbers. With fewer than `WARM_UP` numbers, the other one is the
-        largest float.
+        The median is NaN without numbers. With fewer than `WARM_UP` numbers, any float is in the
+        band.
         """
         values = list(self.values)
         if self._is_log:
@@ -88,10 +88,9 @@ class NumberBand:
         return middle, limit if len(values) >= WARM_UP else sys.float_info.max
 
     def update_limit(self) -> None:
-        """Compute `safe_limit` from the present numbers.
+        """Compute `safe_limit`, a lower bound of the band's limit.
 
-        Call this again after at most `UPDATE_ROWS` numbers: until then, the median cannot fall
-        below the number that is now `UPDATE_ROWS` places below it in sorted order.
+        It is valid for `UPDATE_ROWS` further numbers; then call this method again.
         """
         self._safe_limit = -math.inf
         if len(self.values) >= WARM_UP - UPDATE_ROWS:
@@ -118,10 +117,10 @@ class RunningMedian:
         self._statistics: tuple[np.ndarray, np.ndarray] | None = None
 
     def add(self, values: np.ndarray) -> None:
-        """Append a row with one value per layer; the oldest of `WINDOW` rows is dropped.
+        """Append a row with one value per layer; drop the oldest of `WINDOW` rows.
 
-        The layer's median replaces a value that is not finite. The first finite value of a layer
-        also fills the layer's earlier rows.
+        A value that is not finite is replaced by the layer's median. The first finite value of a
+        layer also fills the layer's earlier rows.
         """
         usable = np.isfinite(values)
         if not usable.all():
@@ -135,10 +134,10 @@ class RunningMedian:
             self._statistics = None
 
     def measure(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return arrays of the median and the deviation of each layer, NaN without finite values.
+        """Return (medians, deviations) as arrays over layers, NaN without finite values.
 
-        The deviation is the median absolute deviation times 1.4826, which estimates a standard
-        deviation. Once the window is full, both are computed every `UPDATE_ROWS` rows.
+        A deviation is 1.4826 times the median absolute deviation. Both arrays are cached; with a
+        full window, for `UPDATE_ROWS` rows.
         """
         if self._statistics is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]
@@ -159,7 +158,7 @@ class RunningMedian:
 
 
 class Duration:
-    """Rows and first step of a condition that has been true without a break, by layer."""
+    """Per layer, the number of rows and the first step of an uninterrupted condition."""
 
     def __init__(self, layers: int) -> None:
         self._rows = np.zeros(layers, np.int64)
@@ -167,10 +166,10 @@ class Duration:
         self._is_reported = np.zeros(layers, bool)
 
     def find_new(self, condition: np.ndarray, step: int) -> np.ndarray:
-        """Add a row, and return the indices of layers whose condition has just become lasting.
+        """Add a row; return indices of layers whose condition has now held long enough.
 
-        A condition is lasting after `LASTING_ROWS` rows and `LASTING_STEPS` steps. The layer is
-        returned again only after its condition was false.
+        Long enough is `LASTING_ROWS` rows and `LASTING_STEPS` steps. A layer is returned again only
+        after its condition was false.
         """
         self._start_steps[self._rows == 0] = step
         # A resumed training repeats earlier steps.
@@ -211,8 +210,8 @@ class Band:
     def judge(self, logs: np.ndarray, step: int) -> list[Departure]:
         """Add a row of logarithms, one per layer; return departures that are now confirmed.
 
-        A departure begins in the first row above the band, and is confirmed if the layer is still
-        above it `SPIKE_ROWS` - 1 rows later. Sets `leaving` to the layers of new departures.
+        A departure begins in the first row above the band. It is confirmed after `SPIKE_ROWS`
+        consecutive rows above the band. Set `leaving` to the layers of new departures.
         """
         median, deviation = self.running_median.measure()
         scale = np.maximum(deviation, FLOOR)

@@ -94,7 +94,7 @@ class Diagnostics:
         """Add a sink.
 
         Raises:
-            InvalidTypeError: `sink` is neither a `Sink` nor callable.
+            InvalidTypeError: `sink` is neither a `Sink` nor a callable.
         """
         if not isinstance(sink, Sink) and not callable(sink):
             raise InvalidTypeError(
@@ -111,13 +111,13 @@ class Diagnostics:
     def log_loss(self, loss: Any, after: bool = False) -> None:
         """Send the loss of the next step to the sinks; call this method before `step`.
 
-        The loss becomes a part of the record of a measured step, else a record without columns.
-        `step(closure)` logs the loss that the closure returns.
+        The loss of a measured step is sent with its table, another loss alone. `step(closure)` logs
+        the loss that the closure returns.
 
         Args:
             loss: A number, or a tensor with one element, which synchronizes with its device.
-            after: True if the loss is that of the latest step, as from `minimize` and sessions;
-                its record has no columns.
+            after: True for the loss of the last step, as in `minimize` and sessions; it is sent
+                alone.
 
         Raises:
             FailedPreconditionError: This object does not belong to an optimizer.
@@ -152,7 +152,7 @@ class Diagnostics:
         self._send("close")
 
     def attach_to(self, source: StepSource) -> None:
-        """Attach to the recorder of an optimizer.
+        """Connect to the recorder of an optimizer; forget the last table.
 
         Raises:
             FailedPreconditionError: Another optimizer that is still alive uses this object.
@@ -170,7 +170,7 @@ class Diagnostics:
         self._last_table, self._source = self.table, None
 
     def _send(self, method: str, *args: Any) -> None:
-        """Call a method of all sinks; a function is called with tables only."""
+        """Call a method of each sink, and functions for "table" only; warn of errors."""
         # Iterates over a copy: a sink may remove itself.
         for sink in tuple(self.sinks):
             try:
@@ -182,7 +182,7 @@ class Diagnostics:
                 self._warn_once(sink, error)
 
     def _warn_once(self, sink: SinkLike, error: Exception) -> None:
-        """Warn of the error of a sink, unless the sink has failed before."""
+        """Warn of an error of a sink; do nothing if the sink has failed before."""
         if id(sink) in self._failed:
             return
         self._failed.add(id(sink))

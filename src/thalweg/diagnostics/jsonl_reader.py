@@ -27,7 +27,7 @@ _CACHE_SIZE = 1 << 17
 
 
 class LogHeader(NamedTuple):
-    """Header of the records that follow.
+    """Header of a diagnostics file, valid for the records after it.
 
     Attributes:
         every: The number of steps between two records with columns.
@@ -51,7 +51,7 @@ class Record(NamedTuple):
         header: The latest header before the record.
         step: The number of the step.
         loss: The loss; None if it was not recorded.
-        rows: One number per parameter, by column; empty for a step that has only a loss.
+        rows: {column: array with one number per parameter}; empty if the step has only a loss.
     """
 
     header: LogHeader
@@ -110,7 +110,10 @@ class JsonLinesReader:
         return self._file.tell() / max(1, os.fstat(self._file.fileno()).st_size)
 
     def read_new(self) -> Iterator[Record]:
-        """Yield the records added since the last call; an incomplete last line is kept."""
+        """Yield records added since the last call; keep an incomplete last line for the next call.
+
+        Read from the start if the file was replaced or shortened.
+        """
         # A training that begins anew truncates or replaces its file while a report follows it.
         if os.fstat(self._file.fileno()).st_size < self._file.tell() or not self._is_same_file():
             self._file.close()
@@ -153,7 +156,10 @@ class JsonLinesReader:
             return True
 
     def _parse_line(self, line: bytes) -> Iterator[Record]:
-        """Yield the record of a line, if any; store a header, count an invalid line."""
+        """Yield the record of a line; for a header or an invalid line, yield nothing.
+
+        A header is stored. An invalid line is counted in `damaged`.
+        """
         if not line.strip():
             return
         try:
@@ -172,7 +178,7 @@ class JsonLinesReader:
             self.damaged += 1
 
     def _read_header(self, fields: dict[str, Any]) -> LogHeader:
-        """Return the header from its JSON fields.
+        """Return the header that JSON fields describe.
 
         Raises:
             UnsupportedCheckpointError: The version of the file is not supported.
@@ -202,7 +208,7 @@ class JsonLinesReader:
 
 
 class _NumberCache(dict[bytes, float]):
-    """Cache from JSON tokens to numbers: a lookup takes a fifth of the time of parsing."""
+    """Cache {JSON token: number}; a lookup is five times as fast as parsing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,9 +225,9 @@ class _NumberCache(dict[bytes, float]):
     def read_record(
         self, line: bytes, header: LogHeader, selected: frozenset[str] | None
     ) -> Record | None:
-        """Return the record of a line as `JsonLines` writes it; None for other or damaged lines.
+        """Parse a line as `JsonLines` writes it; return None for other or damaged lines.
 
-        Parses only the `selected` columns; None selects all.
+        Parse only the `selected` columns; None selects all.
         """
         begin, end = line.find(b"["), 0
         head = line[: line.rfind(b",", 0, max(0, begin))]
@@ -255,7 +261,7 @@ class _NumberCache(dict[bytes, float]):
 def _read_record(
     fields: dict[str, Any], header: LogHeader, selected: frozenset[str] | None
 ) -> Record:
-    """Return the record of decoded JSON fields, with the selected columns."""
+    """Return the record that JSON fields describe, with the selected columns."""
     rows: dict[str, np.ndarray] = {}
     for column in header.columns:
         if (selected is None or column in selected) and column in fields:
@@ -264,7 +270,7 @@ def _read_record(
 
 
 def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.ndarray]) -> Record:
-    """Return the record of decoded JSON fields with these rows."""
+    """Return a record with step and loss from JSON fields; raise if the step is invalid."""
     step, loss = fields["step"], fields.get("loss")
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError("a step that is no whole number")

@@ -60,12 +60,14 @@ class TableRecorder(ABC):
         return self.next_step() % self.config.every == 0
 
     def record(self, watch: StepWatch, step: int, device_flag: Tensor | None) -> None:
-        """Record a measured step after its commit; warn if the measurement cannot be finished.
+        """Store the measurement of a step after its commit; warn if the measurement fails.
+
+        On a GPU the table is built and sent later, by `settle`.
 
         Args:
             watch: The measurements.
             step: The number of the step.
-            device_flag: True on a device if it applied the step; None if the host decided.
+            device_flag: Tensor that is True if a device applied the step; None if the host decided.
         """
         try:
             # Finishes first, since other ranks wait for it even if the previous table fails.
@@ -89,7 +91,7 @@ class TableRecorder(ABC):
         return lambda: table_of(measurements, rows, parameters, step, fetch_flag)
 
     def settle(self) -> None:
-        """Build the pending table, if any, and send it to the sinks. May wait for a device."""
+        """Build the pending table and send it to the sinks, if any. May wait for a device."""
         if self._pending is not None:
             (make, loss), self._pending = self._pending, None
             table = make()

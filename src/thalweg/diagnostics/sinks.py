@@ -39,11 +39,10 @@ class JsonLines(Sink):
     """Sink that appends a line of JSON for each table, and for each loss without a table.
 
     A header line has the names, sizes and groups of the parameters. It is written first, and again
-    if the parameters change or another process has changed or removed the file. Each line is
-    flushed at once.
+    if the parameters change or another process changes the file. Each line is flushed.
 
     Args:
-        path: The path of the file, resolved once, or an open text file, which is not closed here.
+        path: A path, made absolute at once, or an open text file, which is not closed.
 
     Raises:
         InvalidTypeError: `path` is neither a path nor a text file.
@@ -64,7 +63,7 @@ class JsonLines(Sink):
         self._end: int | None = None
 
     def table(self, table: Table, loss: float | None) -> None:
-        """Append the table and the loss of its step."""
+        """Append the table, and the loss of its step unless None, as one line."""
         record: dict[str, object] = {"step": table.step, "time": time.time()}
         if loss is not None:
             record["loss"] = json_number(loss)
@@ -78,7 +77,7 @@ class JsonLines(Sink):
         self._write(parameters, {"step": step, "loss": json_number(loss)})
 
     def _write(self, parameters: Parameters, record: dict[str, object]) -> None:
-        """Write a record, after a header if the parameters differ from those of the last one."""
+        """Write a record; write a header first if the parameters differ from the last record's."""
         text, has_header = _line(record), parameters == self._header_parameters
         if not has_header:
             self._header = _line(_header(parameters))
@@ -91,7 +90,10 @@ class JsonLines(Sink):
         self._header_parameters = parameters
 
     def _append(self, line: str, has_header: bool) -> None:
-        """Append a line, after a header unless `has_header`; on OSError truncate and reraise."""
+        """Append a line, after a header if needed; after an OSError truncate the file and raise.
+
+        A header is needed unless `has_header` and the file is unchanged since the last write.
+        """
         # Opened for each line: a training may be killed, forked or copied at any time.
         with open(self._path, "ab+", buffering=0) as file:
             # A pipe is not seekable.
@@ -138,8 +140,8 @@ class TensorBoard(Sink):
     """Sink that writes the scalar `loss`, and `column/parameter` for each measured number.
 
     Args:
-        writer: A directory for event files, which needs the package tensorboard, or a
-            `SummaryWriter` of torch, which is not closed here.
+        writer: A directory for event files (needs the package tensorboard), or a `SummaryWriter` of
+            torch, which is not closed.
         columns: The names of the columns to write.
 
     Raises:

@@ -38,8 +38,7 @@ class SpikeAction(NamedTuple):
     Attributes:
         warning: The reason.
         action: "skip" or "rollback".
-        steps: The numbers of the steps without effect on the parameters; their batches are to be
-            skipped if the training is repeated.
+        steps: The numbers of the steps that have no effect on the parameters.
     """
 
     warning: Warned
@@ -77,8 +76,9 @@ class StepSource:
         return self._ref() is None
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy the parameters and the state; return a function that returns calls which restore
-        them, or none if they cannot be restored.
+        """Copy parameters and state; return a function that returns calls to restore the copy.
+
+        The function returns [] if restoring is impossible.
         """
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class StepSource:
         raise NotImplementedError
 
     def mean_over_ranks(self, loss: float) -> float:
-        """Return the mean of a number over all ranks of a training, or what all have alike."""
+        """Return the mean of a number over all ranks of a training; here the number itself."""
         return loss
 
 
@@ -95,17 +95,17 @@ Action = str | Callable[[Warned], object]
 
 
 class SpikeJudge:
-    """Judge of steps; a `StepJudge`.
+    """Judge that decides which steps are taken; a `StepJudge`.
 
     Args:
-        action: "skip", "rollback", or a function of a `Warned` that returns one of these, or None
-            to take the step.
-        keep: The largest number of steps that a rollback takes back.
+        action: "skip", "rollback", or `action(warning)`, which returns either of these, or None to
+            take the step.
+        keep: The maximum number of steps that a rollback takes back.
 
     Attributes:
         actions: All steps that were not taken.
         step: The number of steps that were judged.
-        copies: The largest number of copies of the parameters and the state.
+        copies: The maximum number of copies of the parameters and the state.
     """
 
     step: int
@@ -123,7 +123,7 @@ class SpikeJudge:
         vars(self).update(_new_history())
 
     def attach_to(self, source: StepSource) -> None:
-        """Attach to an optimizer; empty the history if it is of steps of a former optimizer.
+        """Connect to an optimizer; clear the history if it has steps of a freed optimizer.
 
         Raises:
             FailedPreconditionError: Another optimizer that is still alive is judged.
@@ -155,7 +155,7 @@ class SpikeJudge:
         return [self.step, list(self._losses.values), list(self._norms.values)]
 
     def loading_calls(self, history: object) -> list[Call]:
-        """Return a call that sets a `history`, empty for None, and drops all copies.
+        """Return a call that replaces the history (None clears it) and drops all copies.
 
         Raises:
             CheckpointMismatchError: The history is invalid.
@@ -164,10 +164,7 @@ class SpikeJudge:
 
     @contextmanager
     def suspend(self) -> Generator[None]:
-        """Remove the logged loss for a `with` block, after which all state is as before the block.
-
-        The block may take a step, which then counts neither in the history nor in the copies.
-        """
+        """Hide the logged loss in a `with` block; restore all state of this judge after it."""
         state = {**_new_history(*self.history), "_loss": self._loss, "_copies": self._copies}
         try:
             self._loss = None
@@ -176,18 +173,18 @@ class SpikeJudge:
             run([partial(vars(self).update, state)])
 
     def norm_limit(self) -> float:
-        """Return a gradient norm up to which the next step needs no `decide`.
+        """Return a gradient norm up to which the next step is taken without `decide`.
 
-        The result is -1, which no norm is, if the logged loss is outside of its band.
+        Return -1, below all norms, if the logged loss is outside of its band.
         """
         is_loss_inside = self._loss is None or self._loss in self._losses
         return self._norms.safe_limit if is_loss_inside else -1.0
 
     def decide(self, stats: GradientStats) -> Decision:
-        """Return whether the step is taken, and the calls to run after it or instead of it.
+        """Return the decision to take the step or not, with calls that update the history.
 
-        A callable `action` is called with the warning. The history changes only when the calls run;
-        a copy of the state, if one is due, and the warning of a rollback are made at once.
+        A callable `action` is called with the warning. A copy of the state that is due, and the
+        warning of a rollback, are made at once. Everything else changes only when the calls run.
         """
         norm = float(stats.global_norm)
         warning = self._find_departure(norm)
@@ -200,8 +197,8 @@ class SpikeJudge:
     def taking_calls(self, norms: Iterable[float]) -> list[Call]:
         """Return calls that record a step that is taken.
 
-        With `keep`, parameters and state are copied at once, unless the last copy is of fewer than
-        `keep / 2` steps ago; a call stores the copy.
+        With `keep`, copy parameters and state at once, unless the last copy is less than `keep / 2`
+        steps old; a call stores the copy.
 
         Args:
             norms: The gradient norm, or nothing; read when the calls run.
@@ -214,9 +211,9 @@ class SpikeJudge:
         return calls
 
     def skip_calls(self) -> list[Call]:
-        """Return calls that count a step without numbers, such as one that a loss scale skipped.
+        """Return calls that count a step without numbers, such as a step that a loss scale skipped.
 
-        In one of `UPDATE_ROWS` steps, the safe limits of the bands are updated at once.
+        Every `UPDATE_ROWS` steps, update the safe limits of the bands at once.
         """
         if self.step % UPDATE_ROWS == 0:
             self._losses.update_limit()
@@ -231,7 +228,7 @@ class SpikeJudge:
         return calls
 
     def _find_departure(self, norm: float) -> Warned | None:
-        """Return the warning about a loss, or else a norm, outside of its band; or None."""
+        """Return a warning if the loss, or else the norm, is outside of its band; or None."""
         checks = (
             (self._loss, self._losses, "loss left its band", "loss"),
             (norm, self._norms, "gradients left their band", "norm"),
@@ -246,7 +243,7 @@ class SpikeJudge:
     def _choose(self, warning: Warned) -> str | None:
         """Return "skip" or "rollback" for an unusual step, or None to take the step.
 
-        Raises InvalidTypeError or InvalidArgumentError for another result of a callable action.
+        Raise InvalidTypeError or InvalidArgumentError if a callable action returns another value.
         """
         action = self.action if isinstance(self.action, str) else self.action(warning)
         if action is not None and action not in ACTIONS:
@@ -262,10 +259,10 @@ class SpikeJudge:
         return action
 
     def _action_calls(self, warning: Warned, action: str) -> list[Call]:
-        """Return calls that leave out the step and add to `actions`; for "rollback" also restore.
+        """Return calls that skip the step and append to `actions`; "rollback" restores a copy, too.
 
-        Restored is the older of the copies that were made at most `keep` steps ago; without one,
-        the step is only left out. A rollback is warned of at once.
+        Restore the oldest copy of the last `keep` steps, and warn at once. Without a copy, only
+        skip.
         """
         first = warning.step
         copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]
@@ -292,7 +289,7 @@ def _new_history(
 
 
 def _check_history(history: object) -> list[Any]:
-    """Return the step, losses and norms of a `history`; none of None.
+    """Return [step, losses, norms] of a history; [0, [], []] for None.
 
     Raises:
         CheckpointMismatchError: The history is invalid.

@@ -1,4 +1,4 @@
-"""Detection of unusual events in a training, and of the layers that began them.
+"""Detection of unusual events in a training, and of the layers (parameters) that began them.
 
 Each number of a layer is compared with the running median of its logarithm, in units of the running
 deviation. Layers are compared with one another in two cases only: first weights have no history,
@@ -60,19 +60,20 @@ COLUMNS = ("ratio", "gradient_norm", "update_norm", "weight_norm", "unchanged", 
 class Spikes:
     """Detector of unusual events, fed with one step at a time, or with a file by `read`.
 
-    With an action, it is also the option `spikes` of an optimizer, which then leaves out each step
-    with a gradient norm, or loss, outside of its band. All ranks decide alike.
+    With an action, it is also the option `spikes` of an optimizer, which then skips steps whose
+    gradient norm or loss is outside of its band. All ranks decide alike.
 
     Args:
-        action: Optional. "skip" leaves the step out. "rollback" also restores the parameters and
-            the state of up to `keep` steps ago, and warns with the numbers of the batches. A
-            function is called with a `Warned` before the step, and returns one of these, or None to
+        action: Optional. "skip" skips the step. "rollback" also restores parameters and state of up
+            to `keep` steps ago, and warns with the numbers of the batches. A function
+            `action(warning)` is called before the step, and returns "skip", "rollback", or None to
             take the step.
-        keep: Optional. The largest number of steps that are taken back, 20 if None. Two copies of
-            parameters and state are kept for it. Of a function that may return "rollback", needed.
+        keep: Optional. The maximum number of steps that are taken back; 20 for "rollback" if None.
+            Two copies of parameters and state are kept. Required for a function that may return
+            "rollback".
 
     Attributes:
-        judge: The judge of steps; None without an action.
+        judge: The `SpikeJudge`; None without an action.
 
     Raises:
         InvalidTypeError, InvalidArgumentError: An argument is invalid.
@@ -115,8 +116,9 @@ class Spikes:
             optimizer: As for `thalweg.diagnostics.attach`.
 
         Raises:
-            InvalidTypeError: `optimizer` is not such an optimizer.
-            FailedPreconditionError: This object has no action, or other ones judge the optimizer.
+            InvalidTypeError: `optimizer` has another type.
+            FailedPreconditionError: This object has no action, or another `Spikes` judges the
+                optimizer.
             NotImplementedError: Steps of the optimizer cannot be taken back.
         """
         attach_judge(self._require_judge(), optimizer)
@@ -129,14 +131,13 @@ class Spikes:
     def log_loss(self, loss: Any) -> None:
         """Set the loss of the next step; call this method before `step`, on all ranks.
 
-        Ranks use the mean of their losses. `step(closure)` logs the loss that the closure returns.
+        The mean over ranks is used. `step(closure)` logs the loss that the closure returns.
 
         Args:
             loss: A number, or a tensor with one element, which synchronizes with its device.
 
         Raises:
-            FailedPreconditionError: This object has no action, or is not the option of an
-                optimizer.
+            FailedPreconditionError: This object has no action, or does not belong to an optimizer.
             InvalidTypeError: `loss` is not a number.
         """
         self._require_judge().log_loss(loss)
@@ -146,7 +147,7 @@ class Spikes:
         return {"history": self._require_judge().history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Judge as the `Spikes` whose `state_dict` this is, and drop copies for rollbacks.
+        """Set the history from `state_dict()`, and drop copies for rollbacks.
 
         Raises:
             CheckpointMismatchError: The state is invalid.
@@ -168,7 +169,7 @@ class Spikes:
 
     @staticmethod
     def read(path: str | Path) -> list[Warned]:
-        """Return all warnings of a diagnostics file.
+        """Feed a diagnostics file to a new `Spikes`; return all warnings.
 
         Raises:
             MissingFileError: The file does not exist.
@@ -188,18 +189,17 @@ class Spikes:
         self, rows: Mapping[str, np.ndarray], names: Sequence[str], step: int,
         loss: float | None = None, sizes: Sequence[int] = (),
     ) -> list[Warned]:  # fmt: skip
-        """Return the warnings of a step, the farthest from its usual number first.
+        """Add a step; return its warnings, the largest deviation first.
 
-        If more than half of the layers left their band in one step, one warning of kind "batch"
-        replaces theirs.
+        If more than half of the layers leave their band in one step, a single warning of kind
+        "batch" replaces the layers' warnings.
 
         Args:
-            rows: One number per parameter, by column; missing columns are not judged.
+            rows: {column: one number per parameter}; missing columns are not judged.
             names: The names of the parameters. If they change, the history is discarded.
             step: The number of the step.
             loss: The loss; None if unknown.
-            sizes: The number of elements of each parameter; if empty, first weights are not
-                judged.
+            sizes: The number of elements of each parameter; if empty, first weights are not judged.
         """
         loss_warnings = [] if loss is None else self._judge_loss(step, loss)
         departures: list[Departure] = []
@@ -214,7 +214,7 @@ class Spikes:
         return [*self._layers.warn(departures, self._names), *loss_warnings]
 
     def feed_table(self, table: Table, loss: float | None = None) -> list[Warned]:
-        """Return the warnings of a table, as `feed` does."""
+        """Add the step of a table; return its warnings, as `feed` does."""
         params = table.parameters
         rows = {
             key: np.where(table.measured[key], table.records[key], UNMEASURED) for key in COLUMNS
@@ -238,9 +238,10 @@ def _make(action: Action, keep: int | None, state_dict: dict[str, Any]) -> Spike
 
 
 def _check_action(action: object, keep: object) -> int:
-    """Return how many steps a rollback may take back: `keep`, or a default if it is None.
+    """Return the number of steps that a rollback may take back, 0 for none.
 
-    Raises InvalidTypeError or InvalidArgumentError if the arguments of `Spikes` are invalid.
+    None stands for 20 if `action` is "rollback", else for 0. Raise InvalidTypeError or
+    InvalidArgumentError for invalid arguments.
     """
     if not (action in ACTIONS if isinstance(action, str) else callable(action)):
         raise InvalidTypeError(
@@ -277,9 +278,9 @@ class _Layers:
         self._reported_batches: set[int] = set()
 
     def judge(self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray) -> list[Departure]:
-        """Add the rows of a step; return departures that began in it and spikes that it confirms.
+        """Add the rows of a step; return departures that begin or are confirmed in this step.
 
-        A spike is confirmed by `Band.judge`, or by `take_recent`.
+        A spike begins unconfirmed; `Band.judge` or `take_recent` confirms it.
         """
         departures = self._judge_first(rows, step, sizes) if self._rows == 0 else []
         not_finite = self._judge_nonfinite(rows, step)
@@ -304,7 +305,7 @@ class _Layers:
         return [departure for band in self._bands.values() for departure in band.take_recent()]
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
-        """Yield one warning per departure; one per step for spikes of most layers at once."""
+        """Yield one warning per departure; a step in which most layers leave gets a single one."""
         for step, layer, description, measurement, baseline, _, warning_kind in departures:
             crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []
             if not crowd:
@@ -318,7 +319,7 @@ class _Layers:
                 )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Store `leaving` in `_crowds` if it has most of the measured layers; forget old crowds."""
+        """Store `leaving` for the step if it has most of the measured layers; drop old steps."""
         # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)
@@ -332,9 +333,9 @@ class _Layers:
     def _judge_first(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return departures of layers with far larger weights than any other, in the first row.
+        """Return departures of layers whose first weights far exceed all other layers' weights.
 
-        Empty unless `sizes`, the number of elements of each layer, is given.
+        Return [] without `sizes`, the number of elements of each layer.
         """
         if "weight_norm" not in rows or len(sizes) != self._count:
             return []
@@ -350,7 +351,7 @@ class _Layers:
         return departures
 
     def _judge_nonfinite(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return departures of layers whose gradient has become NaN or infinite in this step."""
+        """Return departures of layers whose gradient is NaN or infinite since this step."""
         norms = rows.get("gradient_norm", np.zeros(self._count))
         # Prefers counts to NaN norms: tables also have NaN for unmeasured numbers.
         counts = rows.get("nonfinite", np.isnan(norms).astype(np.float64))
@@ -364,7 +365,7 @@ class _Layers:
         ]
 
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return one departure if the cosine to the momentum is NaN in most layers, else none."""
+        """Return [departure] if the cosine to the momentum is NaN in most layers, else []."""
         if "cosine" not in rows:
             return []
         cosine, running_median = rows["cosine"], self._cosine
@@ -384,7 +385,8 @@ class _Layers:
     ) -> list[Departure]:
         """Return departures of layers that have lacked a gradient or an update for long.
 
-        See `Duration` for how long; an update is also lacked if rounding loses most of it.
+        `Duration` defines how long. An update is also lacking if rounding loses most elements'
+        updates.
         """
         if "gradient_norm" not in rows:
             return []
@@ -416,8 +418,8 @@ class _Layers:
     def _judge_growth(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
         """Return departures of layers whose weight norm grew by the factor `GROWTH`.
 
-        Compared are the last `LASTING_STEPS` steps, in which the norm must also have grown faster
-        than in the same number of steps before. A layer is returned once until its growth ends.
+        The growth is over the last `LASTING_STEPS` steps, and must exceed the growth over the same
+        number of steps before. A layer is returned once until its growth ends.
         """
         if "weight_norm" not in rows:
             return []

@@ -34,9 +34,10 @@ class _VariableSet(NamedTuple):
 
     Attributes:
         params: The parameters.
-        finish: Called after the writes; returns reductions of shape (parameters, `MEASURED`) in
-            float64, in NumPy or on a device, and flags of the measured ones.
-        clip: Returns the factor with which clipping multiplied the gradients.
+        finish: `finish()`, called after the writes, returns (reductions, flags of measured
+            reductions). Both have shape (parameters, `MEASURED`). Reductions are float64, in NumPy
+            or on a device.
+        clip: `clip()` returns the factor with which clipping multiplied the gradients.
     """
 
     params: list[Tensor]
@@ -49,9 +50,9 @@ class MeasuredVariables(NamedTuple):
 
     Attributes:
         params: The parameters.
-        numbers: Returns reductions of shape (parameters, `MEASURED`) in float64.
+        numbers: `numbers()` returns reductions of shape (parameters, `MEASURED`) in float64.
         flags: Flags of the reductions that were measured.
-        clip: Returns the factor with which clipping multiplied the gradients.
+        clip: `clip()` returns the factor with which clipping multiplied the gradients.
     """
 
     params: list[Tensor]
@@ -109,7 +110,7 @@ class StepWatch:
             rounds: The writes of the rule.
 
         Returns:
-            The writes; those of CPU kernels are replaced by kernels that also measure.
+            The writes of the rule; writes by CPU kernels are replaced by kernels that also measure.
         """
         stages, owner_params = before_norms(transforms), self.owners_of(hooks, request)
         self.params += owner_params
@@ -142,7 +143,7 @@ class StepWatch:
     def finish(self) -> list[MeasuredVariables]:
         """Return the measurements after the writes of the step.
 
-        If parameters are distributed, all ranks must call this method, since it reduces over them.
+        With DTensors all ranks must call this method, because it reduces over ranks.
         """
         if self._sharing is not None and any_on_mesh(self.params):
             reductions = self._finish_with_ranks()
@@ -154,7 +155,7 @@ class StepWatch:
         ]
 
     def _finish_with_ranks(self) -> list[tuple[Any, Flags]]:
-        """Return the reductions of all sets over all ranks, and their flags."""
+        """Return [(reductions over all ranks, flags)], one pair per variable set."""
         try:
             local_sums = [
                 (variable_set.params, *variable_set.finish())
@@ -177,10 +178,10 @@ _update_cache: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, DiagnosedUpd
 def _updates_of(
     plan: DensePlan, request: StepRequest, stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Return {id(group): update that also measures} of the kernel groups of a plan.
+    """Return {id(group): update that also measures} for the kernel groups of a plan.
 
-    An update replaces the call of its group. Groups that no such kernel supports are missing. The
-    result is cached for the plan and rebuilt if `stages` changed; it must not be modified.
+    An update replaces the call of its group. Unsupported groups are missing. The dict is cached for
+    the plan until `stages` change; do not modify it.
 
     Args:
         request: The variables, gradients and slots of the step.
@@ -195,7 +196,7 @@ def _updates_of(
 
 
 def _combine_all(measurements: Sequence[VariableDiagnostics]) -> tuple[Any, Flags]:
-    """Return the reductions of all variables and their flags."""
+    """Return (reductions, flags) of all variables."""
     reductions = [measurement.finish() for measurement in measurements]
     flags = np.array([[name in values for name in MEASURED] for values in reductions])
     return combine_measurements(
@@ -231,10 +232,11 @@ def table_of(
 
     Args:
         measurements: The measurements of all rules.
-        rows: The row of each parameter, by its `id`.
+        rows: {id of a parameter: row in the table}.
         parameters: The parameters of the table.
         step: The number of the step.
-        fetch_flag: Returns True if a device applied the step; None if the host decided.
+        fetch_flag: `fetch_flag()` returns True if a device applied the step; `fetch_flag` is None
+            if the host decided.
     """
     if fetch_flag is not None and not fetch_flag():
         return None

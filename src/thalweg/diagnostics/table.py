@@ -34,8 +34,8 @@ class Parameters(NamedTuple):
     Attributes:
         every: The number of steps from one table to the next.
         names: The names of the parameters.
-        sizes: The number of elements of each.
-        groups: The index of the group of each.
+        sizes: The number of elements of each parameter.
+        groups: The index of each parameter's group.
     """
 
     every: int
@@ -45,7 +45,7 @@ class Parameters(NamedTuple):
 
 
 class ParameterRow(NamedTuple):
-    """Measurements of one parameter; the columns are those of `COLUMNS`."""
+    """Measurements of one parameter, with a field for each of `COLUMNS`."""
 
     name: str
     group: int
@@ -78,8 +78,8 @@ class Table(Mapping[str, ParameterRow]):
     Args:
         parameters: The parameters.
         step: The number of the step.
-        columns: An array over the parameters for each of `COLUMNS`.
-        measured: For each column, flags of the parameters for which it was measured.
+        columns: {column: array over the parameters} for all `COLUMNS`.
+        measured: {column: boolean array over the parameters}, True if measured.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
     """Return the column names as a tuple.
 
     Raises:
-        InvalidTypeError: `columns` is not an iterable of names.
+        InvalidTypeError: `columns` is not an iterable of strings.
         InvalidArgumentError: A name is not in `COLUMNS`.
     """
     if isinstance(columns, str) or not isinstance(columns, Iterable):
@@ -163,7 +163,7 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 class NewTables:
-    """Filter for callbacks of trainers, which returns each table once.
+    """Filter for callbacks of trainers, which returns the numbers of each table once.
 
     Args:
         columns: The names of the columns to log.
@@ -174,7 +174,7 @@ class NewTables:
         self._last_tables: dict[str, Table] = {}
 
     def numbers_of(self, optimizer: object, prefix: str = "") -> dict[str, float]:
-        """Return the prefixed scalars of the latest table; empty if they were returned before."""
+        """Return {prefix + "column/parameter": number} of the last table; {} if returned before."""
         table = getattr(optimizer, "diagnostics", None)
         if not isinstance(table, Table) or self._last_tables.get(prefix) is table:
             return {}
@@ -183,7 +183,7 @@ class NewTables:
 
 
 def columns_of(matrix: Array, sizes: Array, clip: Array) -> dict[str, Array]:
-    """Return the columns of a table by name, each with one number per parameter.
+    """Return {column of a table: array with one number per parameter}.
 
     Args:
         matrix: Reductions of shape (parameters, `MEASURED`).
@@ -203,7 +203,7 @@ def columns_of(matrix: Array, sizes: Array, clip: Array) -> dict[str, Array]:
 
 
 def flags_of(matrix: Flags) -> dict[str, Flags]:
-    """Return for each column the parameters for which it was measured.
+    """Return {column: boolean array over the parameters}, True if measured.
 
     Args:
         matrix: Flags of the reductions, of shape (parameters, `MEASURED`).

@@ -15,7 +15,7 @@ class Warned(NamedTuple):
         name: The name of the parameter; "" for the loss, the norm of all gradients and a batch.
         step: The first step of the event.
         what: The description of the event.
-        number: The measured number; for a batch, that of the layer farthest from its band.
+        number: The measured number; for a batch, the number of the layer farthest from its band.
         usual: The usual number; NaN if there is none.
         kind: One of `KINDS`.
         layers: The parameters that left their band, if the kind is "batch".

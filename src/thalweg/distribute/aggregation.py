@@ -32,10 +32,10 @@ _strategies_by_group: WeakKeyDictionary[object, Strategy] = WeakKeyDictionary()
 
 
 def strategy_of(strategy_or_group: object) -> Strategy:
-    """Return the argument if it is a strategy, else a strategy over a process group, made once per
-    group.
+    """Return the argument if it is a `Strategy`, else the strategy of that process group.
 
-    None selects the default group, or this process alone if there is no default group.
+    None selects the default group. Without a default group, return a strategy of this process
+    alone. The strategy of a group is created at the first call and cached.
     """
     if isinstance(strategy_or_group, Strategy):
         return strategy_or_group
@@ -60,9 +60,9 @@ def sum_gradients(
 
     Args:
         owner: The optimizer.
-        strategy: The strategy, of several replicas.
-        pairs: Gradients or None, and variables; concrete or symbolic.
-        fingerprint: Description of the step that must be equal on all ranks.
+        strategy: The strategy, with several replicas.
+        pairs: (gradient or None, variable) pairs of this rank, concrete or symbolic.
+        fingerprint: Description of the step. It must be equal on all ranks.
 
     Raises:
         ReplicaMismatchError: The ranks differ, or another rank has an invalid gradient or variable.
@@ -84,18 +84,17 @@ def sum_concrete_gradients(
     variables: Sequence[Any],
     fingerprint: StepFingerprint,
 ) -> Pairs:
-    """Return all (gradient, variable) pairs of `make_pairs`, in order, with gradients summed over
-    ranks.
+    """Return the pairs of `make_pairs()`, in order, with gradients summed over all ranks.
 
-    A gradient that is None on all ranks stays None. All ranks must call this function. The caller
-    must call `commit_sums(owner)` after the sums were applied.
+    A gradient that is None on all ranks stays None. All ranks must call this function. Call
+    `commit_sums(owner)` after the sums were applied.
 
     Args:
         owner: The optimizer.
-        strategy: The strategy, of several replicas.
-        make_pairs: Returns the pairs of this rank; its error is raised on all ranks.
+        strategy: The strategy, with several replicas.
+        make_pairs: `make_pairs()` returns (gradient, variable) pairs; its error is raised here.
         variables: The variables of the pairs.
-        fingerprint: Description of the step that must be equal on all ranks.
+        fingerprint: Description of the step. It must be equal on all ranks.
 
     Raises:
         ReplicaMismatchError: The ranks differ, or `make_pairs` failed on another rank.
@@ -108,12 +107,12 @@ def sum_concrete_gradients(
 
 
 def convert_pairs(pairs: Pairs) -> Pairs:
-    """Return (gradient, variable) pairs, validated; gradients are tensors, `IndexedSlices` or None.
+    """Return new (gradient, variable) pairs; each gradient is a tensor, `IndexedSlices` or None.
 
     Raises:
-        TypeError, ValueError: A gradient or variable has another type or shape.
+        TypeError, ValueError: A gradient or variable has an unsupported type, or shapes differ.
         FailedPreconditionError: A variable is a DTensor.
-        LayoutError: A gradient or a variable has no memory.
+        LayoutError: The memory of a gradient or variable was freed.
     """
     variables = [var for _, var in pairs]
     check_variables(variables)
@@ -136,12 +135,12 @@ def convert_pairs(pairs: Pairs) -> Pairs:
 def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFingerprint) -> Pairs:
     """Add all-reduce operations to the graph; return (symbolic sum, variable) pairs in order.
 
-    A gradient that is None on some ranks counts as zeros there; a pair that has None on all ranks
-    is left out. All ranks must call this function with equal variables.
+    A gradient that is None on some ranks counts as zeros there. A pair whose gradient is None on
+    all ranks is left out. All ranks must call this function with equal variables.
 
     Args:
-        fingerprint: Description of the optimizer that must be equal on all ranks; its `numbers`,
-            which change from step to step, are not compared.
+        fingerprint: Description of the optimizer. `fingerprint.words()` must be equal on all ranks;
+            `fingerprint.numbers` is ignored.
 
     Raises:
         ReplicaMismatchError: Variables, fingerprints, or kinds or dtypes of gradients differ.
@@ -155,15 +154,15 @@ def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFi
 
 
 def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractContextManager[None]:
-    """Return a context manager that sends an error in its block to the ranks that wait in
-    `sum_gradients`.
+    """Return a context manager that reports an error in its block to the other ranks.
 
-    The error is then raised on this rank, and ReplicaMismatchError on the others. Nothing is done
-    in graph mode, with one rank, or in the cross-replica context.
+    This rank raises the error. A rank that waits in `sum_gradients` raises ReplicaMismatchError. Do
+    nothing in graph mode or with one rank.
 
     Args:
         owner: The optimizer.
-        strategy: The strategy; by default that of this thread.
+        strategy: The strategy. None selects the strategy of this thread, and does nothing in the
+            cross-replica context.
     """
     active_strategy = get_strategy() if strategy is None else strategy
     is_cross_replica = strategy is None and in_cross_replica_context()
@@ -173,10 +172,10 @@ def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractCo
 
 
 def fill_missing_gradients(pairs: Pairs) -> Pairs:
-    """Return new pairs with zeros for each gradient that is None here but not on all ranks.
+    """Return new pairs; a None gradient becomes zeros if another rank has a gradient.
 
-    All ranks of this thread's strategy must call this function. Gradients that are None on all
-    ranks stay None.
+    A gradient that is None on all ranks stays None. All ranks of this thread's strategy must call
+    this function.
 
     Raises:
         ReplicaMismatchError: Number, shapes, kinds or dtypes of gradients differ between ranks.
@@ -186,10 +185,10 @@ def fill_missing_gradients(pairs: Pairs) -> Pairs:
 
 
 def guard_backward(owner: object) -> AbstractContextManager[None]:
-    """Return a context manager for a backward pass; gradients are sent while others are computed.
+    """Return a context manager that overlaps a backward pass with the all-reduce of gradients.
 
-    An error in the block is reported to the other ranks. Nothing is done in graph mode, with one
-    rank, or in the cross-replica context.
+    An error in the block is reported to the other ranks. Do nothing in graph mode, with one rank,
+    or in the cross-replica context.
     """
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():

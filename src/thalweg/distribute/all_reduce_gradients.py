@@ -27,16 +27,15 @@ MaybePair = tuple[Gradient, Any]
 
 
 def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
-    """Return the pairs with zeros, or no rows, for each gradient that is None here but not on all
-    ranks.
+    """Return (gradient, variable) pairs; a None becomes zeros if another rank has a gradient.
 
-    Gradients that are None on all ranks stay None, and others are returned as they are, except that
-    row indices become int64 if they are int64 on any rank. All ranks must pass the same number of
-    (gradient, variable) pairs, concrete or symbolic.
+    Zeros in place of a sparse gradient have no rows. A gradient that is None on all ranks stays
+    None. Row indices become int64 if another rank has int64. All ranks must pass the same number of
+    pairs. Gradients are concrete or symbolic.
 
     Raises:
-        ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its dtypes
-            differ.
+        ReplicaMismatchError: A gradient is dense on one rank and sparse on another, or its dtype
+            differs.
     """
     pairs = list(pairs)
     if not pairs or ranks.is_alone:
@@ -51,14 +50,13 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
 
 
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
-    """Compare number, kinds and shapes of gradients over ranks; return the pairs as `fill_missing`
-    does.
+    """Compare the gradients of all ranks; return the pairs as `fill_missing` does.
 
-    All ranks must call this function. If nothing differs, one short message is sent, and the pairs
-    are returned as they are.
+    All ranks must call this function. It compares number, shapes, dtypes and sparsity. If all are
+    equal, one short message is sent, and the pairs are returned unchanged.
 
     Raises:
-        ReplicaMismatchError: Numbers, shapes, kinds or dtypes differ. Every rank raises it.
+        ReplicaMismatchError: The gradients differ by more than a None. Every rank raises it.
     """
     local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
     if (
@@ -90,20 +88,20 @@ def _names_of(pairs: Sequence[Any]) -> list[str]:
 def sum_pairs(
     pairs: Iterable[MaybePair], ranks: Ranks, sending: Sending | None = None
 ) -> list[MaybePair]:
-    """Return the pairs with each gradient summed over the ranks, in new tensors.
+    """Return the pairs with each gradient summed over all ranks.
 
-    A None counts as zero if another rank has a gradient, and stays None otherwise. Rows of sparse
-    gradients are concatenated, not added: a row index of two ranks occurs twice. Row indices are
-    int64 if they are on any rank.
+    A None counts as zeros if another rank has a gradient; otherwise it stays None. Sparse rows are
+    concatenated, not added, so that a row index may occur twice. Row indices become int64 if
+    another rank has int64. Sums are new tensors; a single rank returns its own gradients.
 
     Args:
-        pairs: Gradients with their variables, the same variables on every rank; or values with None
-            in place of a variable.
+        pairs: (gradient, variable) pairs, with the same variables on every rank. The variable may
+            be None.
         sending: Optional. The settings of the transfer.
 
     Raises:
-        ReplicaMismatchError: The number or the shapes of gradients differ between ranks; a gradient
-            is dense on one rank and sparse on another, or its dtypes differ. Every rank raises it.
+        ReplicaMismatchError: Number, shapes, dtypes or sparsity of gradients differ. Every rank
+            raises it.
         ReplicaLostError: A rank did not answer.
     """
     pairs = list(pairs)
@@ -118,14 +116,14 @@ def sum_matched_pairs(
 ) -> list[MaybePair]:
     """Return new (gradient sum, variable) pairs over all ranks, in order.
 
-    Sums of dense gradients are views of the sender's buckets. Sparse gradients have the rows of all
-    ranks, None stays None. All ranks must pass the same kinds of gradients.
+    A dense sum is a view of a bucket of `sender`. A sparse sum has the rows of all ranks. None
+    stays None. All ranks must pass the same kinds of gradients.
 
     Args:
         pairs: (gradient, variable) pairs.
-        sender: Sends the dense gradients. If `sender.scatters`, the result has this rank's parts of
-            their sums.
-        early_sums: {index: sum} of dense gradients that were sent before.
+        sender: Sends the dense gradients. If `sender.scatters`, a dense sum is only this rank's
+            part.
+        early_sums: {index of a pair: dense sum} of gradients that were sent earlier.
     """
     gradients: list[Any] = [grad for grad, _ in pairs]
     variables = [var for _, var in pairs]
@@ -151,8 +149,8 @@ def sum_matched_pairs(
 def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSlices]:
     """Return new sparse gradients, each with the rows of all ranks, in the order of ranks.
 
-    Rows of the same index are kept apart, not added. The number of rows may differ between ranks.
-    All ranks must call this function with the same number of gradients, which is not checked.
+    Rows of equal index are not added. Ranks may have different numbers of rows. All ranks must pass
+    the same number of gradients, which is not checked.
     """
     if not slices:
         return []
@@ -170,7 +168,7 @@ def gather_rows(slices: Sequence[IndexedSlices], ranks: Ranks) -> list[IndexedSl
 
 
 def _gather_padded(local_rows: Tensor, counts: Sequence[int], ranks: Ranks) -> Tensor:
-    """Return the concatenated rows of all ranks; `counts` is the number of rows of each rank."""
+    """Return the rows of all ranks, concatenated; rank r has `counts[r]` rows."""
     # Collectives need one shape on all ranks.
     padded = local_rows.new_zeros((max(counts), *local_rows.shape[1:]))
     if not padded.numel():

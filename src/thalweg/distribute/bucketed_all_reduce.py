@@ -1,4 +1,4 @@
-"""Sender of the dense gradients of one optimizer, step after step."""
+"""Sender of one optimizer's dense gradients, in buckets (buffers of several tensors)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from thalweg.distribute.sharding.shards import Shards
 class Sender:
     """Sender of dense gradients, in buckets that are reused from step to step.
 
-    New buckets are allocated if the gradients' shapes change, or if a caller still holds a sum,
-    whose memory is that of a bucket.
+    New buckets are allocated if shapes change, or while a caller holds a sum. A sum is a view of a
+    bucket.
 
     Args:
         ranks: The ranks.
         sending: The settings of the transfer.
-        compresses: True if gradients are compressed to 16 bits if `sending` enables it.
-        shards: The assignment of elements to ranks if each rank receives only its part of a sum;
-            these parts are not compressed.
+        compresses: True to send 16-bit gradients if `sending.compression` is set.
+        shards: Optional. The assignment of elements to ranks; each rank then receives only its part
+            of a sum.
 
     Attributes:
         ranks: The ranks.
@@ -50,14 +50,14 @@ class Sender:
     def buckets_for(
         self, templates: Sequence[tuple[int, Tensor]], variables: Sequence[Tensor]
     ) -> Sequence[Bucket]:
-        """Return buckets with memory for dense gradients, in the order of the backward pass: last
-        index first.
+        """Return buckets for dense gradients, in descending order of the gradients' indices.
 
-        Wait for transfers of earlier steps first. The buckets of the last call are returned if all
-        templates are alike and no caller holds one of their sums; else new ones are allocated.
+        Wait for earlier transfers first. Return the buckets of the last call if the templates are
+        equal and no caller holds a sum. Otherwise allocate new buckets.
 
         Args:
-            templates: Index and tensor of each gradient; only shapes, dtypes and devices matter.
+            templates: (index, tensor) pairs, one per gradient. Only shape, dtype and device of a
+                tensor matter.
             variables: All variables, by index.
         """
         # A failed step may have left transfers pending.
@@ -83,11 +83,10 @@ class Sender:
         return self._buckets
 
     def send_bucket(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
-        """Start the sum of a bucket over all ranks, after its gradients were compressed, if
-        enabled.
+        """Compress a bucket, if enabled, and start its sum over all ranks.
 
         Args:
-            bucket: The filled bucket; its `places` are indices of `variables`.
+            bucket: A bucket filled with gradients; `bucket.indices` are indices of `variables`.
         """
         self.compression.compress(bucket, variables)
         bucket.send(self.ranks, self._sending.ordered)

@@ -1,7 +1,4 @@
-"""Buckets of tensors that are sent in one message, and their compression to 16 bits.
-
-One message is faster than many short ones.
-"""
+"""Buckets (buffers that send several tensors in one message), and compression to 16 bits."""
 
 from __future__ import annotations
 
@@ -29,9 +26,8 @@ class Sending:
     Attributes:
         bucket_size: Bytes per bucket.
         ordered: True if gradients are added in the order of a tree over the ranks.
-        compression: The dtype that optimizers send in place of 32 and 64 bits; None for those.
-        micro_batches: The number of micro-batches of all ranks, from the last call of
-            `Strategy.gradients`, if it was given.
+        compression: The 16-bit dtype in which gradients are sent; None does not compress.
+        micro_batches: The argument of the last call of `Strategy.gradients`; None before a call.
     """
 
     bucket_size: int = SIZE
@@ -40,7 +36,10 @@ class Sending:
     micro_batches: int | None = None
 
     def describe(self) -> list[str]:
-        """Return one line per setting, and torch's thread count if sums must be reproducible."""
+        """Return one line "name: value" per setting, for comparison between ranks.
+
+        `micro_batches` and torch's number of threads are included only if `ordered`.
+        """
         names = [
             field.name for field in fields(self) if self.ordered or field.name != "micro_batches"
         ]
@@ -53,7 +52,7 @@ BucketT = TypeVar("BucketT")
 
 
 class Bucket:
-    """Contiguous buffer for copies of several tensors, which return as sums over the ranks.
+    """Contiguous buffer of several tensors, which is summed over the ranks in one message.
 
     Args:
         indices: The indices of the tensors.
@@ -61,7 +60,7 @@ class Bucket:
 
     Attributes:
         indices: The indices of the tensors.
-        copies: The copy of each tensor by its index, a view of the buffer.
+        copies: {index: view of the buffer in the tensor's shape}.
         dtype: The dtype of the tensors.
     """
 
@@ -97,18 +96,17 @@ class Bucket:
         self.copies[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Prepare a 16-bit copy of the buffer that is sent in its place; return the rounding
-        errors.
+        """Round a copy of the buffer to 16 bits, for `send`; return the rounding errors.
 
-        Elements are divided by the number of ranks, so that the sum does not overflow. Infinite,
-        NaN or too large elements make the sum infinite or NaN, and have an error of 0.
+        The copy is divided by `count`, so that the sum does not overflow. An element that is not
+        finite in 16 bits has an error of 0.
 
         Args:
-            dtype: The dtype of 16 bits.
+            dtype: The 16-bit dtype.
             count: The number of ranks.
 
         Returns:
-            One tensor for each part of the buffer, in its shape.
+            The rounding errors of each tensor in the bucket, in the tensor's shape.
         """
         if self._low_precision is None:
             with outside_inference():
@@ -161,13 +159,12 @@ def plan_buckets(
     size: int,
     make_bucket: Callable[[Sequence[int], Sequence[Tensor]], BucketT],
 ) -> list[BucketT]:
-    """Return buckets for tensors; a bucket holds consecutive tensors of one dtype and device.
+    """Group tensors by dtype and device into buckets, in order; return the buckets.
 
     Args:
-        numbered_templates: Indices and tensors. Shapes and dtypes must be equal on all ranks, so
-            that all ranks plan the same buckets.
-        size: Bytes after which a bucket is full; a larger tensor has a bucket of its own.
-        make_bucket: Returns a bucket for indices and tensors; see `Bucket`.
+        numbered_templates: (index, tensor) pairs, with equal shapes and dtypes on all ranks.
+        size: Bytes after which a bucket is full. A larger tensor is alone in a bucket.
+        make_bucket: `make_bucket(indices, tensors)` returns a bucket.
     """
     full: list[list[tuple[int, Tensor]]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[tuple[int, Tensor]], int]] = {}
@@ -221,13 +218,12 @@ class Compression:
         self._next_residuals = {}
 
     def compress(self, bucket: Bucket, variables: Sequence[Tensor]) -> None:
-        """Add the last step's rounding errors to a bucket of gradients in place, and round it to 16
-        bits.
+        """Add the last step's rounding errors to a bucket in place, and round a copy to 16 bits.
 
-        The bucket sends its rounded copy. The new rounding errors count from `commit_step` on.
+        The bucket then sends the copy. New rounding errors take effect after `commit_step`.
 
         Args:
-            bucket: The bucket. Nothing is done unless its dtype is float32 or float64.
+            bucket: The bucket of gradients. Do nothing unless its dtype is float32 or float64.
             variables: All variables, by index. A second gradient of a variable has no error
                 feedback.
         """

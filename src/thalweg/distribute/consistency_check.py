@@ -29,9 +29,8 @@ class StepFingerprint(NamedTuple):
     """Description of an optimizer's step that must be equal on all ranks.
 
     Attributes:
-        words: Returns one line for each fact that affects results.
-        numbers: Returns the number of steps and the hyperparameters, which change from step to
-            step.
+        words: `words()` returns one line for each fact that affects results.
+        numbers: `numbers()` returns (number of steps, hyperparameters).
     """
 
     words: Callable[[], Sequence[str]]
@@ -42,7 +41,7 @@ class Agreed(NamedTuple):
     """Result of `Agreement.check`, equal on all ranks.
 
     Attributes:
-        is_doubted: True if a rank has reported doubt.
+        is_doubted: True if a rank passed `doubt=True`.
         has_equal_kinds: True if the gradients have the same kinds on all ranks.
     """
 
@@ -51,10 +50,10 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """Comparison of ranks before they send gradients: a hash at each step, all facts sometimes.
+    """Comparison of ranks before a step: always of a hash, every 1,000 steps of all facts.
 
-    All facts are the variables in order with names, shapes, dtypes and values, and the lines of the
-    optimizer's fingerprint. They are compared every `CHECK_INTERVAL` steps, and when hashes differ.
+    The facts are names, shapes, dtypes and values of the variables in order, and the lines of the
+    optimizer's fingerprint. All facts are also compared when hashes differ.
 
     Args:
         ranks: The ranks.
@@ -76,18 +75,17 @@ class Agreement:
         extra_digest: int = 0,
         collective: PendingCollective = PendingCollective.STEP,
     ) -> Agreed:
-        """Compare facts about the next step over ranks; return the common result, or raise on all
-        ranks.
+        """Compare the next step of all ranks; return an equal `Agreed` on every rank.
 
         Args:
             variables: The variables of the step.
             fingerprint: Other facts that must be equal.
             trouble: The error that kept this rank from computing its gradients, or None.
-            doubt: True if gradients that this rank has already sent may not be those of the step.
-            kinds: One byte per gradient for its kind. Kinds may differ; the result says whether
-                they do.
-            extra_digest: A further number that must be equal; `fingerprint` has lines for it.
-            collective: The action that follows, which must be equal, too.
+            doubt: True if this rank may have sent gradients that are outdated.
+            kinds: One byte per gradient for its kind. Different kinds are reported, not an error.
+            extra_digest: A further number that must be equal. `fingerprint` has lines that explain
+                it.
+            collective: The action that follows. It must be equal, too.
 
         Raises:
             ReplicaMismatchError: The ranks differ, or another rank failed.
@@ -114,16 +112,15 @@ class Agreement:
         self._steps = 0
 
     def start_vote(self, variables: Sequence[Tensor], declines: bool) -> Vote:
-        """Start a vote of all ranks on sending gradients during the backward pass; return it at
-        once.
+        """Start a vote on sending gradients during the backward pass; do not wait for other ranks.
 
-        The ranks agree if all have the same variables, and none passes `declines=True`.
+        The vote is unanimous if all ranks pass equal variables and `declines=False`.
         """
         digests, flags = (self._hash_variables(variables),), (declines,)
         return Vote(RankMessage(self._ranks, PendingCollective.BACKWARD, digests, flags))
 
     def _hash_variables(self, variables: Sequence[Tensor]) -> int:
-        """Return a hash of names, dtypes, shapes and strides; cached for unchanged variables."""
+        """Return a hash of names, dtypes, shapes and strides; cache it for the last variables."""
         last_variables, last_formats, digest = self._hashed_variables
         formats = [(var.shape, var.dtype) for var in variables]
         pairs = zip(last_variables, variables, strict=True)
@@ -133,10 +130,9 @@ class Agreement:
         return digest
 
     def _compare_all(self, variables: Sequence[Tensor], fingerprint: StepFingerprint) -> None:
-        """Raise ReplicaMismatchError on all ranks about the first fact that differs; do nothing
-        otherwise.
+        """Compare all facts; raise ReplicaMismatchError on all ranks about the first difference.
 
-        An error while this rank collects its facts is raised here, and reported to the other ranks.
+        An error in `fingerprint.words()` is raised here; other ranks raise ReplicaMismatchError.
         """
         trouble: Exception | None = None
         lines: list[str] = []
@@ -177,9 +173,9 @@ def _hash_numbers(step: int, values: Sequence[float]) -> int:
 
 
 def _describe_variables(variables: Sequence[Any], values: bool) -> list[str]:
-    """Return lines about the count, names, dtypes, shapes and strides of variables.
+    """Return lines with the number of variables, and each name, dtype, shape and strides.
 
-    With `values`, add a checksum of each variable.
+    If `values` is True, add a checksum of each variable.
     """
     names = titles_of(variables)
     lines = [f"the number of variables: {len(variables)}"]
@@ -223,7 +219,7 @@ def in_words(arguments: Mapping[str, object]) -> list[str]:
 
 
 def _describe_value(argument: object) -> str:
-    """Return an argument as text: functions by name, objects with `get_config` by that."""
+    """Return an argument as text: functions by name, objects with `get_config` by configuration."""
     if isinstance(argument, float | np.floating):
         return repr(float(np.float32(argument)))
     if argument is None or isinstance(argument, bool | int | str | np.integer):

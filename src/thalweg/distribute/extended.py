@@ -46,16 +46,17 @@ class ReplicaContext:
         return (str(torch.get_default_device()),)
 
     def all_reduce(self, reduce_op: object, value: object, options: object = None) -> Any:
-        """Return sums or means over all replicas, equal on each of them.
+        """Return the sum or mean of each value over all replicas.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
-            value: A tensor, `IndexedSlices`, number, or a nest of these; in graph mode of symbolic
-                tensors. The same structure on each replica; a None stays None.
-            options: Accepted for compatibility.
+            value: A tensor, `IndexedSlices` or number, or a nest (lists, tuples, dicts) of these.
+                All replicas pass the same structure. Graph mode takes symbolic tensors.
+            options: Ignored; accepted for compatibility.
 
         Returns:
-            The same nest with the results. Rows of `IndexedSlices` are brought together.
+            The same nest with the results, equal on each replica. None stays None. Rows of
+            `IndexedSlices` are concatenated.
 
         Raises:
             ReplicaMismatchError: Kinds or dtypes differ between replicas.
@@ -69,12 +70,11 @@ class ReplicaContext:
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:
-        """Call `merge_fn(strategy, *args, **kwargs)` in the cross-replica context; return its
-        result.
+        """Return `merge_fn(strategy, *args, **kwargs)`, called in the cross-replica context.
 
-        Each rank calls its own `merge_fn` with its own arguments and gets its own result: nothing
-        is merged except by collectives that `merge_fn` calls. These need a `merge_call` on all
-        ranks. An error of `merge_fn` is raised; the replica context is restored in each case.
+        Each rank calls its own `merge_fn` and returns its own result. Only collectives that
+        `merge_fn` calls merge values; all ranks must then call `merge_call`. An error of `merge_fn`
+        is raised. The replica context is restored in each case.
         """
         with enter_cross_replica(self.strategy):
             return merge_fn(self.strategy, *args, **(kwargs or {}))
@@ -104,7 +104,7 @@ class Extended:
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
             value: A tensor or `IndexedSlices`.
-            destinations, options: Accepted for compatibility.
+            destinations, options: Ignored; accepted for compatibility.
         """
         return all_reduce(self._strategy, reduce_op, value)
 
@@ -121,13 +121,12 @@ class Extended:
         value_destination_pairs: Iterable[tuple[object, object]],
         options: object = None,
     ) -> list[Any]:
-        """Return the sums or means of several values, which are sent together.
+        """Return the sum or mean of each value over all replicas; values are sent together.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
-            value_destination_pairs: Pairs of a value and its destination, such as gradient and
-                variable.
-            options: Accepted for compatibility.
+            value_destination_pairs: (value, destination) pairs; destinations are ignored.
+            options: Ignored; accepted for compatibility.
         """
         return all_reduce(
             self._strategy, reduce_op, [value for value, _ in value_destination_pairs]
@@ -141,13 +140,13 @@ class Extended:
         kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call a function that updates a variable, once in each process.
+        """Call `fn(var, *args, **kwargs)`, which updates a variable, once in each process.
 
         Args:
-            var: The variable, passed as the first argument.
-            fn: The function.
+            var: The variable.
+            fn: The function. It is called in the cross-replica context.
             args, kwargs: Further arguments.
-            group: True to return the function's result itself, False for a tuple of it.
+            group: True to return the result of `fn`, False to return `(result,)`.
         """
         with enter_cross_replica(self._strategy):
             output = fn(var, *args, **(kwargs or {}))
@@ -163,7 +162,7 @@ class Extended:
     ) -> Any:
         """Call `fn(*args, **kwargs)` once per process to update state that belongs to no variable.
 
-        Return the result, in a tuple unless `group`.
+        Return the result of `fn`, or `(result,)` if `group` is False. `colocate_with` is ignored.
         """
         with enter_cross_replica(self._strategy):
             output = fn(*args, **(kwargs or {}))
@@ -182,14 +181,14 @@ class Extended:
         return value
 
     def broadcast(self, variables: torch.nn.Module | Iterable[Tensor]) -> None:
-        """Set variables in place to the values that they have on rank 0; all ranks must call this
-        method.
+        """Overwrite variables in place with the values of rank 0; all ranks must call this method.
 
         Args:
-            variables: Tensors in a nest, or a module, whose parameters and buffers are set.
+            variables: Tensors in a nest, or a module with parameters and buffers.
 
         Raises:
-            LayoutError: A variable has no memory; the other ranks raise ReplicaMismatchError.
+            LayoutError: The memory of a variable was freed; the other ranks raise
+                ReplicaMismatchError.
             ReplicaMismatchError: Number, names, shapes or dtypes of variables differ between ranks.
         """
         ranks = self._strategy.ranks

@@ -17,13 +17,13 @@ _ROWS: tuple[type[Any], ...] = (IndexedSlices, SymbolicRows)
 
 
 class GradientKind(NamedTuple):
-    """Kind of a gradient over all ranks; all flags are False if it is None on all ranks.
+    """Sparsity and dtype of a gradient over all ranks; all flags are False for None.
 
     Attributes:
-        dense: True if it is a tensor on some rank.
-        sparse: True if it has rows on some rank.
-        wide: True if its row indices are int64 on some rank.
-        missing: True if it is None on some rank and has no variable to make zeros for.
+        dense: True if the gradient is a tensor on some rank.
+        sparse: True if the gradient has rows on some rank.
+        wide: True if row indices are int64 on some rank.
+        missing: True if the gradient is None on some rank and has no variable.
         dtypes: For each of `_DTYPES`, True if the gradient has this dtype on some rank.
     """
 
@@ -35,9 +35,9 @@ class GradientKind(NamedTuple):
 
     @classmethod
     def of(cls, grad: Any, var: object) -> GradientKind:
-        """Return the kind of a gradient, dense, sparse or None, on this rank.
+        """Return the kind of a gradient (dense, sparse or None) on this rank.
 
-        `var` is its variable; None for a value without one, which must not be None on single ranks.
+        `var` is the gradient's variable, or None. Without it, None cannot be replaced by zeros.
         """
         if grad is None:
             return cls(missing=var is None)
@@ -59,7 +59,9 @@ class GradientKind(NamedTuple):
         return [self.dense, self.sparse, self.wide, self.missing, *self.dtypes]
 
     def check_same(self, name: str) -> None:
-        """Raise ReplicaMismatchError, about `name`, if the kind differs between ranks."""
+        """Raise ReplicaMismatchError if sparsity or dtype differ between ranks; `name` is for the
+        message.
+        """
         names = [dtype_name(dtype) for dtype, flag in zip(_DTYPES, self.dtypes) if flag]
         differ = ["dense", "sparse"] if self.dense and self.sparse else names
         if self.missing:
@@ -74,8 +76,8 @@ class GradientKind(NamedTuple):
     def fill(self, grad: object, var: Any) -> Any:
         """Return the gradient in the kind of all ranks.
 
-        A gradient that is None on this rank only becomes zeros, or no rows; row indices become
-        int64 if they are on another rank. Otherwise `grad` itself is returned.
+        None becomes zeros, or `IndexedSlices` without rows, if another rank has a gradient. Row
+        indices become int64 if another rank has int64. Otherwise return `grad` itself.
         """
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)
@@ -110,9 +112,7 @@ def signature(gradients: Sequence[object]) -> bytes:
 
 
 def kind_of(grad: Any) -> int:
-    """Return a number below 256 for the kind, dtype and dtype of row indices of a gradient; 0 for
-    None.
-    """
+    """Return a number below 256 for sparsity, dtype and row-index dtype; 0 for None."""
     if grad is None:
         return 0
     index = _INDICES.get(grad.dtype, len(_DTYPES))

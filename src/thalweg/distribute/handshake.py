@@ -56,17 +56,17 @@ class Received(NamedTuple):
 
 
 class RankMessage:
-    """Non-blocking exchange of a few numbers between all ranks, sent by the constructor.
+    """Non-blocking exchange of a few numbers between all ranks; the constructor sends them.
 
-    The length does not depend on the action, so that ranks that take different actions detect it.
+    All actions have messages of one length, so that ranks with different actions detect it.
 
     Args:
         ranks: The ranks.
         collective: The action of this rank.
         digests: At most two numbers below 2**63 that are compared.
-        flags: At most two numbers of which the maximum is computed.
+        flags: At most two numbers whose maximum is computed.
         trouble: The error that prevents this rank from taking the action, or None.
-        other_groups: Other process groups of a mesh, to which the result is propagated in turn.
+        other_groups: Other process groups of a mesh, which receive the result one after the other.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class RankMessage:
         """Wait for all ranks; return which digests are equal on all, and the maxima of flags.
 
         Raises:
-            BaseException: The error that this rank passed as `trouble`.
-            ReplicaMismatchError: Another rank failed, or takes another action.
+            BaseException: `trouble`, if this rank passed an error.
+            ReplicaMismatchError: Another rank failed, or takes a different action.
             ReplicaLostError: A rank did not answer.
         """
         self._pending.wait()
@@ -108,11 +108,9 @@ class RankMessage:
         return Received(are_equal, maxima)
 
     def compare(self, lines: Sequence[str]) -> None:
-        """Raise ReplicaMismatchError on all ranks about the first of `lines` that differs between
-        ranks.
+        """Raise ReplicaMismatchError on all ranks about the first line that differs between ranks.
 
-        All ranks must call this method, after `receive` has returned that digests of the lines
-        differ.
+        All ranks must call this method, after `receive` has reported different digests of `lines`.
         """
         if not self._other_groups:
             compare_lines(self._ranks, lines)
@@ -128,7 +126,9 @@ class RankMessage:
         raise ReplicaMismatchError(text)
 
     def _raise_trouble(self) -> None:
-        """Raise the error of this rank, or ReplicaMismatchError that quotes another one's."""
+        """Raise this rank's error; without an error, raise ReplicaMismatchError with another rank's
+        text.
+        """
         trouble, text = self._trouble, ""
         if trouble is not None:
             rank = distributed.get_rank() if self._other_groups else self._ranks.rank
@@ -171,9 +171,9 @@ def compare_lines(
     """Raise ReplicaMismatchError on all ranks about the first line that differs between ranks.
 
     Args:
-        lines: Facts of this rank: name, ": " and value.
-        hints: Pairs of the beginning of a name and advice if that fact differs.
-        global_ranks: Optional. The numbers of the ranks in messages; from 0 on by default.
+        lines: Facts of this rank, each "name: value".
+        hints: (prefix, advice) pairs. The message has the advice if the fact's name has the prefix.
+        global_ranks: Optional. The numbers of the ranks in messages; by default 0, 1, ...
     """
     global_ranks = range(ranks.size) if global_ranks is None else global_ranks
     first_lines, *other_texts = (text.split("\n") for text in ranks.gather_texts("\n".join(lines)))
@@ -196,6 +196,7 @@ def _describe_difference(
 
     Args:
         first, second: The lines of the two ranks.
+        hints: As for `compare_lines`.
         global_ranks: The numbers of the two ranks.
     """
     pairs = zip_longest(first, second, fillvalue=": nothing")

@@ -22,20 +22,20 @@ _record = _Record()
 
 
 def record_loss_reduction(reduce_op: object) -> None:
-    """Record the reduction over elements that gave the last loss.
+    """Store the reduction of this thread's last loss, for `loss_factor`.
 
     Args:
-        reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean"; None deletes the record.
+        reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean"; None deletes the stored reduction.
     """
     _record.reduce_op = None if reduce_op is None else ReduceOp.of(reduce_op)
 
 
 @contextlib.contextmanager
 def scale_loss_for_estimator() -> Iterator[None]:
-    """Divide losses of `thalweg.v1` by the number of replicas, in a `with` block of this thread.
+    """Divide losses of `thalweg.v1` by the number of replicas in a `with` block, in this thread.
 
-    A loss that `record_loss_reduction` declares to be a sum is not divided. TensorFlow does this
-    for Estimators only; elsewhere a script divides by the global batch size.
+    A loss that `record_loss_reduction` marks as a sum is not divided. TensorFlow divides for
+    Estimators only.
     """
     previous, _record.scales = _record.scales, True
     try:

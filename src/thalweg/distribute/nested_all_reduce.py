@@ -1,4 +1,4 @@
-"""Sums and means of nested values over replicas."""
+"""Sums and means over replicas of values in nests (lists, tuples, dicts)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from thalweg.variable import check_held, to_tensor
 
 
 def all_reduce(strategy: Replicas, reduce_op: object, nest: object, axis: int | None = None) -> Any:
-    """Return a nest of the same structure with the sum or mean of each value over all ranks.
+    """Return a nest of equal structure with each value's sum or mean over all ranks.
 
-    All ranks must call this function. Symbolic tensors give symbolic tensors.
+    All ranks must call this function. A symbolic tensor gives a symbolic tensor.
 
     Args:
         reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
-        nest: Tensors, `IndexedSlices`, numbers or None, or a nest of these. A value stays None if
-            it is None on all ranks.
-        axis: A dimension of each value that is reduced, too; None reduces over ranks only.
+        nest: Tensors, `IndexedSlices`, numbers or None, or a nest of these. None stays None if all
+            ranks have None.
+        axis: A dimension of each value that is reduced, too. None reduces over ranks only.
     """
     op = ReduceOp.of(reduce_op)
     leaves = list(leaves_of(nest))
@@ -41,12 +41,12 @@ def all_reduce(strategy: Replicas, reduce_op: object, nest: object, axis: int | 
 def reduce_leaves(
     strategy: Replicas, op: ReduceOp, leaves: Sequence[object], axis: int | None
 ) -> list[Any]:
-    """Return the sums or means of concrete values over all ranks, in order; None stays None.
+    """Return the sum or mean of each concrete value over all ranks, in order.
 
     Args:
         op: Sum or mean.
-        leaves: The values of this rank.
-        axis: A dimension of each value that is reduced, too; a mean then divides by the number of
+        leaves: The values of this rank. None stays None if all ranks have None.
+        axis: A dimension of each value that is reduced, too. A mean then divides by the number of
             elements on all ranks. None reduces over ranks only.
     """
     if axis is None:
@@ -68,9 +68,9 @@ def reduce_leaves(
 
 
 def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object]) -> list[Any]:
-    """Return the sum or mean of each leaf over the ranks, which must all call this function.
+    """Return the sum or mean of each value over the ranks; all ranks must call this function.
 
-    A leaf that is None on all ranks stays None. An invalid leaf is reported to the other ranks.
+    None stays None if all ranks have None. An invalid value is reported to the other ranks.
     """
     with report_error(strategy.ranks, PendingCollective.VALUES):
         gradients = [_as_concrete(leaf) for leaf in leaves]
@@ -85,7 +85,7 @@ def _reduce_concrete(strategy: Replicas, op: ReduceOp, leaves: Sequence[object])
 
 
 def _as_concrete(leaf: object) -> Tensor | IndexedSlices | None:
-    """Return a leaf as tensor, `IndexedSlices` or None; raise for dtypes ranks cannot add."""
+    """Return a value as tensor, `IndexedSlices` or None; raise if ranks cannot add its dtype."""
     if leaf is not None and not isinstance(leaf, IndexedSlices):
         leaf = as_gradient(to_tensor(leaf))
     if leaf is None:

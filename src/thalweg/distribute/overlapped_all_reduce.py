@@ -13,10 +13,10 @@ from thalweg.indexed_slices import Gradient
 
 
 class InFlightAllReduce:
-    """All-reduce of the gradients of one backward pass, while it runs.
+    """All-reduce that sends gradients while the backward pass computes other gradients.
 
-    All ranks send the buckets in the same order: that of the last variables, whose gradients are
-    computed first, is the first. A gradient that is missing or sparse counts as zeros.
+    All ranks send the buckets in descending order of variables, whose last gradients are computed
+    first. A gradient that is missing or sparse counts as zeros.
 
     Args:
         variables: All variables of the pass.
@@ -45,11 +45,10 @@ class InFlightAllReduce:
         self._num_sent = 0
 
     def take_gradient(self, var: Tensor) -> None:
-        """Copy the complete gradient `var.grad` into its bucket; send each bucket that is full and
-        next.
+        """Copy the complete gradient `var.grad` into its bucket; then send full buckets in order.
 
-        Sparse gradients, gradients of another dtype than `var`, second ones, and those of variables
-        without a bucket are ignored. Nothing is sent if the ranks have voted against it.
+        Ignore a sparse gradient, a second gradient, a dtype other than `var.dtype`, and a variable
+        without bucket. Send nothing if the ranks have voted against it.
         """
         index, grad = self._indices.get(id(var), -1), var.grad
         bucket = self._buckets_by_index.get(index)
@@ -83,10 +82,10 @@ class InFlightAllReduce:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Return True if the sums in flight are those of these gradients, unchanged since they were
-        sent.
+        """Return True if the sums in flight are sums of these gradients.
 
-        A gradient that is None or sparse must have been sent as zeros.
+        Return False if a gradient changed after it was sent, or if variables differ. A gradient
+        that is None or sparse must have been sent as zeros.
         """
         return len(variables) == len(self._variables) and all(
             var is expected_var and self._has_sent(index, grad)
@@ -96,7 +95,7 @@ class InFlightAllReduce:
         )
 
     def _has_sent(self, index: int, grad: Gradient) -> bool:
-        """Return True if the gradient needs no transfer or was sent with its present value."""
+        """Return True if a gradient needs no transfer, or is unchanged since it was sent."""
         if index not in self._buckets_by_index:
             return True
         if index not in self._sent_grads:

@@ -23,14 +23,14 @@ _UNDER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 class Ranks:
     """Ranks of a process group of torch.distributed, or this process alone.
 
-    All ranks must make the same calls in the same order. Once a rank is lost, the remaining
-    messages of the others are unknown, so every later call fails, too.
+    All ranks must make the same calls in the same order. After the loss of a rank, every later call
+    fails, because pending messages of the other ranks are unknown.
 
     Args:
-        group: Optional. A process group; the default group if None. Without a default group, join
-            that of `torchrun`, or use this process alone.
-        timeout: Optional. Seconds to wait for other ranks; the group's timeout if None.
-        alone: True for this process alone, even if process groups exist.
+        group: Optional. A process group; by default the default group. Without a default group,
+            join the group of `torchrun`, or use this process alone.
+        timeout: Optional. Seconds to wait for other ranks; by default the group's timeout.
+        single: True for this process alone, even if process groups exist.
 
     Attributes:
         rank: The number of this process in the group.
@@ -38,7 +38,7 @@ class Ranks:
         device: The device of short messages: NCCL sends GPU memory only.
 
     Raises:
-        InvalidTypeError: `group` has another type.
+        InvalidTypeError: `group` is not a process group.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Ranks:
         return tensors
 
     def begin_exchanging(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Pending:
-        """Start to send one tensor to each other rank, and to receive one from each; return the
-        transfers.
+        """Start to send one tensor to each other rank and to receive one from each; return a
+        `Pending`.
 
         Args:
-            inputs: The tensor for each rank; `parts[self.rank]` is not sent. The length for a rank
-                is the same on all ranks, and nothing may change before the transfers end.
-            outputs: The tensor for the data of each rank, written in place; `outputs[self.rank]` is
-                not.
+            inputs: `inputs[r]` is sent to rank r, except to this rank. Do not change it before the
+                transfers end.
+            outputs: `outputs[r]` is overwritten with the tensor from rank r, of equal size.
+                `outputs[self.rank]` is unchanged.
         """
         if not outputs[self.rank].is_cpu:
             destinations = list(outputs)
@@ -130,12 +130,11 @@ class Ranks:
         return Pending(self, works)
 
     def begin_sharing(self, tensors: Sequence[Tensor]) -> Pending:
-        """Start to send `tensors[self.rank]` to all ranks; return the transfers.
-
-        All other entries of `tensors` are overwritten by those of their ranks.
+        """Start to send `tensors[self.rank]` to all ranks; return a `Pending`.
 
         Args:
-            tensors: One for each rank; shapes are equal on all ranks.
+            tensors: `tensors[r]` has the same shape on all ranks, and is overwritten with the
+                tensor of rank r.
         """
         # Gloo's all_gather takes 4 times as long as broadcasts.
         if self._is_gloo or tensors[self.rank].is_cpu:
@@ -149,10 +148,11 @@ class Ranks:
         return Pending(self, [self._begin_collective(distributed.all_gather, list(tensors), local)])
 
     def collect(self, tensors: Sequence[Tensor]) -> None:
-        """Send `tensors[self.rank]` to rank 0, and wait; on rank 0, overwrite all other entries.
+        """Send `tensors[self.rank]` to rank 0, and wait.
 
         Args:
-            tensors: One for each rank; shapes are equal on all ranks.
+            tensors: `tensors[r]` has the same shape on all ranks. Rank 0 overwrites it with the
+                tensor of rank r.
         """
         with self._detect_loss():
             works = [
@@ -165,7 +165,7 @@ class Ranks:
         Pending(self, works).wait()
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Replace tensors in place by those of the rank `source`; all ranks call this, and wait."""
+        """Overwrite tensors in place with the tensors of rank `source`; all ranks call this."""
         for tensor in tensors:
             contiguous = tensor.detach().contiguous()
             # All backends support bytes.
@@ -176,7 +176,7 @@ class Ranks:
                     tensor.copy_(contiguous)
 
     def gather_texts(self, text: str) -> list[str]:
-        """Return the texts of all ranks, by rank."""
+        """Return the texts of all ranks, by rank; an empty text becomes a space."""
         buffer = bytearray(text.encode() or b" ")
         encoded = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
         size = torch.tensor([len(encoded)], dtype=torch.int64, device=self.device)
@@ -190,14 +190,15 @@ class Ranks:
         ]
 
     def write_once(self, write: Callable[[], None], path: str) -> None:
-        """Call `write` on rank 0; all ranks call this and return when the file is complete.
+        """Call `write()` on rank 0; all ranks call this, and return after the file is complete.
 
         Args:
             write: Writes the file.
             path: The file's path, for messages.
 
         Raises:
-            CheckpointWriteError: Rank 0 failed; on rank 0 the error of `write` is raised instead.
+            CheckpointWriteError: `write` failed on rank 0; rank 0 itself raises the error of
+                `write`.
             ReplicaLostError: A rank did not answer.
         """
         trouble: BaseException | None = None
@@ -221,7 +222,7 @@ class Ranks:
             self._finish_work(work)
 
     def _begin_collective(self, function: Any, *args: Any, **kwargs: Any) -> object:
-        """Start a collective of torch.distributed and return its work handle.
+        """Call a function of torch.distributed with `async_op=True`; return its work handle.
 
         Raises:
             ValueError: A tensor is not contiguous.
@@ -243,9 +244,10 @@ class Ranks:
 
     @contextlib.contextmanager
     def _detect_loss(self) -> Iterator[None]:
-        """Convert errors of torch.distributed in the `with` block into ReplicaLostError.
+        """Raise ReplicaLostError if torch.distributed raises RuntimeError in the `with` block.
 
-        Every later call of this object raises the same error.
+        After any error in a block, every later block of this object raises ReplicaLostError at
+        once.
         """
         if self._loss_message is not None:
             raise ReplicaLostError(self._loss_message)
@@ -311,9 +313,10 @@ _subgroups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Ranks]] = (
 
 
 def ranks_of(global_ranks: Sequence[int]) -> Ranks:
-    """Return the `Ranks` of some ranks of the default group; all of these ranks call this.
+    """Return the `Ranks` of a subset of the default group; all ranks of the subset call this.
 
-    The group is created at first use, and then reused as long as the default group lives.
+    The subset's process group is created at the first call, and cached while the default group
+    lives.
 
     Args:
         global_ranks: The numbers of the ranks in the default group, in ascending order.
@@ -331,7 +334,7 @@ def ranks_of(global_ranks: Sequence[int]) -> Ranks:
 
 
 def _join_torchrun(timeout: timedelta | None) -> None:
-    """Join the process group of `torchrun` if its environment variables are set."""
+    """Join the process group of `torchrun`, and select this rank's GPU; do nothing elsewhere."""
     if distributed.is_available() and all(name in os.environ for name in _UNDER_TORCHRUN):
         device = os.environ.get("LOCAL_RANK", "0")
         if torch.cuda.is_available():
@@ -343,8 +346,9 @@ def _join_torchrun(timeout: timedelta | None) -> None:
 
 
 def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
-    """Stop Gloo's threads at exit: a thread that holds a tensor would abort the interpreter.
+    """Destroy the default group at exit if it is `group_ref()` and was made in process `process`.
 
+    A Gloo thread that holds a tensor would abort the interpreter.
     (https://github.com/pytorch/pytorch/pull/179291)
     """
     # A forked process does not have the threads.
@@ -354,11 +358,11 @@ def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
 
 
 def _rendezvous_options() -> dict[str, Any]:
-    """Return arguments of `init_process_group` that separate restarts of `torchrun`; {} otherwise.
+    """Return arguments of `init_process_group` that separate restarts of `torchrun`.
 
-    `torchrun` keeps one store over all restarts, with the addresses of ended ranks
-    (https://github.com/pytorch/pytorch/issues/135712). All ranks of one machine know the number of
-    restarts; ranks of several machines may not.
+    `torchrun` keeps one store over all restarts, with addresses of ended ranks
+    (https://github.com/pytorch/pytorch/issues/135712). Return {} without `torchrun`, and on several
+    machines, which may not know the number of restarts.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":

@@ -19,7 +19,7 @@ class ReduceOp(enum.Enum):
         """Return the operation for a `ReduceOp`, or for "sum" or "mean" in any case.
 
         Raises:
-            InvalidArgumentError: The argument is neither.
+            InvalidArgumentError: `reduce_op` has another value.
         """
         if isinstance(reduce_op, ReduceOp):
             return reduce_op

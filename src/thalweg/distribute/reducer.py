@@ -24,9 +24,9 @@ from thalweg.errors import ReplicaLostError, ReplicaMismatchError
 class Reducer:
     """Reducer of the gradients of one optimizer over all ranks.
 
-    From the second step on, `minimize` sends gradients while the backward pass computes others:
-    those of the variables with a dense gradient in the last step. Either all ranks do so or none,
-    so they vote when the pass begins.
+    From the second step on, `minimize` sends gradients while the backward pass computes others.
+    Only variables with a dense gradient in the last step take part. The ranks vote when the pass
+    begins: either all ranks send early, or none.
 
     Args:
         ranks: The ranks.
@@ -57,14 +57,13 @@ class Reducer:
         variables: Sequence[Tensor],
         fingerprint: StepFingerprint,
     ) -> list[MaybePair]:
-        """Return new (gradient sum, variable) pairs; a gradient that is None on all ranks stays
-        None.
+        """Return new (gradient sum, variable) pairs; None stays None if all ranks have None.
 
         All ranks must call this method. They first compare `fingerprint`, the variables and their
         actions.
 
         Args:
-            make_pairs: Returns the pairs of this rank; its error is raised on all ranks.
+            make_pairs: `make_pairs()` returns this rank's pairs; its error makes all ranks raise.
             variables: The variables of the pairs; ignored if `make_pairs` raises.
             fingerprint: The description that must be equal on all ranks.
 
@@ -87,18 +86,17 @@ class Reducer:
         fingerprint: StepFingerprint,
         scatters: bool,
     ) -> tuple[list[MaybePair], SharedStep]:
-        """Sum gradients as `sum_gradients` does, for a step in which each rank updates its part of
-        the slots.
+        """Sum gradients for a step in which each rank updates its part of the slots.
 
         Args:
-            make_pairs: Returns the pairs of this rank; its error is raised on all ranks.
+            make_pairs: `make_pairs()` returns this rank's pairs; its error makes all ranks raise.
             variables: The variables of the pairs.
             fingerprint: The description that must be equal on all ranks.
             scatters: True if each rank receives only its parts of the sums of dense gradients.
 
         Returns:
-            The pairs, and the step. Without `scatters` the pairs have full sums. With `scatters`
-            the step has the parts of sums, and the pairs have the dense gradients of this rank.
+            (pairs, step). Without `scatters` the pairs have full sums. With `scatters` the step has
+            this rank's parts of dense sums, and the pairs keep this rank's dense gradients.
         """
         shards = self._require_shards()
 
@@ -122,9 +120,7 @@ class Reducer:
         return sums, SharedStep(shards, local_sums, self._steps, self._sending.bucket_size)
 
     def step_of_sums(self) -> SharedStep:
-        """Return a new step with sharded slots, whose gradients the caller has already summed;
-        count it.
-        """
+        """Count a step with sharded slots, and return it; the caller has summed its gradients."""
         self._steps += 1
         return SharedStep(self._require_shards(), {}, self._steps, self._sending.bucket_size)
 
@@ -136,7 +132,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def _explain_loss(self) -> Iterator[None]:
-        """Add the step number and the state of the variables to errors about lost ranks."""
+        """Add the step number and the state of variables to a ReplicaLostError of the block."""
         try:
             yield
         except ReplicaLostError as error:
@@ -155,14 +151,13 @@ class Reducer:
         fingerprint: StepFingerprint,
         scatters: bool = False,
     ) -> tuple[list[MaybePair], dict[int, Tensor]]:
-        """Compare the ranks before a step, and take over sums that were sent during the backward
-        pass.
+        """Compare the ranks before a step; wait for sums that were sent during the backward pass.
 
-        Such sums are dropped on all ranks if a gradient of one rank has changed since it was sent.
+        These sums are dropped on all ranks if one rank has changed a gradient after sending.
 
         Returns:
             The pairs, with the same kinds of gradients on all ranks; and {index of a pair: sum} of
-            those that were sent.
+            gradients that were sent early.
 
         Raises:
             ReplicaMismatchError: The ranks differ, or another rank failed.
@@ -207,7 +202,10 @@ class Reducer:
     def _add_shards(
         self, fingerprint: StepFingerprint, scatters: bool
     ) -> tuple[int, StepFingerprint]:
-        """Return a digest of the shards (0 without), and the fingerprint with lines about them."""
+        """Return a digest of the shards, and the fingerprint with lines about settings and shards.
+
+        The digest is 0 without shards.
+        """
         if self.shards is None:
             return 0, fingerprint._replace(
                 words=lambda: [*fingerprint.words(), *self._sending.describe()]
@@ -221,23 +219,21 @@ class Reducer:
         return cut ^ scatters, fingerprint._replace(words=describe)
 
     def commit_sums(self, failed: bool) -> None:
-        """Mark the last sums as applied, so that rounding errors of compression count for the next
-        step.
+        """Mark the last sums as applied: rounding errors of compression affect the next step.
 
         Args:
-            failed: True if this rank failed after the step was applied; the next step then compares
-                all facts about the ranks.
+            failed: True if this rank failed after the sums were applied. The next step then
+                compares all facts.
         """
         self._sender.compression.commit_step()
         self._is_in_doubt = failed
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Report an error in the `with` block to the ranks that wait in `sum_gradients`, then raise
-        it.
+        """Report an error in the `with` block to ranks that wait in `sum_gradients`; then raise it.
 
-        Nothing is reported if `sum_gradients` was called in the block, or for errors about other
-        ranks.
+        Nothing is reported if `sum_gradients` was called in the block, or if the error is a
+        ReplicaLostError or ReplicaMismatchError.
         """
         self._expects_sums = True
         try:
@@ -252,9 +248,9 @@ class Reducer:
 
     @contextlib.contextmanager
     def guard_backward(self) -> Iterator[None]:
-        """Send gradients during the backward pass in the `with` block, before `sum_gradients`.
+        """Send gradients while the `with` block runs a backward pass, before `sum_gradients`.
 
-        Errors in the block are reported to the other ranks.
+        An error in the block is reported to the other ranks.
         """
         self._underway, self._has_backward_started = None, False
         self._sender.compression.begin_step()
@@ -262,7 +258,7 @@ class Reducer:
             yield from self._watch_backward()
 
     def _watch_backward(self) -> Iterator[None]:
-        """Send gradients during the block, and report its errors to the other ranks."""
+        """Send gradients while the block runs, and report an error to the other ranks."""
         try:
             with watching(self._begin_backward):
                 yield
@@ -292,18 +288,18 @@ class Reducer:
     def _begin_backward(
         self, leaves: Sequence[Tensor], *, declines: bool = False
     ) -> Callable[[Tensor], None] | None:
-        """Start the vote about sending gradients during the backward pass, once per step.
+        """Start the vote on sending gradients during the backward pass, once per step.
 
-        This rank declines if it has no dense gradient of a last step to go by.
+        This rank declines if the last step had no dense gradient.
 
         Args:
-            leaves: The leaves of the backward pass. A leaf that is not a variable of the last step
-                declines.
+            leaves: The leaf tensors of the backward pass. This rank declines if a leaf is not a
+                variable of the last step.
             declines: True to decline in any case.
 
         Returns:
-            Function to be called with each leaf whose gradient is complete; None if this rank
-            declines, or if an earlier backward pass of the step has voted.
+            `function(leaf)`, to be called when the gradient of a leaf is complete. None if this
+            rank declines, or has voted in this step before.
         """
         # Only one backward pass per step sends gradients while it runs.
         if self._has_backward_started:

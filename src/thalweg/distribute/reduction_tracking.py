@@ -17,11 +17,11 @@ def note_sums(owner: object, reducer: Reducer) -> None:
 
 
 def commit_sums(owner: object, failed: bool = False) -> None:
-    """Tell the reducer that the last sums of an optimizer were applied; do nothing without sums.
+    """Mark the last sums of an optimizer as applied; do nothing if it has no unapplied sums.
 
     Args:
         owner: The optimizer.
-        failed: True if this rank has failed since, such as in a constraint.
+        failed: True if this rank failed after the sums were applied, such as in a constraint.
     """
     if _reducers:
         reducer = _reducers.pop(owner, None)

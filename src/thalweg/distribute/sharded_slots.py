@@ -1,4 +1,4 @@
-"""Preparation of a step with sharded slots or DTensors."""
+"""Preparation of a step with sharded slots (state tensors of an optimizer) or DTensors."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ Step = SharedStep | LocalStep
 
 
 def shards_of(owner: Any, strategy: Strategy | None = None) -> Shards | None:
-    """Return the assignment of an optimizer's slots to ranks; None if no strategy shards its slots.
+    """Return the assignment of an optimizer's slots to ranks; None if its slots are not sharded.
 
     Args:
         owner: The optimizer.
-        strategy: The strategy of the step; by default that of this thread.
+        strategy: The strategy of the step; by default the strategy of this thread, if any.
 
     Raises:
         FailedPreconditionError: The slots are sharded over the ranks of another strategy.
@@ -69,24 +69,25 @@ def sum_for_shards(
     adapter: StepAdapter,
     scatters: bool = True,
 ) -> tuple[Pairs, SharedStep]:
-    """Sum gradients over ranks for a step with sharded slots; shard slots that are not sharded yet.
+    """Sum gradients over ranks for a step with sharded slots; shard the optimizer's new slots.
 
     Args:
         owner: The optimizer.
-        strategy: Its strategy, made with `shard_slots=True`.
+        strategy: The optimizer's strategy, made with `shard_slots=True`.
         grads_and_vars: The (gradient, variable) pairs of this rank.
         fingerprint: Description of the step that must be equal on all ranks.
         adapter: The adapter of the optimizer.
-        scatters: True if each rank receives only its parts of dense sums, which the step has.
+        scatters: True if each rank receives only its parts of dense sums.
 
     Returns:
-        (gradient, variable) pairs without gradients that are None on all ranks, and the step. With
-        `scatters`, the pairs have the dense gradients of this rank, else the sums.
+        (pairs, step). Pairs whose gradient is None on all ranks are left out. Without `scatters`
+        the pairs have sums. With `scatters` the step has the parts of dense sums, and the pairs
+        have this rank's dense gradients.
 
     Raises:
         FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
-        ReplicaMismatchError, ReplicaLostError: The ranks differ, or a rank failed or did not
-            answer.
+        ReplicaMismatchError: The ranks differ, or another rank failed.
+        ReplicaLostError: A rank did not answer.
         TypeError, ValueError: A gradient or a variable of this rank is invalid.
     """
     reducer = strategy.reducer_of(owner)
@@ -109,9 +110,10 @@ def share_summed_step(
     transforms: GradientTransforms = NOTHING,
     fingerprint: StepFingerprint | None = None,
 ) -> tuple[Any, Step | None]:
-    """Prepare a sharded step for gradients that are sums over the ranks already.
+    """Prepare a sharded step for gradients that are already summed over the ranks.
 
-    Slots that are new are sharded over the ranks of the strategy, or placed like their DTensors.
+    New slots are sharded over the ranks of the strategy. Slots of DTensors have the placements of
+    their variable.
 
     Args:
         owner: The optimizer.
@@ -120,8 +122,8 @@ def share_summed_step(
         fingerprint: Optional. The description that must be equal on all ranks.
 
     Returns:
-        (gradient, variable) pairs and the step. Without sharding or DTensors, `grads_and_vars`
-        itself and None.
+        (pairs, step) of (gradient, variable) pairs. Without sharding and DTensors,
+        `(grads_and_vars, None)`.
 
     Raises:
         FailedPreconditionError: As `shards_of` and `sum_for_shards`.
@@ -156,8 +158,8 @@ def _make_matrix_group(
 ) -> MatrixProcessGroup | None:
     """Return the group of ranks that exchange messages about DTensors in a step.
 
-    None if there are no DTensors, or if the step needs no message: no reduction, no check of
-    numbers, no gradient to redistribute.
+    Return None without DTensors. Return None if the step has no reduction, no check of numbers, and
+    no gradient to redistribute.
     """
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
     rule = adapter.step_rule()
@@ -176,8 +178,7 @@ def _make_matrix_group(
 
 
 def _shared_slots(owner: Any, pairs: Pairs, adapter: StepAdapter) -> Sequence[Slot]:
-    """Return the slots of the optimizer's rule that have the shapes of their variables, to be
-    sharded.
+    """Return the slots to shard: slots of the optimizer's rule with the shape of a variable.
 
     Raises:
         FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
@@ -206,15 +207,15 @@ def enter_shared_step(step: Step | None) -> AbstractContextManager[None]:
 def arrange_slots(
     owner: Any, shards: Shards, pairs: Sequence[tuple[Any, Any]], slots: Sequence[Slot]
 ) -> None:
-    """Replace the slots of an optimizer by sharded ones, unless they are; all ranks call this.
+    """Replace an optimizer's slots that are not sharded by sharded slots; all ranks call this.
 
-    A variable whose sparse gradient has rows that cross the end of a part is assigned to one rank.
+    A variable with a sparse gradient is assigned to one rank if parts would divide its rows.
 
     Args:
         owner: The optimizer; its slots are replaced.
-        shards: The assignment of elements to ranks.
-        pairs: Gradients and variables of a step.
-        slots: The optimizer's slots without those of shape ().
+        shards: The assignment of elements to ranks; new variables are added.
+        pairs: (gradient, variable) pairs of a step.
+        slots: The optimizer's slots, without slots of shape ().
     """
     store = owner._slots
     cut = [

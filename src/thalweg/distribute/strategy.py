@@ -39,26 +39,25 @@ SHORTEST, LONGEST = 0.001, 1_000_000_000
 class Strategy:
     """Strategy for data-parallel training over the ranks of a process group.
 
-    Each rank is a replica: a process with its own copy of the variables and its part of the global
-    batch. Inside of `run` an optimizer sums the gradients of all ranks before it applies them, so
-    that all copies stay equal to the bit. Start the ranks with `torchrun`; without it, and without
-    a process group, there is one replica.
+    Each rank is a replica: a process with a copy of the variables and a part of the global batch.
+    In `run` an optimizer applies gradients that are summed over all ranks, so that all copies stay
+    equal to the bit. Start the ranks with `torchrun`. Without `torchrun` and without a process
+    group, there is one replica.
 
     Args:
         group: Optional. A process group of torch.distributed (gloo, NCCL). By default the default
-            group; where none is initialised, that of `torchrun` is.
+            group; if none exists, the group of `torchrun` is initialised.
         timeout: Optional. Seconds that a rank may take to answer, from 0.001 to a billion; by
             default the group's own.
         bucket_size: Bytes of gradients per message.
-        reduction: "sum" adds in the order that is fastest; "ordered" in one that is the same on any
-            number of ranks that is a power of 2, see `gradients`.
-        compression: Optional. "float16" or "bfloat16": dense gradients of 32 and 64 bits that an
-            optimizer sums in eager mode are sent in 16. What rounding leaves out is kept by the
-            rank, and added to the variable's next gradient. Not with `reduction="ordered"`, nor
-            with `shard_slots`.
-        shard_slots: True if the slots of an optimizer are shared out over the ranks from its next
-            step on: each rank keeps, and updates, a part of each variable, and sends it to the
-            others. Its state is then read by all ranks together, see `state_dict`.
+        reduction: "sum" adds in the fastest order. "ordered" adds in an order that is equal on 1,
+            2, 4, ... ranks, see `gradients`.
+        compression: Optional. "float16" or "bfloat16": an optimizer sends dense gradients in this
+            dtype, in eager mode. The rank adds rounding errors to the variable's next gradient. Not
+            with `reduction="ordered"` or `shard_slots`.
+        shard_slots: True to shard the slots (state) of an optimizer from its next step on. Each
+            rank updates a part of each variable, and sends the part to the other ranks. All ranks
+            must then call `state_dict` together.
 
     Attributes:
         ranks: The ranks.
@@ -132,12 +131,12 @@ class Strategy:
         return self.ranks.size
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Return a context manager for the cross-replica context of this strategy.
+        """Return a context manager that enters the cross-replica context of this strategy.
 
-        `apply_gradients` needs `run` instead.
+        To apply gradients, use `run` instead.
 
         Raises:
-            RuntimeError: The block is in the scope of another strategy.
+            RuntimeError: This thread is in the scope of another strategy.
         """
         self._check_alone()
         return enter_cross_replica(self)
@@ -152,9 +151,9 @@ class Strategy:
         """Call `fn(*args, **kwargs)` as the replica of this rank; return its result.
 
         Args:
-            fn: The function.
-            args, kwargs: Its arguments.
-            options: Accepted for compatibility.
+                fn: The function. It is called once in this process.
+                args, kwargs: The arguments of `fn`.
+            options: Ignored; accepted for compatibility.
 
         Returns:
             The result of `fn` on this rank.
@@ -169,7 +168,7 @@ class Strategy:
     experimental_run_v2 = run
 
     def experimental_run(self, fn: Callable[..., object], input_iterator: Any = None) -> Any:
-        """Call `run(fn)`, with the next element of `input_iterator`, if any, as the argument."""
+        """Return `run(fn)`, or `run(fn, (batch,))` with the next element of `input_iterator`."""
         if input_iterator is None:
             return self.run(fn)
         is_of_tensorflow = hasattr(input_iterator, "get_next")
@@ -177,7 +176,7 @@ class Strategy:
         return self.run(fn, (batch,))
 
     def reduce(self, reduce_op: object, value: object, axis: int | None = None) -> Any:
-        """Return sums or means, over all ranks, of values that `run` returned.
+        """Return the sum or mean over all ranks of each value that `run` returned.
 
         Args:
             reduce_op: `ReduceOp.SUM` or `MEAN`, "sum" or "mean".
@@ -189,13 +188,14 @@ class Strategy:
         return all_reduce(self, reduce_op, value, axis)
 
     def broadcast(self, variables: torch.nn.Module | Iterable[torch.Tensor]) -> None:
-        """Set variables to the values that they have on rank 0; call it on every rank.
+        """Overwrite variables in place with the values of rank 0; call it on every rank.
 
         Args:
-            variables: Tensors, or a module, whose parameters and buffers are meant.
+            variables: Tensors, or a module with parameters and buffers.
 
         Raises:
-            LayoutError: A variable has no memory; the other ranks raise ReplicaMismatchError.
+            LayoutError: The memory of a variable was freed; the other ranks raise
+                ReplicaMismatchError.
             ReplicaMismatchError: The variables differ between ranks.
             ReplicaLostError: A rank did not answer.
         """
@@ -204,21 +204,23 @@ class Strategy:
     def gradients(
         self, loss: Callable[[int], torch.Tensor], variables: object, micro_batches: int
     ) -> list[tuple[Any, torch.Tensor]]:
-        """Return the gradients of the sum of losses of this rank's micro-batches, in a fixed order.
+        """Return the gradients of the summed losses of this rank's micro-batches, in a fixed order.
 
-        With `reduction="ordered"`, `apply_gradients` adds those of the ranks in the same order: a
-        balanced tree over the numbers of the micro-batches of all ranks. Equal losses give equal
-        bits on 1, 2, 4, ... ranks. For that each micro-batch must have the same examples, its
-        random numbers and buffers must depend on its number alone, and all runs need the same
-        number of torch's threads (`torchrun` sets 1).
+        With `reduction="ordered"`, `apply_gradients` continues in this order: a balanced tree over
+        the micro-batches of all ranks. Equal losses then give equal bits on 1, 2, 4, ... ranks.
+        Each micro-batch must have the same examples in all runs. Its random numbers and buffers
+        must depend on its number alone. All runs need the same number of torch's threads
+        (`torchrun` sets 1).
 
         Args:
-            loss: Called with the number of each micro-batch of this rank; returns its loss.
+            loss: `loss(k)` returns the loss of micro-batch k; called for each micro-batch of this
+                rank.
             variables: Variables, in a nest.
-            micro_batches: How many there are on all ranks; a multiple of the number of ranks.
+            micro_batches: The number of micro-batches of all ranks; a multiple of the number of
+                ranks.
 
         Returns:
-            Pairs of a gradient, or None, and its variable.
+            (gradient or None, variable) pairs.
 
         Raises:
             InvalidArgumentError: `micro_batches` is not a multiple of the number of ranks.
@@ -247,7 +249,7 @@ class Strategy:
         return list(zip(sums, params, strict=True))
 
     def group(self, value: object, name: str | None = None) -> Any:
-        """Return an operation that completes with all of `value`; None in eager mode.
+        """Return an operation that completes after all operations in `value`; None in eager mode.
 
         Args:
             value: Operations or symbolic tensors, in a nest.
@@ -283,7 +285,9 @@ def _check_settings(
     compression: str | None,
     shard_slots: bool,
 ) -> None:
-    """Raise InvalidArgumentError if a setting of a `Strategy` or their combination is invalid."""
+    """Raise an error if a setting of a `Strategy` is invalid, or if two settings exclude each
+    other.
+    """
     for name, setting in (("timeout", timeout), ("bucket_size", bucket_size)):
         if setting is not None:
             _check_above_0(name, setting)

@@ -20,13 +20,14 @@ Sums = list[Gradient]
 
 
 def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
-    """Return the sums over micro-batches `low` to `high` - 1, added in tree order.
+    """Return the sums of gradients over micro-batches `low` to `high - 1`, added in tree order.
 
-    At most one more list of gradients than the depth of the tree is alive at a time.
+    Memory holds at most one more list of gradients than the depth of the tree.
 
     Args:
         low, high: Numbers of micro-batches; `high` is above `low`.
-        gradients: Returns the gradients of a micro-batch; called once for each, in order.
+        gradients: `gradients(k)` returns the gradients of micro-batch k; called once for each, in
+            order.
     """
     if high - low == 1:
         return gradients(low)
@@ -43,6 +44,7 @@ def add_sums(first_sums: Sums, right_sums: Sums) -> Sums:
 
 
 def _add_pair(first_sum: Gradient, right_sum: Gradient) -> Gradient:
+    """Return the sum of two gradients; None counts as 0, sparse rows are concatenated."""
     if first_sum is None or right_sum is None:
         grad_sum = right_sum if first_sum is None else first_sum
         return grad_sum + 0.0 if isinstance(grad_sum, Tensor) else grad_sum  # -0.0 + 0.0 is 0.0
@@ -54,9 +56,9 @@ def _add_pair(first_sum: Gradient, right_sum: Gradient) -> Gradient:
 
 
 def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
-    """Return the sum of the flat tensors of all ranks, in tree order, as a new tensor.
+    """Return the sum of a flat tensor over all ranks, in tree order, as a new tensor.
 
-    All ranks must call this function; their number is a power of two.
+    All ranks must call this function. The number of ranks is a power of two.
     """
     size = -(-flat.numel() // ranks.size)
     padded = flat.new_zeros(size * ranks.size)
@@ -73,9 +75,9 @@ def over_ranks(flat: Tensor, ranks: Ranks) -> Tensor:
 
 
 def tree_sum(vectors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of vectors in tree order: `vectors[0]`, in which it is computed in place.
+    """Sum vectors in tree order, in place; return `vectors[0]`, which has the sum.
 
-    Others of the vectors are overwritten, too.
+    Other vectors are overwritten with partial sums.
     """
     partial_sums = list(vectors)
     while len(partial_sums) > 1:

@@ -22,8 +22,8 @@ _OPS = {VariableAggregation.SUM: "sum", VariableAggregation.MEAN: "mean"}
 class AggregatedVariable(Variable):
     """Variable with equal values on all replicas after `assign`, `assign_add` and `assign_sub`.
 
-    In a replica of `Strategy.run` the values of all replicas are aggregated; each must make the
-    call. Across replicas, and outside of a strategy, the value is assigned unchanged. See
+    In a replica of `Strategy.run` the values of all replicas are aggregated; each replica must make
+    the call. Otherwise the value is assigned unchanged. See
     `variable_aggregation.aggregate_assignments`.
     """
 
@@ -47,7 +47,7 @@ def in_replicas() -> Strategy | None:
 def of_all(
     strategy: Strategy, aggregation: VariableAggregation, variable: Variable, value: object
 ) -> Tensor:
-    """Return the value to assign to a variable: the aggregate of the values of all replicas.
+    """Return the aggregate of the values of all replicas, to be assigned to a variable.
 
     All replicas must call this function for the same variable. The variable is not changed.
 

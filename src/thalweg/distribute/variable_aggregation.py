@@ -20,7 +20,7 @@ def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any)
 
     Args:
         variable: A new variable, eager or of a graph.
-        synchronization: With `ON_READ`, each replica assigns its local value.
+        synchronization: `ON_READ` switches aggregation off: each replica assigns its local value.
         aggregation: `SUM` or `MEAN` over the replicas, or `ONLY_FIRST_REPLICA`, the value of rank
             0. With `NONE` or None, each replica assigns its local value.
 
@@ -45,7 +45,7 @@ def aggregate_assignments(variable: Any, synchronization: Any, aggregation: Any)
 
 
 def as_mode(mode_class: type[Mode], mode: object) -> Mode:
-    """Return the member of `mode_class` with this value; None selects the first member.
+    """Return the enumeration member whose value is `mode`; None selects value 0.
 
     Raises:
         ValueError: No member has this value.
@@ -61,11 +61,10 @@ def as_mode(mode_class: type[Mode], mode: object) -> Mode:
 
 
 def with_aggregation(make: Callable[Params, object]) -> Callable[Params, Any]:
-    """Return a constructor of variables that also calls `aggregate_assignments` on the new
-    variable.
+    """Wrap a constructor of variables: the wrapper calls `aggregate_assignments` on a new variable.
 
-    Its keyword arguments `synchronization` and `aggregation` are validated, and passed on to `make`
-    as members of their enumerations.
+    It validates the keyword arguments `synchronization` and `aggregation`, and passes both to
+    `make` as enumeration members.
     """
 
     @functools.wraps(make)

@@ -29,10 +29,10 @@ Regularizer = Callable[[Any], Any]
 
 
 def made_regularizer(regularizer: object, params: Mapping[str, object]) -> Regularizer | None:
-    """Return a config's penalty function of weights, or None without a regularizer.
+    """Return `regularizer(**params)`, a penalty function of weights; None without a regularizer.
 
     Raises:
-        TypeError: The regularizer cannot be called with these parameters, or makes no function.
+        TypeError: The regularizer does not accept the parameters, or does not return a function.
     """
     if regularizer is None:
         return None
@@ -60,12 +60,12 @@ def with_penalties(
 
     Args:
         loss: A callable without arguments, or a symbolic tensor.
-        regularizer: Called with a weight; returns its penalty or None.
+        regularizer: `regularizer(weight)` returns a penalty or None.
         weights: The weights to penalize.
         is_mixed: True in mixed precision.
 
     Returns:
-        A callable without arguments, or a symbolic tensor, like `loss`.
+        A callable without arguments for a callable, a symbolic tensor for a symbolic tensor.
     """
     penalize = regularizer
     if penalize is not None and is_mixed:
@@ -87,9 +87,11 @@ Chooses = Callable[[str, Any], bool]
 
 
 def listed(variables: Variables) -> list[Any]:
-    """Return the variables, with gradient, of a module, of (name, variable) pairs or an iterable.
+    """Return the variables that require a gradient, as a list.
 
-    Variables of modules and pairs are given their names.
+    Args:
+        variables: A module, (name, variable) pairs, or variables. Variables of modules and pairs
+            are named, in place.
 
     Raises:
         TypeError: An item is not a variable.
@@ -119,11 +121,11 @@ def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any
 
 
 def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
-    """Return the variables whose name does not match the pattern at its beginning.
+    """Return the variables whose names `frozen` does not match at the beginning.
 
     Raises:
         ValueError: No variable is left.
-        TypeError: A pattern is given, and a variable has no name.
+        TypeError: `frozen` is not None, and a variable has no name.
     """
     trained_variables = list(variables)
     if frozen is not None:
@@ -156,12 +158,11 @@ class TrainingConfig:
     """Training settings of a config, made by `from_config`.
 
     Attributes:
-        params: The keys of the config that are about training, with defaults for those that it
-            leaves out. It cannot be changed.
+        params: The training keys of the config, completed with defaults; read-only.
         lr_policy_params: The parameters of the policy, completed by `policy_params`.
         length: The length of the training.
-        regularizer: A function of weights that returns their penalty, or None.
-        as_shipped: Whether defects of OpenSeq2Seq are computed as well.
+        regularizer: `regularizer(weights)` returns a penalty; or None.
+        as_shipped: True to reproduce defects of OpenSeq2Seq.
     """
 
     params: Mapping[str, Any]
@@ -196,32 +197,32 @@ class TrainingConfig:
         all_reduce: Callable[[Any], object] | None = None,
         summary_writer: object = None,
     ) -> Any:
-        """Return a step of training; see `optimize_loss`, which makes it.
+        """Return a training step, made by `optimize_loss`.
 
-        The loss is cast to float32, and the penalties of the config's regularizer are added to it;
-        in mixed precision those of float16 and bfloat16 variables act on the float32 masters
-        instead, and are in no loss. In graph mode the penalties of the graph's collection
-        REGULARIZATION_LOSSES are added, too.
+        The loss is cast to float32, and the regularizer's penalties are added. In mixed precision,
+        penalties of float16 and bfloat16 variables are not in the loss: their gradients are added
+        at the float32 masters. In graph mode the graph's collection REGULARIZATION_LOSSES is added,
+        too.
 
         Args:
             loss: A callable without arguments; in graph mode a symbolic tensor.
-            variables: The model, its named parameters, or variables. Those that need no gradient
-                and those that `freeze_variables_regex` matches are not trained.
-            regularize: Optional. Takes the name of a variable, such as "conv.weight:0", and the
-                variable; returns whether the regularizer is for it. By default it is for all of
-                two dimensions or more, which leaves biases and scales alone.
+            variables: The model, its named parameters, or variables. A variable is not trained if
+                it needs no gradient or `freeze_variables_regex` matches its name.
+            regularize: Optional. `regularize(name, variable)` returns True to penalize a variable,
+                with a name such as "conv.weight:0". By default variables of two or more dimensions
+                are penalized.
             skip_update_ph: Optional, for an `iter_size` above 1. By default every `iter_size`-th
                 call makes an update in eager mode; a graph needs a placeholder.
             model, global_step, all_reduce, summary_writer: See `optimize_loss`.
 
         Returns:
-            In eager mode a `TrainingStep`, or a `MicroBatchStep` that counts the calls. In graph
-            mode a tensor for a session. Both make a step and give the loss from before it.
+            In eager mode a `TrainingStep`, or a `MicroBatchStep` that counts calls. In graph mode a
+            tensor for a session. A call or run takes a step and returns the loss before the step.
 
         Raises:
-            ValueError: There is nothing to train, or `optimize_loss` refuses a value.
-            TypeError: The loss or a variable is none, a variable has no name where
-                `freeze_variables_regex` needs one, or `optimize_loss` refuses a type.
+            ValueError: There is nothing to train, or `optimize_loss` rejects a value.
+            TypeError: The loss or a variable has an unsupported type, a variable has no name for
+                `freeze_variables_regex`, or `optimize_loss` rejects a type.
         """
         params = self.params
         in_graph = _is_graph_loss(loss)
@@ -272,22 +273,21 @@ def from_config(
     """Return the settings of a model's training, from a config in OpenSeq2Seq's format.
 
     Args:
-        base_params: A dict. `optimizer` and `lr_policy` are required, and one of `max_steps` and
-            `num_epochs`; see `optimize_loss` for what the others mean. A whole config may be
-            given: the keys about data, model and logs are left alone. It is not changed.
+        base_params: A dict. `optimizer` and `lr_policy` are required, and `max_steps` or
+            `num_epochs`. See `optimize_loss` for other keys. Keys about data, model and logs are
+            ignored. The dict is not changed.
         dataset_size: Examples in the data of all workers; needed with `num_epochs`.
-        workers: How many share the data. By default the size of torch.distributed's default group
-            if the config has `use_horovod` and a group is initialised, else 1.
-        as_shipped: Whether defects of OpenSeq2Seq are computed as well: those of `optimize_loss`;
-            an `iter_size` above 1 is refused without `use_horovod`; and the first update is made
-            of one batch alone.
+        workers: The number of workers. By default 1; with `use_horovod`, the size of
+            torch.distributed's default group if it is initialised.
+        as_shipped: True to reproduce defects of OpenSeq2Seq: see `optimize_loss`. An `iter_size`
+            above 1 also raises without `use_horovod`, and the first update has one batch alone.
 
     Raises:
-        ValueError: A key is missing or unknown, a value of another type or out of range, a name of
-            an optimizer, a summary or an algorithm unknown, or the length of the training means
-            nothing; see `training_length` and `policy_params`.
-        TypeError: The policy, the optimizer or the regularizer is no function, or does not take
-            the parameters that the config has for it.
+        ValueError: A key is missing or unknown, a value is invalid, a name of an optimizer, summary
+            or algorithm is unknown, or the training length is invalid; see `training_length` and
+            `policy_params`.
+        TypeError: The policy, optimizer or regularizer is not callable, or does not accept its
+            parameters.
         KeyError: "AdamW" without `weight_decay`.
         AttributeError: There are both `max_grad_norm` and `larc_params`.
 
@@ -345,7 +345,7 @@ def _count_workers(use_horovod: bool) -> int:
 
 
 def _compile_pattern(regex: Any) -> re.Pattern[str] | None:
-    """Return the compiled regular expression, or None for None.
+    """Return the compiled regular expression; None stays None.
 
     Raises:
         InvalidArgumentError: `regex` is not a regular expression.

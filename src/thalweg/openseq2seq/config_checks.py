@@ -37,7 +37,7 @@ _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEY
 
 @contextlib.contextmanager
 def of_key(key: str) -> Iterator[None]:
-    """Prefix errors of the block with a key of the config; keep their classes."""
+    """Prefix errors of the `with` block with a key of the config; keep their classes."""
     try:
         yield
     except (ThalwegError, ZeroDivisionError, OverflowError) as error:
@@ -49,11 +49,12 @@ def of_key(key: str) -> Iterator[None]:
 
 
 def check_optimizer(params: Mapping[str, Any]) -> None:
-    """Raise for an invalid optimizer and for parameters that it does not take.
+    """Raise for an invalid optimizer, or for parameters that the optimizer does not accept.
 
     Raises:
         ValueError: No optimizer has this name, or a value is out of range.
-        TypeError: It is no class, or a parameter is unknown, missing or of another type.
+        TypeError: The optimizer is not a class, or a parameter is unknown, missing or of another
+            type.
         KeyError: "AdamW" without `weight_decay`.
     """
     optimizer, optimizer_params = params["optimizer"], params["optimizer_params"]
@@ -89,18 +90,18 @@ def _evaluate(optimizer: Optimizer) -> None:
 def check_policy(
     policy: Callable[..., object], params: Mapping[str, object], last_step: int
 ) -> None:
-    """Raise for parameters that a policy does not take.
+    """Raise for parameters that a policy does not accept.
 
     Policies of the library are called for the first and the last step.
 
     Args:
-        policy: A function of the global step.
-        params: Its parameters, completed.
+        policy: `policy(global_step=..., **params)` returns the learning rate.
+        params: The completed parameters.
         last_step: The length of the training.
 
     Raises:
         TypeError: A parameter is unknown, missing or of another type.
-        ValueError: A value means nothing to the policy.
+        ValueError: The policy rejects a value.
     """
     label = getattr(policy, "__name__", repr(policy))
     with of_key("lr_policy_params"):
@@ -122,7 +123,7 @@ def _compute_rate(
     """Return the learning rate of a policy at a step as a tensor of shape ().
 
     Raises:
-        InvalidTypeError: An argument is None or a string, with which the policy fails.
+        InvalidTypeError: The policy fails, and an argument is None or a string.
         InvalidArgumentError: The rate is not a scalar.
     """
     try:
@@ -145,9 +146,9 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
 
     Raises:
         ValueError: A name is unknown, or a parameter is missing, unknown or of another type.
-        AttributeError: There are both `max_grad_norm` and `larc_params`, or `as_shipped` the
-            static loss scale is no float.
-        TypeError: The static loss scale is no number.
+        AttributeError: There are both `max_grad_norm` and `larc_params`, or `as_shipped` is True
+            and the static loss scale is not a float.
+        TypeError: The static loss scale is not a number.
     """
     with of_key("summaries"):
         checked_summaries(params["summaries"])
@@ -170,12 +171,12 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
 def check_call(
     function: Callable[..., object], arguments: Mapping[str, object], supplied: str, label: str
 ) -> None:
-    """Raise unless a function accepts the given arguments; functions without a signature pass.
+    """Raise unless a function accepts the arguments; accept a function without a signature.
 
     Args:
         function: The function, which will be called with keyword arguments.
         arguments: The arguments of the config.
-        supplied: The name of the argument that the library adds.
+        supplied: The name of a further argument, which the library adds.
         label: The name of the function in messages.
 
     Raises:
@@ -205,7 +206,7 @@ def _explain_mismatch(
     label: str,
     error: object,
 ) -> str:
-    """Return why the arguments do not bind to the signature, naming them."""
+    """Return a message that names the arguments that do not bind to the signature."""
     parameters = signature.parameters
     accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
     if supplied not in accepted and not _takes_any_keyword(signature):

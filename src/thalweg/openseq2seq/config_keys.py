@@ -1,4 +1,4 @@
-"""Keys of a config: those about training, and the others."""
+"""Keys of a config: training keys, and keys that are ignored."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ HINTS: dict[str, str] = {
 
 
 def training_params(config: Mapping[str, object]) -> dict[str, Any]:
-    """Return the keys of a config about training, checked and completed with defaults.
+    """Return the training keys of a config, validated and completed with defaults, as a new dict.
 
-    The dtype may be given by name.
+    A dtype name is converted to a dtype.
 
     Raises:
         TypeError: The config is not a dict.

@@ -21,12 +21,12 @@ _COUNT = "micro_batches"
 
 
 class MicroBatches:
-    """Counter of batches that decides which only accumulate gradients.
+    """Counter of micro-batches; selects the batches that update instead of only accumulating.
 
     Args:
-        iter_size: How many make an update.
-        short_first: Whether the first batch makes an update of its own, with a share of
-            1 / `iter_size` of its gradient, as in OpenSeq2Seq.
+        iter_size: The number of batches per update.
+        short_first: True if the first batch alone makes an update, with its gradient divided by
+            `iter_size`, as in OpenSeq2Seq.
     """
 
     def __init__(self, iter_size: int, short_first: bool = False) -> None:
@@ -44,9 +44,9 @@ class MicroBatches:
 
 
 class MicroBatchStep(Configurable):
-    """`TrainingStep` of which every `iter_size`-th call makes an update; other calls add gradients.
+    """`TrainingStep` that updates at every `iter_size`-th call; other calls add gradients.
 
-    Other attributes are those of the `TrainingStep`.
+    Attributes of the `TrainingStep` are available, too.
 
     Attributes:
         step: The `TrainingStep`.

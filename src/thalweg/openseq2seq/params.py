@@ -24,9 +24,10 @@ def check_params(
 
     Args:
         config: The parameters.
-        required: Those that must be there.
-        optional: Those that may be there.
-        hints: Optional. What to say of some unknown ones; for others the nearest name is said.
+        required: {name of a required parameter: type, or list of accepted values}.
+        optional: {name of an optional parameter: type, or list of accepted values}.
+        hints: Optional. {unknown name: sentence of the message}; by default the message has the
+            nearest name.
 
     Raises:
         ValueError: A parameter is invalid; the message names it and the accepted values.

@@ -33,21 +33,21 @@ def training_length(
     workers: int = 1,
     iter_size: int = 1,
 ) -> TrainingLength:
-    """Return the length of a training, given in steps or in epochs.
+    """Return the length of a training from a number of steps or epochs.
 
         steps_in_epoch = dataset_size // batch_size_per_gpu // workers // iter_size
 
     Args:
-        max_steps: Updates. Either this or `num_epochs` must be given.
-        num_epochs: Passes over the data; `dataset_size` and `batch_size_per_gpu` must be given.
-        dataset_size: Examples in the data, those of all workers.
-        batch_size_per_gpu: Examples that one worker takes at once.
-        workers: How many share the data.
-        iter_size: Batches that go into one update.
+        max_steps: The number of updates. Set either `max_steps` or `num_epochs`.
+        num_epochs: Passes over the data; requires `dataset_size` and `batch_size_per_gpu`.
+        dataset_size: The number of examples of all workers.
+        batch_size_per_gpu: Examples per batch of one worker.
+        workers: The number of workers that share the data.
+        iter_size: Batches per update.
 
     Raises:
-        ValueError: Both lengths or none are given, one is missing what it needs, a number is not
-            positive, or there is less data than one update takes.
+        ValueError: Both lengths or none are set, a required number is missing or not positive, or
+            there are fewer examples than one update needs.
 
     Reference: OpenSeq2Seq, models.Model
     """
@@ -74,28 +74,24 @@ def training_length(
 def policy_params(
     policy: Callable[..., object], params: Mapping[str, Any], length: TrainingLength
 ) -> dict[str, Any]:
-    """Return the parameters of a learning-rate policy, with those that follow from a training's
-    length.
+    """Return a policy's parameters, completed from the length of the training, as a new dict.
 
-    If the policy has a `decay_steps` that is not given, it becomes the number of updates that are
-    left from `begin_decay_at` on; a policy with a warm-up begins no earlier than the warm-up ends.
-    If it has a `steps_per_epoch` that is not given, it becomes that of a training in epochs.
+    A missing `decay_steps` becomes the number of updates after `begin_decay_at`. `begin_decay_at`
+    is raised to the end of the warm-up then. A missing `steps_per_epoch` becomes
+    `length.steps_in_epoch`. Only parameters in the policy's signature are added.
 
     Args:
-        policy: A function of the global step and of its parameters.
-        params: The parameters that a config gives. They are not changed.
+        policy: `policy(global_step=..., **params)` returns a learning rate.
+        params: The parameters in a config; not changed.
         length: See `training_length`.
 
-    Returns:
-        A new dict.
-
     Raises:
-        TypeError: `policy` is not callable, or has no signature; or where a decay begins is no
-            number.
-        ValueError: The training is over before the decay would begin.
+        TypeError: `policy` is not callable, or has no signature, or `begin_decay_at` or
+            `warmup_steps` is not a number.
+        ValueError: The training ends before the decay begins.
 
     Differs from:
-        OpenSeq2Seq, which hands a negative `decay_steps`, or 0, on to the policy.
+        OpenSeq2Seq, which passes a `decay_steps` of 0 or less to the policy.
 
     Example:
         >>> from thalweg.openseq2seq.optimizers.lr_policies import poly_decay
@@ -137,7 +133,7 @@ def policy_params(
 
 
 def _read_signature(policy: object) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a policy's signature by name.
+    """Return {name: parameter} of a policy's signature.
 
     Raises:
         InvalidTypeError: The policy is not callable, or has no signature.

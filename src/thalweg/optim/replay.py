@@ -372,10 +372,12 @@ class ReplayedStep:
         """
         if has_sums != self._has_sums:
             return False
-        former_count, cache = self.snapshot.replay_counter.value, optimizer.step_cache
+        former_count, cache = None, optimizer.step_cache
         try:
             with cache.lock:
                 try:
+                    # Not before: other threads may have taken steps while this one waited.
+                    former_count = self.snapshot.replay_counter.value
                     flags = replay_kernel.UNRECORDED if unrecorded else 0
                     return self._take(optimizer, vars(optimizer), cache, flags)
                 except BaseException:  # what is kept may be half of one step, half of another
@@ -383,7 +385,8 @@ class ReplayedStep:
                     forget_scale(optimizer)
                     raise
         except BaseException as error:
-            add_note(error, [f"{TAKEN}."] if self.snapshot.replay_count != former_count else ())
+            is_taken = former_count not in (None, self.snapshot.replay_count)
+            add_note(error, [f"{TAKEN}."] if is_taken else ())
             raise
 
     def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
@@ -487,12 +490,11 @@ class ReplayedStep:
     def _hold_gradients(self) -> list[tuple[Tensor | None, Tensor]]:
         """Return (gradient or None, parameter) pairs that keep the memory of gradients alive.
 
-        Other threads may replace the gradients meanwhile.
+        Other threads may replace the gradients meanwhile. A gradient of a subclass of Tensor, which
+        the native call refuses, is returned as it is.
         """
-        return [
-            (None if param.grad is None else param.grad.detach(), param)
-            for param in self._gradient_owners
-        ]
+        pairs = [(param.grad, param) for param in self._gradient_owners]
+        return [(x.detach() if type(x) is Tensor else x, param) for x, param in pairs]
 
     def _set_and_replay(
         self, optimizer: Any, call_args: tuple[int, Any, Any, int], beyond_range: bool = False

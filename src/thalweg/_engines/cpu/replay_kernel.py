@@ -461,7 +461,8 @@ def gradient_of(block, record):
 def gradient_in_pair(block, record, number):
     """Return the address of the TensorImpl of the gradient in item `number` of PAIRS, or 0.
 
-    It is 0 unless the item is a tuple (plain tensor, variable of `record`).
+    It is 0 unless the item is a tuple (plain tensor or None, variable of `record`), and
+    UNDEFINED_IMPL of the block for None.
     """
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
     if word(pair + 8) != block[CLASS_OF_TUPLES]:
@@ -471,6 +472,8 @@ def gradient_in_pair(block, record, number):
     if call(block[PY_TUPLE_GET_ITEM], pair, 1) != record[OBJECT]:
         return 0
     grad_object = call(block[PY_TUPLE_GET_ITEM], pair, 0)
+    if grad_object == block[NONE_OBJECT]:
+        return block[UNDEFINED_IMPL]
     if word(grad_object + 8) != block[CLASS_OF_GRADIENTS]:
         return 0
     return word(grad_object + block[IN_OBJECT])
@@ -550,6 +553,8 @@ def gradient_differs(block, gradient):
     """
     record = int64_pointer(gradient[OWNER])
     grad, storage = gradient[CURRENT_IMPL], 0
+    if grad == 0 and block[PAIRS] != 0:
+        return OTHER_GRADIENT
     if gradient[PRESENCE] == MAY_BE_ABSENT:
         is_absent = 0
         if grad == 0 or grad == block[UNDEFINED_IMPL]:
@@ -921,6 +926,19 @@ def run_kernels(block):
     launch_all(block, LAUNCHES)
 
 
+def find_counters(block):
+    """Store the present address of the version counter of each written tensor in its record.
+
+    After kernels that ran without the interpreter lock, a tensor may have another TensorImpl, and
+    its former one may be freed. The address is 0 for a tensor without a version counter.
+    """
+    for k in range(block[WRITTEN_TENSORS]):
+        index = word(block[WRITTEN_TENSORS + 1] + WRITE_BYTES * k)
+        record = int64_pointer(block[TENSORS + 1] + TENSOR_BYTES * index)
+        impl = word(record[OBJECT] + block[IN_OBJECT])
+        record[COUNTER] = word(impl + block[IN_IMPL_COUNTER])
+
+
 def finish(block):
     """Write step counts and columns after the kernels, and record watched numbers.
 
@@ -948,8 +966,8 @@ def finish(block):
         watch[2] = bits_of(watch)
     for k in range(block[WRITTEN_TENSORS]):
         write_record = int64_pointer(block[WRITTEN_TENSORS + 1] + WRITE_BYTES * k)
-        if is_written(block, write_record):
-            record = int64_pointer(block[TENSORS + 1] + TENSOR_BYTES * write_record[0])
+        record = int64_pointer(block[TENSORS + 1] + TENSOR_BYTES * write_record[0])
+        if is_written(block, write_record) and record[COUNTER] != 0:
             take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
     block[REPLAY_COUNT] = block[REPLAY_COUNT] + 1
 
@@ -1101,6 +1119,7 @@ def step(block, pairs, replay_count, request):
     """
     part, first_guard = request & 7, 1
     if part == FINISH:
+        find_counters(block)
         finish(block)
         return 0
     if request & UNRECORDED:

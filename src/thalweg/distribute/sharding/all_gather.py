@@ -18,14 +18,14 @@ _LARGE = 2**18
 
 
 def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]], size: int) -> None:
-    """Gather the parts that each rank has updated, and write them to the tensors in place.
+    """Write the parts that other ranks have updated to the tensors, in place.
 
-    All ranks call this, with the same variables in the same order.
+    All ranks call this, with the same variables in the same order. Each rank sends its own parts.
 
     Args:
         shards: The assignment of elements to ranks.
-        tensors: Triples of a variable; the tensor to write to, the variable itself or one of its
-            shape; and the gradient. If that is IndexedSlices, only its rows are exchanged.
+        tensors: (variable, target, gradient) triples. The target is the variable, or a tensor of
+            its shape. If the gradient is IndexedSlices, only its rows are exchanged.
         size: Bytes after which a message is full; a large tensor is sent alone.
     """
     dense: list[tuple[int, Tensor]] = []
@@ -71,7 +71,9 @@ class _Parcel:
         self._pending: Pending | None = None
 
     def send(self, ranks: Ranks) -> None:
-        """Start to send the parts of this rank, copied unless they are one contiguous view."""
+        """Start to exchange parts; this rank's parts are copied unless they are one contiguous
+        view.
+        """
         empty = self._flat[0].new_empty
         for rank, views in enumerate(self._views):
             if _is_sent_as_it_is(views):
@@ -100,11 +102,11 @@ def _is_sent_as_it_is(views: Sequence[Tensor]) -> bool:
 
 
 def _join_rows(shards: Shards, var: Tensor, updated: Tensor, indices: Tensor) -> None:
-    """Send the updated rows of this rank, and write those of other ranks into `updated`.
+    """Send the rows that this rank has updated; write the rows of other ranks into `updated`.
 
     Args:
         shards: The assignment of elements to ranks.
-        updated: The variable, or a tensor of its shape.
+        updated: The variable `var`, or a tensor of its shape.
         indices: The row indices of the gradient, equal on all ranks.
     """
     row, ranks = var.shape[1:].numel(), shards.ranks

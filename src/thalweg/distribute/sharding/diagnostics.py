@@ -35,15 +35,15 @@ class RankMeasures(NamedTuple):
 
 
 def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) -> list[RankMeasures]:
-    """Replace measurements of local parts by those of full variables; all ranks call this.
+    """Replace measurements of local parts by measurements of full variables; all ranks call this.
 
-    If a rank failed, the others have NaN for sharded variables. Sums and counts are added in the
-    order of the ranks along the sharded mesh dimensions, so that all ranks have the same bits.
+    If a rank failed, the other ranks have NaN for DTensors. Sums and counts are added in the order
+    of ranks, so that all ranks have the same bits.
 
     Args:
         variables: All variables of the step, in the same order on all ranks.
-        measures: The measurements, at most one for each variable; updated in place. A rank that
-            failed passes none.
+        measures: The measurements, changed in place; no variable occurs twice. A rank that failed
+            passes an empty list.
 
     Returns:
         `measures` as a list.
@@ -83,7 +83,10 @@ def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) ->
 def _match_rows(
     measures: Sequence[RankMeasures], row_by_id: dict[int, int]
 ) -> list[tuple[RankMeasures, list[int], list[int]]]:
-    """Return (part, rows in the result, rows in the part) for each part that has DTensors."""
+    """Return (measure, rows of the result, rows of the measure) for each measure of DTensors.
+
+    `row_by_id` is {id of a DTensor: row of the result}.
+    """
     matches: list[tuple[RankMeasures, list[int], list[int]]] = []
     for measure in measures:
         measure_rows = [
@@ -108,8 +111,8 @@ def _reduce_ranks(values: Tensor, is_measured: Tensor, ranks: Ranks) -> tuple[Te
         is_measured: Integers of the same shape: 0 for not measured, 1 for measured, 2 for failed.
 
     Returns:
-        New tensors for `values` and `is_measured`: columns of `values` in `PEAKS` have the largest
-        magnitude of a rank, the others the sum over ranks; `is_measured` has the maximum.
+        (values, is_measured) as new tensors. A column in `PEAKS` has the largest magnitude over
+        ranks, another column of `values` the sum. `is_measured` has the maximum.
     """
     peaks = [MEASURED.index(name) for name in PEAKS]
     totals = tree_sum(ranks.all_gather(values.to(ranks.device)))

@@ -51,12 +51,11 @@ class LocalShards:
         return self.part(slot, is_flat=slot.dtype == torch.uint8)
 
     def part(self, var: Tensor, is_flat: bool = False) -> Tensor:
-        """Return the local tensor of a DTensor; each call returns the same view until its memory
-        moves.
+        """Return the local tensor of a DTensor; return the same view until its memory moves.
 
         Args:
             var: The DTensor; any other tensor is returned unchanged.
-            is_flat: True if the view has one dimension.
+            is_flat: True to flatten the view.
         """
         if not is_on_mesh(var):
             return var
@@ -71,7 +70,7 @@ class LocalShards:
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
         """Return this rank's part of `value`, placed like the DTensor `var`.
 
-        Messages are sent only if `value` is a DTensor with other placements. If `var` is not a
+        Messages are sent only if `value` is a DTensor with different placements. If `var` is not a
         DTensor, the local tensor of `value` is returned.
         """
         if not is_on_mesh(var):
@@ -87,10 +86,14 @@ class LocalShards:
         )
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
-        """Return a copy of the full value on each rank of the mesh; all of them call this.
+        """Return a new full tensor from the parts `shard` of all ranks; all ranks of the mesh call
+        this.
+
+        The parts are placed like the DTensor `var`. If `var` is not a DTensor, return a copy of
+        `shard`.
 
         Raises:
-            LayoutError: This rank's part has no memory.
+            LayoutError: The memory of this rank's part was freed.
             ReplicaMismatchError: Other ranks collect another tensor, or failed.
         """
         if not is_on_mesh(var):
@@ -137,10 +140,10 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
 
 
 class LocalStep:
-    """Step over variables of which some are DTensors; see `thalweg._core.sharded_step`.
+    """Step over DTensors and other variables; see `thalweg._core.sharded_step`.
 
     Args:
-        parts: The local parts.
+        shards: The local parts.
         group: Optional. The ranks that have parts of the DTensors, if the step sends messages.
     """
 
@@ -150,11 +153,11 @@ class LocalStep:
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Raise if matrices of a rule are DTensors whose parts these ranks cannot gather.
+        """Raise if a rule needs full matrices of DTensors that these ranks cannot gather.
 
         Raises:
-            NotImplementedError: The rule reduces rows and columns, the step has no group that
-                gathers, or as `MatrixProcessGroup.check`.
+            NotImplementedError: The rule reduces rows and columns, no group gathers matrices, or
+                `MatrixProcessGroup.check` fails.
         """
         cut = [pair for pair in zip(variables, titles, strict=True) if is_on_mesh(pair[0])]
         if cut and rule.is_of_lines:
@@ -172,7 +175,7 @@ class LocalStep:
             group.check(f"rule {rule.name!r}", *zip(*cut, strict=True))
 
     def local_parts(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
-        """Return (local gradient, local part) pairs.
+        """Return (local gradient, local part of the variable) pairs.
 
         Raises:
             InvalidArgumentError: A DTensor has a sparse gradient or a constraint.
@@ -243,14 +246,16 @@ class LocalStep:
 def place_on_mesh(
     pairs: Sequence[tuple[Any, Any]], group: MatrixProcessGroup | None = None
 ) -> list[tuple[Any, Any]]:
-    """Return the pairs with gradients sharded like their variables; all ranks call this.
+    """Return new pairs in which DTensor gradients are placed like their variables.
+
+    All ranks call this.
 
     Args:
-        pairs: Gradients and variables.
+        pairs: (gradient, variable) pairs.
         group: Optional. The ranks, which synchronize before a gradient is redistributed.
 
     Raises:
-        FailedPreconditionError: A gradient is a DTensor, and its variable is not.
+        FailedPreconditionError: A gradient is a DTensor, but its variable is not.
     """
     if group is not None and are_misplaced(pairs):
         group.meet()

@@ -14,11 +14,11 @@ from thalweg.distribute.sharding.shard_index import ShardIndex, full_index
 
 
 class GatheredTensor(NamedTuple):
-    """Tensor of which several ranks have parts.
+    """Tensor whose parts are on several ranks.
 
     Attributes:
         owner: The rank that holds the full tensor.
-        shards: The place of each rank's part in the full tensor, by rank.
+        shards: {rank: indices of the rank's part in the full tensor}.
         local: This rank's part, or None. If it is `full_tensor`, nothing is copied.
         full_tensor: The full tensor on its owner, else None.
     """
@@ -30,7 +30,9 @@ class GatheredTensor(NamedTuple):
 
 
 def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Fill the full tensors of owners, in place, from the parts of all ranks; all ranks call this.
+    """Fill each `full_tensor` on its owner, in place, from the parts of all ranks.
+
+    All ranks call this.
 
     Args:
         tensors: The tensors, in the same order on all ranks.
@@ -54,7 +56,9 @@ def gather(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device
 
 
 def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.device) -> None:
-    """Fill the parts of all ranks, in place, from the full tensors of owners; all ranks call this.
+    """Fill each `local` on all ranks, in place, from the owner's `full_tensor`.
+
+    All ranks call this.
 
     Args:
         tensors: The tensors, in the same order on all ranks.
@@ -79,7 +83,7 @@ def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.devic
 
 
 class _Target(NamedTuple):
-    """Tensor that receives a part of itself from another rank."""
+    """Tensor of which another rank sends the part at `shard_index`."""
 
     tensor: Tensor
     shard_index: ShardIndex
@@ -92,9 +96,7 @@ class _Target(NamedTuple):
 def _exchange(
     ranks: Ranks, outgoing: list[list[Tensor]], incoming: list[list[_Target]], device: torch.device
 ) -> None:
-    """Send `outgoing[rank]` to each rank and fill the targets `incoming[rank]`, one message per
-    rank.
-    """
+    """Send `outgoing[r]` to each rank r in one message, and fill the targets `incoming[r]`."""
     sizes = [sum(target.nbytes for target in targets) for targets in incoming]
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     ranks.begin_exchanging([_pack_bytes(tensors, device) for tensors in outgoing], buffers).wait()

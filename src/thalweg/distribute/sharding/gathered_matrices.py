@@ -1,4 +1,4 @@
-"""Matrix stages over sharded matrices: each runs on the rank that owns the full matrix.
+"""Stages (functions over full matrices) of sharded matrices, run by the owner of each matrix.
 
 The inputs of a stage are sent to the owner, which computes, and the outputs are sent back. Full
 matrices are not stored: slots with a shape of their own are cut along their first dimension. A
@@ -95,17 +95,16 @@ class GatheredMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> None:
-        """Run a matrix stage of the rule: gather its inputs to their owners, compute, and scatter
-        outputs.
+        """Run a stage of the rule: gather inputs to the owners, compute there, scatter the outputs.
 
-        All ranks call this; if the stage fails on one rank, all raise. Pass values are written in
-        place.
+        All ranks call this; if the stage fails on one rank, all raise. Values of elementwise passes
+        are overwritten in place.
 
         Args:
-            stage: The stage; skipped for matrices at whose step it is not due.
+            stage: The stage; skipped for a matrix unless `is_due(step count, stage.every)`.
             columns: The scalars of the step.
             slots: For each variable its slots with a shape of their own.
-            updates: Receives new slot values by the `id` of the slot, and caches gathered tensors.
+            updates: Receives {id of a slot: (slot, new value)}, and caches gathered tensors.
         """
         columns = self._columns_of_stacks(columns)
         selected = [*range(len(self._stacks))]
@@ -145,9 +144,9 @@ class GatheredMatrices:
         slots: Sequence[Sequence[Tensor]],
         updates: SlotUpdates,
     ) -> dict[tuple[str, int], Tensor]:
-        """Allocate memory for the outputs of a stage that are slots, and enter it into `updates`.
+        """Allocate memory for the new slots that a stage returns, and enter it into `updates`.
 
-        Return this rank's part of each new slot by (slot name, variable index).
+        Return {(slot name, variable index): this rank's part of the new slot}.
         """
         new_slots: dict[tuple[str, int], Tensor] = {}
         for position, name in enumerate(self._kinds):
@@ -158,7 +157,7 @@ class GatheredMatrices:
         return new_slots
 
     def _columns_of_stacks(self, columns: Columns) -> Columns:
-        """Return the step scalars with one element per stack in place of one per variable."""
+        """Return step scalars with one element per stack instead of one per variable."""
         if np.array_equal(self._variables, range(len(self._names))):
             return columns
         by_variable = columns.by_variable.items()
@@ -173,7 +172,9 @@ class GatheredMatrices:
         tensor: GatheredTensor,
         new_slots: Mapping[tuple[str, int], Tensor],
     ) -> GatheredTensor:
-        """Return the gathered tensor with the output's memory on this rank as its `local`."""
+        """Return `tensor`; if a stage returns the slot, `local` becomes this rank's part of the new
+        slot.
+        """
         new_slot = new_slots.get((name, self._stacks[index].variable))
         if new_slot is None:
             return tensor
@@ -187,10 +188,9 @@ class GatheredMatrices:
         names: Sequence[str],
         gathered_tensors: dict[tuple[str, int], GatheredTensor],
     ) -> list[str]:
-        """Run a stage over the matrices of this rank.
+        """Run a stage over the matrices of this rank; return the names of the outputs of all ranks.
 
-        New values replace the entries of `gathered_tensors`. Return the names of the outputs of all
-        ranks.
+        New values replace the entries of `gathered_tensors`.
         """
         ranks = self._group.ranks
         flags = torch.zeros(len(names), dtype=torch.int64, device=ranks.device)
@@ -212,8 +212,9 @@ class GatheredMatrices:
         return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
 
     def _gathered(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
-        """Describe the tensor of a slot or pass value for the stack at `index`, before `gather`
-        fills it.
+        """Return a `GatheredTensor` for a slot or pass value of the stack at `index`.
+
+        Its full tensor is allocated, but not filled.
         """
         stack, shards = self._stacks[index], self._shards[index][name]
         is_slot = name in self._kinds

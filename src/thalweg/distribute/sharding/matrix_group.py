@@ -1,4 +1,4 @@
-"""Ranks that execute one step over DTensors together, or not at all."""
+"""Ranks that execute a step over DTensors, all together or not at all."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def describe_dtensors(
 ) -> list[str]:
     """Return lines that must be equal on all ranks of a step over DTensors.
 
-    The first line has the number of DTensors. Two lines follow for each: name, dtype, global shape
-    and placements of the DTensor; and dtype of its gradient, or "none" without one.
+    The first line has the number of DTensors. Each DTensor adds a line with name, dtype, global
+    shape and placements, and a line with the gradient's dtype, or "none".
 
     Args:
         params: The DTensors.
-        names: The name of each.
-        gradients: The gradient of each, a tensor or None.
+        names: The name of each DTensor.
+        gradients: The gradient of each DTensor, a tensor or None.
     """
     lines = [f"the number of DTensors: {len(params)}"]
     for param, name, grad in zip(params, names, gradients, strict=True):
@@ -54,15 +54,15 @@ def describe_dtensors(
 
 
 class MatrixProcessGroup:
-    """Ranks that have parts of the DTensors of a step, with a comparison before each collective.
+    """Ranks of a step over DTensors, which compare a short message before each collective.
 
-    A message of fixed length precedes every collective of the step and its first write. So ranks
-    detect differences and failures; without it, Gloo aborts a process whose messages have other
-    sizes.
+    A message of fixed length precedes every collective of the step and its first write. It detects
+    differences and failures. Gloo aborts a process whose messages have unexpected sizes.
 
     Args:
         params: The DTensors.
-        describe: Returns lines that must be equal on all ranks; called at the first message.
+        describe: `describe()` returns lines that must be equal on all ranks; called once, at the
+            first message.
         matrix: Optional. A DTensor whose rule has stages over full matrices.
         collective: The action of the ranks.
 
@@ -87,7 +87,7 @@ class MatrixProcessGroup:
     def begin(
         self, params: Iterable[Tensor], describe: Describe, matrix: Tensor | None = None
     ) -> None:
-        """Start another step of the same group, for replayed plans.
+        """Reset the group for another step, such as a replayed step.
 
         Args:
             params, describe, matrix: As for the class.
@@ -123,8 +123,8 @@ class MatrixProcessGroup:
             params, names: DTensors, with a name for each.
 
         Raises:
-            NotImplementedError: A matrix has a placement that is neither `Shard` nor `Replicate`,
-                or parts that torch does not define.
+            NotImplementedError: A placement is neither `Shard` nor `Replicate`, or divides rows
+                unevenly in a way that torch does not define.
         """
         for param, name in zip(params, names, strict=True):
             tensor = sharded_tensor(param)
@@ -144,13 +144,13 @@ class MatrixProcessGroup:
                 )
 
     def meet(self, *values: object) -> None:
-        """Exchange a message with the other ranks, if there are any.
+        """Compare a message with the other ranks; do nothing without other ranks.
 
         Args:
             *values: Further values that must be equal on all ranks.
 
         Raises:
-            ReplicaMismatchError: A rank failed, or has another description or other values.
+            ReplicaMismatchError: A rank failed, or has a different description or different values.
         """
         if not self._groups:
             return
@@ -190,7 +190,7 @@ class MatrixProcessGroup:
     def report_errors(self) -> Iterator[None]:
         """Report an error in the `with` block of a step to the other ranks.
 
-        A block that ends without a write, such as for lack of gradients, still exchanges a message.
+        A block that writes nothing, such as for lack of gradients, still exchanges a message.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""Owners of matrices: the ranks that run the stages over matrices of which several have parts."""
+"""Owners of matrices: ranks that run stages (functions over full matrices) of sharded matrices."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from thalweg.formula import Rule
 
 
 class Part(NamedTuple):
-    """Part of the matrices of a `Stack` on one rank.
+    """Part of a `Stack` on one rank.
 
     Attributes:
-        index: The place of the part in the tensor of the stack.
+        index: The indices of the part's elements in the stack.
         first: The first row of the part in the local tensor of the variable or slot.
     """
 
@@ -42,14 +42,14 @@ class Part(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Matrices of one variable, in consecutive rows, that one rank updates.
+    """Consecutive matrices of one variable, which one rank updates.
 
     Attributes:
         variable: The index of the variable in the step.
         full_shape: The shape of the full variable.
-        rows: The first row of the stack in the full variable, and the one after the last.
+        rows: (first row, row after the last) of the stack in the full variable.
         tensor: The placements; None for a variable that is not a DTensor.
-        team: The ranks that together have one copy of the variable: mesh coordinates by rank.
+        team: {rank: mesh coordinates} of ranks that together have one copy of the variable.
         owner: The rank that runs the stages.
     """
 
@@ -86,7 +86,10 @@ class Stack(NamedTuple):
         return first, stop
 
     def _parts_of(self, tensor: ShardedTensor | None, shape: tuple[int, ...]) -> dict[int, Part]:
-        """Return the parts of the stack in a sharded tensor of full shape `shape`, by rank."""
+        """Return {rank: part of this stack} in a sharded tensor of full shape `shape`.
+
+        Ranks without elements are left out. Without `tensor`, each rank has the full tensor.
+        """
         shards: dict[int, Part] = {}
         for rank, position in self.team.items():
             shard = full_index(shape) if tensor is None else tensor.shard(position)
@@ -101,15 +104,16 @@ def stacks_of(
 ) -> tuple[int, list[Stack]]:
     """Divide the matrices of a step into stacks, and assign each stack to a rank.
 
-    Return the index of this rank among `ranks`, and the stacks of which this rank has a part, in
-    the order of their variables.
-
     Args:
-        variables: The variables; those that are not DTensors are complete on this rank. Those
-            without elements have no matrices.
+        variables: The variables. A variable without elements has no stack.
         rule: The rule, whose layout describes the matrices of each variable. If it draws random
-            numbers, which are those of full variables, variables are not divided.
-        ranks: The numbers of the ranks in the default group. Teams and owners are indices of these.
+            numbers, variables are not divided.
+        ranks: The numbers of the ranks in the default group. Teams and owners are indices of
+            `ranks`.
+
+    Returns:
+        (index of this rank in `ranks`, stacks of which this rank has a part). Stacks have the order
+        of their variables.
     """
     layout, can_divide = rule.layout, bool(rule.layout.batch) and not draws(rule)
     index_by_rank = {rank: local_rank for local_rank, rank in enumerate(ranks)}
@@ -137,8 +141,9 @@ def stacks_of(
 
 
 def _divide(stack: Stack) -> Iterator[Stack]:
-    """Yield stacks of equal numbers of rows, one for each rank that has all rows of a part of a
-    stack.
+    """Yield the matrices of a stack as smaller stacks.
+
+    Rows that the same ranks hold are divided into one stack for each of these ranks.
     """
     shards = [stack.tensor.shard(position).runs[0] for position in stack.team.values()]  # pyright: ignore
     ends = sorted({end for runs in shards for run in runs for end in run})
@@ -156,11 +161,13 @@ def _work_of(stack: Stack, layout: MatrixLayout) -> int:
 
 
 def assign_owners(work: Sequence[int], ranks: Sequence[Sequence[int]]) -> list[int]:
-    """Return the owner rank of each matrix; costly ones go first, to the least loaded rank.
+    """Return the owner rank of each matrix: the least loaded rank that has a part.
+
+    Matrices with a single rank are assigned first, then others in descending order of cost.
 
     Args:
         work: The cost of each matrix.
-        ranks: The ranks that have parts of each matrix.
+        ranks: For each matrix, the ranks that have a part.
     """
     loads: dict[int, int] = {}
     assigned = [0] * len(work)

@@ -16,8 +16,8 @@ from thalweg.distribute.tree_reduction import tree_sum
 class Scatter(Bucket):
     """Variant of `Bucket` that returns only this rank's part of each sum.
 
-    A rank receives its part from all ranks and adds in pairs, an order that does not depend on the
-    number of tensors per message.
+    A rank receives its part from all ranks and adds in pairs. The order of additions does not
+    depend on the number of tensors per message.
 
     Args:
         shards: The assignment of elements to ranks.
@@ -63,7 +63,7 @@ class Scatter(Bucket):
         self._rank_shards.insert(rank, local_shard)
 
     def put(self, indices: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Copy tensors into the send buffers, at the indices `indices`."""
+        """Copy each tensor into the send buffers; `indices` are the indices of the tensors."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for index, tensor in zip(indices, tensors, strict=True):
@@ -82,7 +82,7 @@ class Scatter(Bucket):
         self._pending = ranks.begin_exchanging(self._pieces, self._rank_shards)
 
     def wait_for_sums(self) -> dict[int, Tensor]:
-        """Wait; return the sums of this rank's parts by index, in the shapes of the parts.
+        """Wait; return {index: this rank's part of the sum}, in the shapes of the parts.
 
         Raises:
             RuntimeError: Nothing was sent.

@@ -33,11 +33,14 @@ class ShardIndex(NamedTuple):
         return tuple(sum(stop - start for start, stop in runs) for runs in self.runs)
 
     def rows(self, first: int, end: int) -> tuple[ShardIndex, int]:
-        """Return the part of the shard within some rows, and its first row within the shard.
+        """Return the part of this shard within a range of rows of the full tensor.
 
         Args:
-            first: The first row; rows of the returned part are counted from it.
-            end: The row after the last one.
+            first: The first row. Rows of the returned index are counted from it.
+            end: The row after the last.
+
+        Returns:
+            (index of the part, first row of the part within the shard).
         """
         runs, *other_runs = self.runs
         cut = [(max(start, first) - first, min(stop, end) - first) for start, stop in runs]
@@ -83,12 +86,13 @@ def shard_index(
 ) -> ShardIndex:
     """Return the indices of the elements of a full tensor that the rank at `position` holds.
 
-    Mesh dimensions cut one after the other, as in torch.
+    Mesh dimensions cut the tensor from left to right, as in torch.
 
     Args:
         shape: The shape of the full tensor.
+        mesh_shape: The shape of the mesh.
         placements: A `Shard`, `_StridedShard` or `Replicate` for each mesh dimension.
-        position: The coordinate of the rank in the mesh.
+        position: The coordinates of the rank in the mesh.
     """
     runs = [*full_index(shape).runs]
     for count, placement, coordinate in zip(mesh_shape, placements, position, strict=True):
@@ -103,7 +107,7 @@ def shard_index(
 
 
 def _chunk(runs: Sequence[Run], count: int, index: int) -> tuple[Run, ...]:
-    """Return the runs of chunk `index` of `count` chunks, cut as `torch.chunk` does."""
+    """Return chunk `index` of `count` chunks of the indices in `runs`, cut as by `torch.chunk`."""
     size = -(-sum(stop - start for start, stop in runs) // count)
     first, chunk_end = index * size, (index + 1) * size
     chunk: list[Run] = []
@@ -171,7 +175,7 @@ Team = dict[int, tuple[int, ...]]  # coordinates in the mesh, by the rank in the
 
 @lru_cache(1 << 12)
 def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
-    """Return the sets of ranks that each hold one copy of a tensor: mesh coordinates by rank.
+    """Return teams of ranks as {rank: mesh coordinates}; each team has one full copy of a tensor.
 
     Args:
         mesh: The device mesh.
@@ -189,9 +193,10 @@ def teams(mesh: Mesh, dims: tuple[int, ...]) -> tuple[Team, ...]:
 
 @lru_cache(1 << 14)
 def element_runs(index: ShardIndex, shape: Size) -> int | ElementRuns:
-    """Return the positions of a shard's elements in the full tensor, both in row-major order.
+    """Return the positions of a shard's elements in the flattened full tensor.
 
-    The result is the position of the first element if all are adjacent, else runs of elements.
+    Return the position of the first element if all elements are adjacent, else `ElementRuns`.
+    Return 0 for an empty shard.
     """
     if not prod(index.shape):
         return 0
@@ -227,9 +232,8 @@ def is_supported(placement: Any) -> bool:
 def is_ambiguous(tensor: ShardedTensor) -> bool:
     """Return True if FSDP2 and DTensor disagree about the shards of an uneven tensor.
 
-    `_StridedShard` means a cut after those of the mesh dimensions to the right. FSDP2 cuts in that
-    order. DTensor cuts from left to right in stripes, which differ if chunks of the dimensions to
-    the right have unequal lengths.
+    FSDP2 cuts by `Shard` first, then by `_StridedShard`. DTensor cuts from left to right, by
+    `_StridedShard` in stripes. The results differ if chunks have unequal lengths.
     """
     dims = range(len(tensor.placements))
     factors = [getattr(placement, "split_factor", 1) for placement in tensor.placements]
@@ -249,10 +253,10 @@ def is_ambiguous(tensor: ShardedTensor) -> bool:
 
 
 def connected_ranks(cuts: Sequence[tuple[Mesh, tuple[int, ...]]]) -> list[int]:
-    """Return the numbers of all ranks that share tensors with this one, directly or through others.
+    """Return the numbers of ranks that share tensors with this rank, directly or through others.
 
     Args:
-        cuts: The meshes of the tensors, with the mesh dimensions along which they are cut.
+        cuts: (mesh, mesh dimensions along which a tensor is cut) pairs of all tensors.
     """
     all_teams = [set(team) for mesh, dims in cuts for team in teams(mesh, dims)]
     connected, size = {distributed.get_rank()}, 0

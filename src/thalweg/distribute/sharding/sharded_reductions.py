@@ -26,15 +26,15 @@ from thalweg.indexed_slices import IndexedSlices
 class ShardedReductions:
     """Reductions of a step over the parts of all ranks.
 
-    Leaves are sent to all ranks and added as on one rank. Rows of sparse gradients are on all
-    ranks, which reduce them locally.
+    Leaves (partial sums) are sent to all ranks and added as on one rank. Sparse gradients are full
+    on each rank, which reduces them locally.
 
     Args:
         shards: The assignment of elements to ranks.
-        parts: Reductions over this rank's parts.
+        local_reductions: Reductions over this rank's parts.
         pairs: The full variables, with the original sparse gradients.
         flush: Whether stages treat denormals as zero.
-        meet: Called before messages are sent.
+        synchronize: `synchronize()` is called before messages are sent.
     """
 
     def __init__(
@@ -51,10 +51,11 @@ class ShardedReductions:
     device = None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
-        """Return sums or peaks on the host; see `Reductions`.
+        """Return sums or peaks (largest magnitudes) of full variables, on the host; see
+        `Reductions`.
 
         Raises:
-            NotImplementedError: The reduction is to leaves or measures.
+            NotImplementedError: `reduction.kind` is neither "sums" nor "peaks".
         """
         if reduction.kind == "peaks":
             peaks = as_array(self._local_reductions.reduce(reduction, columns))
@@ -80,10 +81,10 @@ class ShardedReductions:
         return sums
 
     def _combine_leaves(self, indices: Sequence[int], local_leaves: Float64) -> Float64:
-        """Return the sums of the variables at `indices`, with the leaves of all ranks.
+        """Return the sums of the variables at `indices`; all ranks call this.
 
-        All ranks call this: a *leaf* is the partial sum of a fixed range of elements, and leaves
-        are added in a fixed order.
+        A leaf is the partial sum of a fixed range of elements. `local_leaves` has this rank's
+        leaves. The leaves of all ranks are added in a fixed order.
         """
         ranks = self._shards.ranks
         variables = [self._pairs[index][1] for index in indices]
@@ -111,12 +112,12 @@ class ShardedReductions:
 
 
 class DTensorReductions:
-    """Reductions of a step over full DTensors, from those over local parts.
+    """Reductions of a step over full DTensors, from reductions over local parts.
 
     Sums are added in the order of the ranks along the sharded mesh dimensions.
 
     Args:
-        parts: Reductions over this rank's parts.
+        local_reductions: Reductions over this rank's parts.
         variables: The full variables.
         group: Optional. The ranks that have parts, if they compare the step before messages.
     """
@@ -136,7 +137,9 @@ class DTensorReductions:
         )
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
-        """Return sums or peaks on the host; see `Reductions`."""
+        """Return sums or peaks (largest magnitudes) of full variables, on the host; see
+        `Reductions`.
+        """
         values = as_array(self._local_reductions.reduce(reduction, columns))
         if self._group is not None:
             cut_counts = [len(rows) for rows in self._cut.values()]

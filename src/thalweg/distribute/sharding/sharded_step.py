@@ -26,9 +26,9 @@ class SharedStep:
 
     Args:
         shards: The assignment of elements to ranks, also an attribute.
-        sums: This rank's parts of the sums of gradients by the `id` of their variables. Other
-            gradients are full sums, which are cut.
-        number: The number of the step under the strategy, from 1.
+        sums: {id of a variable: this rank's part of the gradient sum}. A gradient without entry is
+            a full sum, which is cut.
+        step_number: The number of the step under the strategy, from 1.
         size: Bytes per message.
     """
 
@@ -45,7 +45,7 @@ class SharedStep:
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Raise NotImplementedError if there are variables: no rank has slots of full matrices."""
+        """Raise NotImplementedError if `titles` has a variable: no rank has full matrices."""
         if titles:
             raise NotImplementedError(
                 f"Rule {rule.name!r} has stages over whole matrices, of which no rank has the slots"
@@ -91,7 +91,9 @@ class SharedStep:
         self._is_writing = True
 
     def joining_calls(self, request: StepRequest) -> PostUpdateCall:
-        """Return the call that exchanges updated parts after the writes of the step."""
+        """Return the call that sends this rank's updated parts to all ranks, after the step's
+        writes.
+        """
         only_rows = request.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []
         copies = request.copies or [None] * len(request.variables)
@@ -111,7 +113,8 @@ class SharedStep:
     def report_errors(self) -> Iterator[None]:
         """Report an error in the `with` block of a step to the other ranks.
 
-        An error during the writes makes later calls raise ReplicaLostError, as parts are lost.
+        After an error during the writes, later calls raise ReplicaLostError, because parts are
+        lost.
         """
         try:
             yield
@@ -132,7 +135,7 @@ class SharedStep:
             raise
 
     def _wait_for_ranks(self, trouble: BaseException | None = None) -> None:
-        """Wait for all ranks; raise if one failed, or if their variables differ."""
+        """Wait for all ranks; raise ReplicaMismatchError if one failed, or variables differ."""
         reply = RankMessage(
             self.shards.ranks, PendingCollective.SHARED, (self._order,), trouble=trouble
         ).receive()

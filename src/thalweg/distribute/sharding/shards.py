@@ -1,4 +1,4 @@
-"""Shards of one optimizer's slots, which are pieces of variables."""
+"""Shards of one optimizer's slots (state tensors), which are pieces of variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thalweg.variable import name_of
 
 
 class Piece(NamedTuple):
-    """Range of elements of a variable, in row-major order, of one rank.
+    """Range of a variable's elements that one rank holds, in row-major order.
 
     Attributes:
         rank: The rank.
@@ -35,16 +35,14 @@ class Piece(NamedTuple):
 
 
 def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
-    """Divide the elements of a variable among ranks, in pieces that end where leaves of reductions
-    end.
+    """Divide the elements of a variable among ranks; return at most one `Piece` per rank, in order.
 
-    Loads of ranks that differ by at most a leaf still do afterwards. Return at most one piece per
-    rank, in the order of elements.
+    Each rank receives an equal number of units. Remaining units go to the least loaded ranks.
 
     Args:
         size: The number of elements.
-        loads: The bytes that each rank has of other variables.
-        unit: The number of elements that stay together: those of a leaf, or all.
+        loads: The bytes of other variables that each rank holds.
+        unit: The number of elements that stay together: by default a leaf of reductions.
     """
     if not size:
         return []
@@ -80,9 +78,9 @@ class _VariableLayout:
 class Shards:
     """Assignment of the elements of each variable to ranks.
 
-    A variable is cut where leaves of reductions end, in row-major order, so that parts are flat.
-    One rank holds all of it, and the others an empty part, if its memory has another order, or if
-    the gradient has rows that do not divide a leaf.
+    Variables are cut into flat parts, in row-major order, where leaves (partial sums of reductions)
+    end. A variable is not cut if its memory has another order, or if rows of its sparse gradient do
+    not divide a leaf. One rank then holds all elements, and the others an empty part.
 
     Args:
         ranks: The ranks, also an attribute.
@@ -131,7 +129,7 @@ class Shards:
         return True
 
     def _cut_variable(self, var: Tensor, is_uncut: bool) -> None:
-        """Assign the elements of a variable to ranks, all to one rank if `is_uncut`."""
+        """Assign a variable's elements to ranks and store the layout; to one rank if `is_uncut`."""
         size = var.numel()
         pieces = pieces_of(size, self._loads, size if is_uncut else LEAF)
         index = self._layouts[id(var)].index if id(var) in self._layouts else len(self._layouts)
@@ -142,7 +140,7 @@ class Shards:
         self._digest = None
 
     def has_rows(self, var: Tensor) -> bool:
-        """Return True if parts of a variable are full rows, as sparse gradients require."""
+        """Return True if parts of a variable consist of full rows, as sparse gradients require."""
         row_size, entry = var.shape[1:].numel(), self._layout_of(var)
         are_rows_complete = (
             all(piece.stop % row_size == 0 for piece in entry.pieces) if row_size else True
@@ -190,11 +188,11 @@ class Shards:
         return detached if local_slice.stop or not self.pieces(var) else detached.new_empty(0)
 
     def own_rows(self, grad: IndexedSlices, var: Tensor) -> IndexedSlices:
-        """Return the rows of a sparse gradient that are in this rank's part, with indices relative
-        to it.
+        """Return the rows of a sparse gradient in this rank's part; indices are relative to the
+        part.
 
         Raises:
-            InvalidArgumentError: Parts cut rows.
+            InvalidArgumentError: The variable is cut within a row.
         """
         if not self.has_rows(var):
             raise InvalidArgumentError(
@@ -207,7 +205,7 @@ class Shards:
         return IndexedSlices(grad.values[is_local], grad.indices[is_local] - start, shape)
 
     def as_rows(self, local_part: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of a variable or slot viewed as rows; the same view each time."""
+        """Return this rank's part of a variable or slot viewed as rows; cache the view."""
         if local_part.shape[1:] == var.shape[1:]:
             return local_part
         view = self._views.get(id(local_part))
@@ -235,10 +233,9 @@ class Shards:
     def writable_part(self, tensor: Tensor, var: Tensor) -> Tensor:
         """Return a view of this rank's elements of `tensor`, to write to.
 
-        `tensor` has the full shape of `var`.
-
         Raises:
-            LayoutError: `tensor` and `var` have different strides, so that a view is impossible.
+            LayoutError: `tensor` has the shape of `var`, but other strides, so that a view is
+                impossible.
         """
         shard = self.cut(tensor, var)
         if shard.numel() and shard.untyped_storage().data_ptr() != (
@@ -251,9 +248,9 @@ class Shards:
         return shard
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
-        """Return the full value as a new tensor; all ranks call this.
+        """Return the full value of `var` or its slot as a new tensor; all ranks call this.
 
-        Return the value; in `collecting`, on other ranks than 0, an empty tensor.
+        In a `collecting` block, ranks other than 0 return an empty tensor.
 
         Args:
             shard: This rank's part.
@@ -306,12 +303,12 @@ class Shards:
             raise self.lost_error(error, "Variables are as after the last step.") from error
 
     def lost_error(self, error: BaseException, fate: str) -> ReplicaLostError:
-        """Return an error about a lost rank: its message says what became of variables and slots.
+        """Return a ReplicaLostError whose message describes the state of variables and slots.
 
         Args:
             error: The original error.
-            fate: A sentence about the state of the variables; of several calls the first one
-                counts.
+            fate: A sentence about the variables. The sentence of the first call is kept for all
+                calls.
         """
         self._fate = self._fate or fate
         advice = "No checkpoint was saved of it here."
@@ -324,8 +321,9 @@ class Shards:
 
     @contextlib.contextmanager
     def mark_torn(self, step_number: int) -> Iterator[None]:
-        """If the `with` block fails, raise that variables may be mixed of two steps; later calls
-        raise, too.
+        """Raise ReplicaLostError if the `with` block fails; variables may be mixed of two steps.
+
+        Later calls that send messages raise, too. An interrupt is raised with a note instead.
 
         Args:
             step_number: The number of the step, from 1.
@@ -345,7 +343,10 @@ class Shards:
             raise
 
     def _layout_of(self, var: Tensor) -> _VariableLayout:
-        """Return the layout of a variable; raise InvalidArgumentError if its shape changed."""
+        """Return the layout of a variable; assign a new variable to ranks first.
+
+        Raise InvalidArgumentError if its size, or the order of its elements in memory, has changed.
+        """
         if id(var) not in self._layouts:
             self.cut_new([var])
         entry = self._layouts[id(var)]
@@ -372,10 +373,10 @@ def _has_moved(entry: _VariableLayout, var: Tensor) -> bool:
 
 
 def flatten_like(tensor: Tensor, var: Tensor) -> Tensor:
-    """Return the elements in the order of the memory of `var`, as a view if possible.
+    """Return the elements of a tensor, flattened in the memory order of `var`.
 
     Args:
-        tensor: A tensor of the variable's shape.
+        tensor: A tensor of the variable's shape. The result is a view if its strides allow it.
     """
     with DisableTorchFunctionSubclass():
         detached = tensor.detach()

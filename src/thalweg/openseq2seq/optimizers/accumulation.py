@@ -22,7 +22,7 @@ ACCUMULATOR = "gradient_sum"
 
 
 class Accumulators(Staged):
-    """Sums of gradients, one for each variable, of its shape and dtype."""
+    """Sums of gradients; each sum has the shape and dtype of its variable."""
 
     def __init__(self) -> None:
         self._slots = SlotStore()
@@ -31,7 +31,7 @@ class Accumulators(Staged):
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
         """Return the sums of an eager step in a new list; create missing sums.
 
-        The sums are cached while the targets stay the same.
+        The sums are cached until the targets change.
         """
         if self._cache is not None:
             cached_targets, sums, store = self._cache
@@ -63,10 +63,9 @@ class Accumulators(Staged):
 def are_addable(
     gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
-    """Return True if gradients, targets and sums are contiguous tensors on the host without
-    overlaps.
+    """Return True if gradients, targets and sums are contiguous host tensors without overlaps.
 
-    False means only that the full check (`check_addable`) is needed.
+    Return False if the full check (`check_addable`) must decide.
     """
     spans: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):
@@ -88,9 +87,7 @@ def are_addable(
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Return True if a tensor of torch's own classes or of this library is contiguous in host
-    memory.
-    """
+    """Return True if a tensor is contiguous in host memory, and its storage holds all elements."""
     if tensor.layout is not torch.strided or not tensor.is_cpu:
         return False
     if not tensor.is_contiguous() or tensor.is_neg():
@@ -104,11 +101,7 @@ def is_whole(tensor: Tensor) -> bool:
 
 
 def check_count(iter_size: object) -> None:
-    """Raise unless the number of runs per update is valid.
-
-    Raises:
-        InvalidArgumentError: `iter_size` is not a positive integer.
-    """
+    """Raise InvalidArgumentError unless the runs per update are a positive integer."""
     if not isinstance(iter_size, int) or isinstance(iter_size, bool) or iter_size < 1:
         raise InvalidArgumentError(
             f"iter_size must be a positive integer, not {show_value(iter_size)}."
@@ -122,7 +115,7 @@ def as_skip(value: object) -> bool:
         value: A bool, a bool tensor of shape (), or a callable that returns one.
 
     Raises:
-        InvalidTypeError: The value is not a bool.
+        InvalidTypeError: `value` is not a bool.
     """
     skip = value() if callable(value) and not isinstance(value, Tensor) else value
     if isinstance(skip, Tensor) and skip.shape == () and skip.dtype == torch.bool:

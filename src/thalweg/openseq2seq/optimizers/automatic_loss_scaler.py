@@ -23,23 +23,23 @@ _SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": Log
 
 
 class AutomaticLossScaler:
-    """The factor by which a loss is multiplied before its gradients are computed in float16.
+    """Factor of a loss that adapts to float16 gradients, so that few gradients over- or underflow.
 
-    Divide the gradients by `loss_scale`, look at them with `check_grads`, take the step unless
-    there is a NaN or an infinity among them, and call `update_op` in any case. An object made
-    while a graph is built belongs to that graph.
+    Divide gradients by `loss_scale`, and pass them to `check_grads`. Take the step unless a
+    gradient is NaN or infinite. Call `update_op` in each case. An object made while a graph is
+    built belongs to that graph.
 
     Args:
         algorithm: "Backoff" or "LogMax", in upper or lower case.
         params: Optional. A dict of parameters, see `BackoffScaler` and `LogMaxScaler`.
-        as_shipped: Whether defects of OpenSeq2Seq are computed as well, see `LogMaxScaler`.
+        as_shipped: True to reproduce defects of OpenSeq2Seq, see `LogMaxScaler`.
 
     Attributes:
         SUPPORTED_ALGOS: The algorithms, in lower case.
         scaler: The `BackoffScaler` or `LogMaxScaler`.
 
     Raises:
-        ValueError: Another algorithm; a parameter is unknown or of another type.
+        ValueError: The algorithm or a parameter is unknown, or a parameter has another type.
 
     Example:
         >>> scaler = AutomaticLossScaler("Backoff", {"scale_max": 256.0, "step_window": 2})
@@ -107,15 +107,15 @@ class AutomaticLossScaler:
 
     @staticmethod
     def check_grads(grads_and_vars: Iterable[tuple[object, object]]) -> tuple[Any, Any]:
-        """Return True if a gradient is NaN, and the largest magnitude in all gradients.
+        """Return (True if a gradient is NaN, largest magnitude in all gradients).
 
         Args:
-            grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor (dense, or
-                sparse COO), `IndexedSlices`, of which the values count as they are, or None.
+            grads_and_vars: (gradient, variable) pairs. A gradient is a tensor (dense, or sparse
+                COO), `IndexedSlices`, or None. Repeated rows are not added.
 
         Returns:
-            A bool tensor and a float32 tensor, of shape (). The second is NaN if the first holds,
-            and 0 if there are no elements.
+            A bool tensor and a float32 tensor, of shape (). The magnitude is NaN if a gradient is
+            NaN, and 0 without elements.
 
         Raises:
             ValueError: There is no gradient.

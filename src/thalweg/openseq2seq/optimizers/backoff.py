@@ -1,4 +1,4 @@
-"""Loss scale that shrinks at an overflow and grows after a while without one."""
+"""Loss scale that shrinks on overflow and grows after updates without overflow."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
 
 
 class BackoffScaler(LossScaler):
-    """Starts high, shrinks on overflow, and grows again after a quiet time.
+    """Loss scale that shrinks on overflow, and grows after `step_window` updates without overflow.
 
         overflow:                    scale <- scale / step_factor
-        step_window updates without: scale <- scale step_factor, and again after as many
+        step_window updates without: scale <- scale step_factor
 
     The scale stays in [scale_min, scale_max].
 
     Args:
-        params: Optional. A dict of `scale_min` (1.0), `scale_max` (2^14), `step_factor` (2.0),
-            all floats, and `step_window` (2000), an int.
-        as_shipped: Accepted for symmetry; nothing here differs from OpenSeq2Seq.
+        params: Optional. A dict of `scale_min` (1.0), `scale_max` (2^14), `step_factor` (2.0), all
+            floats, and `step_window` (2000), an int.
+        as_shipped: Ignored; accepted as by `LogMaxScaler`.
 
     Raises:
         ValueError: A parameter is unknown or of another type, or `step_window` is 0.

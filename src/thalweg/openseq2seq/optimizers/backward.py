@@ -23,10 +23,10 @@ class BackwardResult(NamedTuple):
     """Unprocessed gradients of one loss; symbolic while a graph is built.
 
     Attributes:
-        gradients: A tensor, slices or None for each variable, in the variable's dtype, multiplied
-            by `scale`.
+        gradients: For each variable a tensor, `IndexedSlices` or None, in the variable's dtype,
+            multiplied by `scale`.
         variables: The variables by which the loss was differentiated.
-        targets: The tensors to update, one for each variable: its float32 master, or the variable
+        targets: The tensors to update. A target is a variable's float32 master, or the variable
             itself.
         penalties: For each target the unscaled gradient of its penalty, or None.
         scale: The factor of the loss: a number, a float32 tensor, or None for no factor.
@@ -86,16 +86,16 @@ class BackwardResult(NamedTuple):
 
 
 def unscaled(backward: BackwardResult) -> list[Gradient]:
-    """Return the gradient of each target: cast to its dtype, with its penalty, unscaled.
+    """Return one gradient per target: cast to the target's dtype, with its penalty, unscaled.
 
         (cast(g) + scale penalty) / scale
 
-    `backward` must have concrete tensors, which are not changed. Without a scale its gradients are
-    returned as they are. The division is a multiplication by the reciprocal in float32, as in
+    `backward` must have concrete tensors, which are not changed. Without a scale, return the
+    gradients unchanged. Division is a multiplication by the reciprocal in float32, as in
     OpenSeq2Seq.
 
     Raises:
-        LayoutError: A gradient has no memory that holds its elements.
+        LayoutError: The memory of a gradient was freed.
     """
     gradients = concretes(backward.gradients)
     for grad in gradients:
@@ -118,7 +118,7 @@ def _unscale_gradient(
 ) -> Tensor | Any:
     """Return (cast(grad) + penalty * scale) * inverse in the dtype of `target`.
 
-    A gradient without a penalty stays sparse if it is; with a penalty the result is dense.
+    A sparse gradient becomes dense if there is a penalty.
     """
     values = values_of(grad).to(target.dtype)
     if penalty is not None:
@@ -132,7 +132,7 @@ def _unscale_gradient(
 def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
     """Return 1 / `scale` in float32, the factor of gradients.
 
-    It is a tensor if the scale is on the same device as all targets, otherwise a number.
+    Return a tensor if `scale` is a tensor on a GPU with all targets, otherwise a number.
     """
     if isinstance(scale, Tensor):
         on_host = is_host(scale) or any(target.device != scale.device for target in targets)
@@ -146,8 +146,9 @@ def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
 def raw(backward: BackwardResult) -> tuple[BackwardResult, Any]:
     """Return (results with concrete gradients, factors that unscale these gradients).
 
-    The factors are one per gradient that is not None, as a tensor or an array; None without a loss
-    scale. A gradient with a penalty is replaced by a new, unscaled tensor with factor 1.
+    The factors are a tensor or an array, with one factor per gradient that is not None. They are
+    None without a loss scale. A gradient with a penalty is replaced by a new, unscaled tensor with
+    factor 1.
     """
     gradients = concretes(backward.gradients)
     if backward.scale is None:

@@ -37,7 +37,7 @@ _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
 
 
 def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
-    """Return the common norm of the gradients that are not None, without summing repeated rows."""
+    """Return the global norm of gradients, without None; repeated rows are not added."""
     present = [grad for grad in gradients if grad is not None]
 
     def measure(gradient_list: list[object]) -> Tensor:
@@ -60,12 +60,12 @@ def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
 def _global_norm_with_cast(
     grads_and_vars: Sequence[tuple[object, object]], *, as_shipped: bool = False
 ) -> object:
-    """Return the common norm of gradients.
+    """Return the global norm of gradients.
 
     Args:
-        grads_and_vars: Pairs of a gradient and its variable. A gradient is a tensor, or
-            `IndexedSlices`, whose rows count as they are.
-        as_shipped: Whether norms above 1.8e19 are infinite, whose squares float32 does not hold.
+        grads_and_vars: (gradient, variable) pairs. A gradient is a tensor, or `IndexedSlices`,
+            whose repeated rows are not added.
+        as_shipped: True to return infinity if a square overflows float32 (norms above 1.8e19).
 
     Returns:
         A float32 tensor of shape ().
@@ -81,22 +81,14 @@ def _global_norm_with_cast(
 
 
 def refuse_scalars(variables: Sequence[Any]) -> None:
-    """Raise for variables of shape (), as clipping in OpenSeq2Seq does.
-
-    Raises:
-        InvalidArgumentError: A variable is a scalar; the message names the first one.
-    """
+    """Raise InvalidArgumentError about the first variable of shape (), as OpenSeq2Seq does."""
     for var in variables:
         if var.shape is not UNKNOWN and tuple(var.shape) == ():
             raise InvalidArgumentError(f"{_SHAPED} '{title(var)}' of shape ().")
 
 
 def check_limit(name: str, limit: object) -> None:
-    """Raise for an invalid largest norm, which OpenSeq2Seq would ignore if negative.
-
-    Raises:
-        InvalidArgumentError: `limit` is below 0, NaN, or an integer too large for a float.
-    """
+    """Raise InvalidArgumentError if a maximum norm is negative, NaN or too large for a float."""
     check_size(name, limit)
     if is_number(limit) and not limit >= 0:
         raise InvalidArgumentError(
@@ -112,19 +104,19 @@ def _clip_by_global_norm(
     *,
     as_shipped: bool = False,
 ) -> tuple[list[object], object]:
-    """Return tensors scaled so that their common norm is at most `clip_norm`, and the norm.
+    """Return tensors scaled so that their global norm is at most `clip_norm`, and the old norm.
 
     Args:
         t_list: A list of tensors, `IndexedSlices` and None, which stays None.
-        clip_norm: The largest norm. 0 gives zeros.
-        use_norm: Optional. The norm of the tensors; by default it is computed.
+        clip_norm: The maximum norm. 0 gives zeros.
+        use_norm: Optional. The global norm of the tensors; by default it is computed.
         name: Name of the operation in graph mode.
         as_shipped: True if large norms are infinite, see `_global_norm_with_cast`, and a negative
             `clip_norm` changes nothing.
 
     Returns:
-        (tensors in float32, norm). If the norm is infinite, infinities become NaN and all other
-        elements 0; if it is NaN, all elements become NaN.
+        (tensors in float32, norm before clipping). If the norm is infinite, infinities become NaN
+        and all other elements 0. If the norm is NaN, all elements become NaN.
 
     Raises:
         TypeError: `t_list` is not a sequence, or a string.
@@ -169,19 +161,19 @@ def _clip_by_global_norm(
 def _clip_gradients_by_norm(
     grads_and_vars: Sequence[tuple[Any, Any]], clip_gradients: object, *, as_shipped: bool = False
 ) -> list[tuple[object, object]]:
-    """Return gradients scaled so that their common norm is `clip_gradients` at most.
+    """Return gradients scaled so that their global norm is at most `clip_gradients`.
 
     Args:
-        grads_and_vars: Pairs of a gradient and its variable.
-        clip_gradients: The largest norm.
-        as_shipped: Whether large norms are infinite, variables of shape () are refused, and a
+        grads_and_vars: (gradient, variable) pairs.
+        clip_gradients: The maximum norm.
+        as_shipped: True if large norms are infinite, variables of shape () raise ValueError, and a
             negative `clip_gradients` changes nothing.
 
     Returns:
-        The pairs; gradients are of their variable's dtype.
+        The pairs with new gradients, in the dtypes of their variables.
 
     Raises:
-        ValueError: There are no pairs, a gradient is None, or `clip_gradients` below 0 or NaN.
+        ValueError: There are no pairs, a gradient is None, or `clip_gradients` is below 0 or NaN.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """

@@ -67,13 +67,13 @@ class StepInputs(NamedTuple):
 
     Attributes:
         backward: The raw gradients and their variables; they are not written to.
-        sums: The accumulators of the targets; [] where every run makes an update.
+        sums: The accumulators of the targets; [] if every run makes an update.
         rate: The learning rate, a number or tensor of shape ().
         skip: Whether this run only adds to the accumulators.
         captured: In a graph the values that the optimizer captured when the graph was built.
-        counts: Further calls of C functions that count the run.
-        loss: The loss, or None where gradients were computed elsewhere.
-        loss_scale: The value of the summary of that name, or None for no such summary.
+        counts: Further functions to call in the commit, which count the run.
+        loss: The loss, or None if the caller computed the gradients.
+        loss_scale: The value of the summary "loss_scale"; None omits the summary.
         global_step: The variable that counts updates, or None without an update.
     """
 
@@ -89,11 +89,11 @@ class StepInputs(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A run with complete gradients, before anything but accumulators is written.
+    """Result of a run before the update; only accumulators have been written.
 
     Attributes:
         backward: The unprocessed gradients of the update.
-        gradient_transforms: Their transforms; None if the run only accumulated them.
+        gradient_transforms: The transforms of the gradients; None if the run only accumulated.
         journal: The summaries of the run, or None.
         step: The step number for the writer.
     """
@@ -146,9 +146,9 @@ class StepPipeline:
         return BackwardResult.plain(self.optimizer.compute_gradients(loss, var_list))
 
     def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
-        """Accumulate and reduce gradients, and return them with the transforms for the update.
+        """Accumulate and average gradients; return them with the transforms for the update.
 
-        Writes only the accumulators, and only in a run that skips the update. An error changes
+        Write only the accumulators, and only in a run that skips the update. An error changes
         nothing.
 
         Args:
@@ -194,19 +194,18 @@ class StepPipeline:
         return Ready(backward, transforms, journal, step)
 
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:
-        """Run a step: accumulate, reduce, unscale, clip, check and update; then send the summaries.
+        """Take a step: accumulate, average, unscale, clip, check, update; then send summaries.
 
-        An error that this method raises came before the commit: nothing has changed, and a note
-        says so.
+        An error is raised only before the commit. Nothing has changed then, and a note says so.
 
         Args:
             step_inputs: The inputs of the run.
-            report: An empty list; the commit extends it by a sentence, and by whether the step was
-                taken: a bool, or a tensor if a device decides.
+            report: An empty list. The commit appends a sentence, and True if the step was taken (a
+                tensor if a device decides).
 
         Returns:
-            A `StepResult`: whether there was an update, and the errors of constraints, `_finish`
-            and the writer after the commit.
+            A `StepResult`: True if there was an update, and errors of callbacks after the commit:
+            constraints, `_finish` and the writer.
         """
         if self._replay(step_inputs, report):
             return StepResult(True, [])
@@ -231,9 +230,7 @@ class StepPipeline:
             return StepResult(has_update, errors + self.send_summaries(ready, outcome))
 
     def _replay(self, step_inputs: StepInputs, report: list[Any]) -> bool:
-        """Take the step by a replay of the last one in one call, if possible; return whether it was
-        taken.
-        """
+        """Replay the last step in one call and return True, or return False if it is impossible."""
         optimizer, post, backward = self.inner, self.treatment.post, step_inputs.backward
         if not (self._is_plain(step_inputs) and optimizer.takes_transforms()):
             return False
@@ -250,7 +247,7 @@ class StepPipeline:
         return True
 
     def _is_plain(self, step_inputs: StepInputs) -> bool:
-        """Return True if a run only updates by its own gradients, clipped or scaled by LARC."""
+        """Return True if a run only updates by its own gradients, with clipping or LARC at most."""
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None
@@ -266,7 +263,7 @@ class StepPipeline:
     def preview_summaries(self, step_inputs: StepInputs, scope: str) -> Letter:
         """Return the summaries of a run's gradients and variables without taking a step.
 
-        The result is empty for a run that only accumulates gradients. Gradients are not averaged
+        Return no summaries for a run that only accumulates gradients. Gradients are not averaged
         over workers.
 
         Args:
@@ -296,7 +293,7 @@ class StepPipeline:
             check_any(backward.pairs)
 
     def _begin_journal(self, step_inputs: StepInputs) -> Journal | None:
-        """Return a journal with the summaries that need no gradients; None without an outbox."""
+        """Return a new journal with learning rate, loss and loss scale; None without an outbox."""
         treatment, loss_scale = self.treatment, step_inputs.loss_scale
         if treatment.outbox is None:
             return None

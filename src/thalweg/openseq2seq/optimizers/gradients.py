@@ -33,11 +33,7 @@ def concretes(gradients: Iterable[Any]) -> list[Gradient]:
 
 
 def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[Any, Any]]:
-    """Return the pairs of gradient and variable.
-
-    Raises:
-        InvalidArgumentError: There are none.
-    """
+    """Return (gradient, variable) pairs as a list; raise InvalidArgumentError if it is empty."""
     pairs = list(grads_and_vars)
     if not pairs:
         raise InvalidArgumentError("No variables provided.")
@@ -45,11 +41,7 @@ def check_given(grads_and_vars: Iterable[tuple[object, object]]) -> list[tuple[A
 
 
 def check_dtypes(gradients: Sequence[Gradient], variables: Sequence[Tensor]) -> None:
-    """Raise for a gradient of another dtype than its variable.
-
-    Raises:
-        InvalidTypeError: A dtype differs; the message names the first variable.
-    """
+    """Raise InvalidTypeError about the first variable whose gradient has a different dtype."""
     for grad, var in zip(gradients, variables, strict=True):
         if type(grad) is Tensor and grad.dtype is var.dtype:
             continue
@@ -68,12 +60,12 @@ def floating(values: Tensor) -> Tensor:
 def transform_present(
     gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
 ) -> tuple[list[Gradient], Decision]:
-    """Return gradients with transforms applied, as new tensors, and the decision of the step.
+    """Return (gradients after transforms, decision of the step); gradients are new tensors.
 
     Args:
-        gradients: None stays None.
-        variables: One for each gradient, of the dtype that it gets.
-        transforms: What happens to those that are not None.
+        gradients: Gradients; None stays None.
+        variables: One variable per gradient. The new gradient has its dtype.
+        transforms: The transforms of the gradients.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     pairs: Any = [(gradients[index], variables[index]) for index in present]
@@ -90,11 +82,7 @@ def title(var: Any) -> str:
 
 
 def refuse_none(gradients: Iterable[object], variables: Iterable[object], reason: str) -> None:
-    """Raise for variables without a gradient.
-
-    Raises:
-        InvalidArgumentError: A gradient is None; the message names the first variable.
-    """
+    """Raise InvalidArgumentError about the first variable without gradient, with a reason."""
     for grad, var in zip(gradients, variables, strict=True):
         if grad is None:
             raise InvalidArgumentError(
@@ -111,16 +99,17 @@ def map_gradients(
     dtypes: Sequence[object],
     dense: bool = False,
 ) -> list[Any]:
-    """Return a function's new gradients, computed at once or, in graph mode, in each run.
+    """Return the gradients that a function computes, at once or, in graph mode, in each run.
 
     Args:
-        function: Takes concrete gradients, variables, and `others`.
-        gradients: Any gradients. None is handed on and stays None.
-        variables: One for each gradient.
-        *others: More arguments, maybe symbolic.
+        function: `function(gradients, variables, *others)` returns new gradients. Its arguments are
+            concrete.
+        gradients: Concrete or symbolic gradients, or None.
+        variables: One variable per gradient.
+        *others: Further arguments, concrete or symbolic.
         name: Name of the operation in graph mode.
         dtypes: The dtypes of the results.
-        dense: Whether the results are whole tensors even if the gradients are slices.
+        dense: True if results are dense even for sparse gradients.
     """
     if not is_deferred(*gradients, *variables, *others):
         with no_grad():
@@ -138,7 +127,7 @@ def map_gradients(
 def map_pairs(
     function: Function, pairs: Sequence[tuple[Any, Any]], *others: object, **options: Any
 ) -> list[tuple[Any, Any]]:
-    """Return the pairs with new gradients; see `map_gradients` for the other arguments.
+    """Return the pairs with the gradients of `map_gradients`, which takes `others` and `options`.
 
     By default a new gradient has the dtype of its variable.
     """

@@ -23,8 +23,8 @@ class LiveRate:
     """Learning rate of an eager training, as tensors that are set before each step.
 
     Args:
-        policy: Called with the global step; returns a number, a tensor, or a callable that returns
-            one.
+        policy: `policy(global_step)` returns a number, a tensor, or a callable without arguments
+            that returns either.
         global_step: The variable that counts updates.
 
     Attributes:
@@ -51,7 +51,7 @@ class LiveRate:
         self._set_to: object = None
 
     def _read_global_step(self) -> Any:
-        """Return the global step on the host: the variable itself, or an updated copy."""
+        """Return the global step on the host: the variable itself, or an updated host copy."""
         step = self._step
         if is_host(step):
             return step
@@ -71,7 +71,7 @@ class LiveRate:
     def times(self, factor: object) -> Tensor:
         """Return a new tensor that `set` keeps equal to `factor` times the learning rate.
 
-        Two numbers are multiplied in Python and rounded once, as in a graph.
+        If both are numbers, the product is computed in Python and rounded once, as in a graph.
         """
 
         def product() -> Tensor:
@@ -89,7 +89,7 @@ class LiveRate:
     def ask(self) -> bool:
         """Call the policy for the present step; return True if the tensors need new values.
 
-        The new values are stored, and written by `set`.
+        The new values are stored until `set` writes them.
         """
         old_value = self._policy_value
         with no_grad():
@@ -127,12 +127,12 @@ def called(value: Any) -> Any:
 def scaled_decay(
     params: Mapping[str, object], product: Callable[[Any], object], in_place: bool
 ) -> dict[str, Any]:
-    """Return the parameters of AdamW, their weight decay times the learning rate.
+    """Return AdamW's parameters with the weight decay multiplied by the learning rate.
 
     Args:
         params: The parameters.
-        product: Gives a number times the learning rate.
-        in_place: Whether `params` itself is changed, as OpenSeq2Seq does.
+        product: `product(number)` returns the number times the learning rate.
+        in_place: True to change `params`, too, as OpenSeq2Seq does.
 
     Raises:
         NotFoundError: There is no weight decay.

@@ -12,7 +12,7 @@ from thalweg.openseq2seq.optimizers.loss_scaler import LossScaler
 
 
 class LogMaxScaler(LossScaler):
-    """Takes log2 of the largest gradient for normally distributed, and leaves it room.
+    """Loss scale from the mean and deviation of log2 of the largest gradient magnitude.
 
         x = log2(amax), log_max on overflow
         mu, sigma = moving mean and deviation of x
@@ -23,14 +23,14 @@ class LogMaxScaler(LossScaler):
     Args:
         params: Optional. A dict of floats: `scale_min` (1.0), `scale_max` (2^14), `log_max` (16.0),
             `beta1` (0.99) for the mean, `beta2` (0.999) for the deviation, and `overflow_std_dev`
-            (3.09), how many deviations the mean stays below `log_max`.
-        as_shipped: Whether to compute what OpenSeq2Seq does. There an overflow counts as
-            x = 2^log_max, so that the scale stays at `scale_min` for some 11,000 updates;
-            the scale is 2^(16 - ...) whatever `log_max`; and gradients that are all 0 make it NaN
-            for good. Here they count as an update, and leave everything else as it is.
+            (3.09), the distance of the mean from `log_max` in deviations.
+        as_shipped: True to reproduce OpenSeq2Seq: an overflow counts as x = 2^log_max, so that the
+            scale stays at `scale_min` for some 11,000 updates. The scale is 2^(16 - ...) for any
+            `log_max`. Gradients that are all 0 make the scale NaN for good; if False, they only
+            count as an update.
 
     Raises:
-        ValueError: A parameter is unknown or no float.
+        ValueError: A parameter is unknown or not a float.
     """
 
     DEFAULTS: Mapping[str, float | int] = {
@@ -44,7 +44,7 @@ class LogMaxScaler(LossScaler):
     READS_AMAX = True
 
     def _initial(self) -> State:
-        """Return {name: initial value} of the state: scale 1, moments 0, corrections 1."""
+        """Return the initial state as {name: value}: scale 1, moments 0, bias corrections 1."""
         zeros = ("x_hat", "slow_x_hat", "xsquared_hat")
         ones = ("b1_correction", "b2_correction")
         return {

@@ -25,13 +25,13 @@ _LOWEST = {"iteration": 0, "last_overflow_iteration": -1}
 
 
 class LossScaler:
-    """Base of loss-scaling algorithms: a factor of the loss that gradients adapt.
+    """Base class of loss-scaling algorithms, which adapt the factor of the loss to gradients.
 
-    The state consists of variables of the current graph or of eager mode. A subclass defines
-    `DEFAULTS`, `_initial` and `_policy`.
+    The state is variables of the current graph, or eager variables. A subclass defines `DEFAULTS`,
+    `_initial` and `_policy`.
 
     Attributes:
-        DEFAULTS: The parameters with their defaults; a value's type is the type that is accepted.
+        DEFAULTS: {parameter: default}; a parameter must have the type of its default.
         READS_AMAX: Whether a finite magnitude matters to the algorithm.
     """
 
@@ -77,12 +77,11 @@ class LossScaler:
         return {name: _graph.resolve(variable) for name, variable in self._variables.items()}
 
     def update_op(self, has_nan: object, amax: object) -> Any:
-        """Update the scale by the gradients of a step; call this once for each step.
+        """Update the scale from a step's gradients; call this once for each step.
 
         Args:
-            has_nan: Whether a gradient is NaN: a bool, or a tensor of shape ().
-            amax: The largest magnitude in all gradients, after they were divided by the scale.
-                NaN counts as an overflow.
+            has_nan: True if a gradient is NaN: a bool, or a tensor of shape ().
+            amax: The largest magnitude in all unscaled gradients. NaN counts as an overflow.
 
         Returns:
             The number of updates so far, an int64 tensor of shape (). In graph mode the update is
@@ -101,10 +100,9 @@ class LossScaler:
         )
 
     def decide(self, has_nan: object, amax: object) -> Decision:
-        """Return the decision whether the step is taken, and the values that `update_op` writes.
+        """Return the decision to take or skip a step, with calls that write the next state.
 
-        Nothing is written yet. If the arguments are tensors of a device, the state is kept and
-        moved there.
+        Nothing is written yet. If the arguments are on a device, the state is moved there.
         """
         return answer(self._policy(), self.variables, has_nan, amax, in_float32=True)
 
@@ -133,10 +131,10 @@ class LossScaler:
         restore(fitting(self.entries(), tensors_of(state_dict), type(self).__name__))
 
     def entries(self, scope: str = "") -> list[Entry]:
-        """Return the variables of the state as entries, by names with `scope` before them.
+        """Return one `Entry` per variable of the state, named `scope` plus the variable's name.
 
         Raises:
-            FailedPreconditionError: They are variables of a graph, which `Saver` saves.
+            FailedPreconditionError: The variables are of a graph; save them with `Saver`.
         """
         variables = self.variables
         check_eager(f"The state of this {type(self).__name__}", variables.values())
@@ -146,7 +144,7 @@ class LossScaler:
 
 
 def _number(name: str, value: object) -> Any:
-    """Return a number or bool from a number or a scalar tensor or array."""
+    """Return a bool or number, also of a scalar tensor or array; `name` is for messages."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):

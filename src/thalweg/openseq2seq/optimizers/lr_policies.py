@@ -40,14 +40,11 @@ _DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 
 @remember_source
 def fixed_lr(global_step: object, learning_rate: object) -> Any:
-    """Return the learning rate itself, at every step.
+    """Return `learning_rate` unchanged, at every step.
 
     Args:
         global_step: Ignored.
-        learning_rate: Whatever an optimizer takes.
-
-    Returns:
-        `learning_rate`.
+        learning_rate: Any learning rate that an optimizer accepts.
     """
     return learning_rate
 
@@ -60,25 +57,24 @@ def piecewise_constant(
     decay_rates: list[float],
     steps_per_epoch: int | None = None,
 ) -> Any:
-    """Return a rate of learning_rate up to boundaries[0], then decay_rates[0] learning_rate.
+    """Return learning_rate up to boundaries[0], then decay_rates[0] learning_rate, and so on.
 
-    The rates multiply the first learning rate, not one another. A boundary itself still has the
-    rate before it.
+    Each rate multiplies the first learning rate. At a boundary itself the previous rate still
+    applies.
 
     Args:
         global_step: The variable that counts updates, or an integer.
         learning_rate: The first learning rate.
         boundaries: Ascending integers, at least one.
         decay_rates: A list, as long as `boundaries`.
-        steps_per_epoch: Optional. Boundaries are then epochs of so many steps.
+        steps_per_epoch: Optional. Boundaries are then epochs of `steps_per_epoch` steps.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
 
     Raises:
-        TypeError: `decay_rates` is no list.
-        ValueError: The lengths differ, or a boundary is no integer, as where an epoch is none;
-            boundaries descend.
+        TypeError: `decay_rates` is not a list.
+        ValueError: The lengths differ, a boundary is not an integer, or boundaries descend.
         IndexError: There are no boundaries.
 
     Differs from:
@@ -106,7 +102,7 @@ def exp_decay(
     begin_decay_at: int = 0,
     min_lr: float = 0.0,
 ) -> Any:
-    """Decay a rate exponentially from a step on, to min_lr at the lowest.
+    """Decay a learning rate exponentially after `begin_decay_at`, but not below `min_lr`.
 
         learning_rate decay_rate^((global_step - begin_decay_at) / decay_steps)
 
@@ -115,15 +111,15 @@ def exp_decay(
         learning_rate: The first learning rate.
         decay_steps: Steps for one factor of `decay_rate`.
         decay_rate: The factor.
-        use_staircase_decay: Whether the quotient is rounded down.
-        begin_decay_at: Up to this step the first learning rate stays.
+        use_staircase_decay: True to round the exponent down to an integer.
+        begin_decay_at: The last step with the first learning rate.
         min_lr: The lowest learning rate, before `begin_decay_at` too.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
 
     Raises:
-        TypeError: `learning_rate` is no float.
+        TypeError: `learning_rate` is not a float.
 
     Example:
         >>> exp_decay(15, 1.0, 10, 0.5, use_staircase_decay=True)()
@@ -148,29 +144,28 @@ def poly_decay(
     min_lr: float = 0.0,
     warmup_steps: int = 0,
 ) -> Any:
-    """Decay a learning rate from learning_rate to min_lr along a polynomial, after a linear
-    warm-up.
+    """Decay a learning rate to `min_lr` along a polynomial, after a linear warm-up.
 
         base = learning_rate global_step / warmup_steps, learning_rate from warmup_steps on
         p = min(global_step - begin_decay_at, decay_steps) / decay_steps
         base up to begin_decay_at, then (base - min_lr) (1 - p)^power + min_lr
 
-    The warm-up starts at 0. If it is not over at `begin_decay_at`, both act at once.
+    The warm-up starts at 0. If it ends after `begin_decay_at`, warm-up and decay act at once.
 
     Args:
         global_step: The variable that counts updates, or an integer.
         learning_rate: The learning rate after the warm-up.
         decay_steps: Steps, from `begin_decay_at` on, until `min_lr` is reached and kept.
-        power: 1 falls along a line.
-        begin_decay_at: Up to this step nothing decays.
-        min_lr: The last learning rate; it may be the larger one.
+        power: The exponent; 1 decays linearly.
+        begin_decay_at: The last step without decay.
+        min_lr: The last learning rate; it may exceed `learning_rate`.
         warmup_steps: Steps of the warm-up; 0 for none.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
 
     Raises:
-        TypeError: `learning_rate` is no float.
+        TypeError: `learning_rate` is not a float.
 
     Example:
         >>> rate = [poly_decay(s, 1.0, 10, begin_decay_at=4, warmup_steps=4) for s in (1, 4, 9)]
@@ -203,7 +198,7 @@ def cosine_decay(
     min_lr: float = 0.0,
     warmup_steps: int = 0,
 ) -> Any:
-    """Decay a rate from learning_rate to min_lr learning_rate along half a cosine, after a warm-up.
+    """Decay a rate to `min_lr * learning_rate` along half a cosine, after a linear warm-up.
 
         base and p as in `poly_decay`
         base up to begin_decay_at, then base ((1 - min_lr) (1 + cos(pi p)) / 2 + min_lr)
@@ -211,13 +206,13 @@ def cosine_decay(
     Args:
         global_step, learning_rate, decay_steps, begin_decay_at, warmup_steps: As in `poly_decay`.
         power: Ignored.
-        min_lr: The last learning rate as a share of the first, unlike in the other policies.
+        min_lr: The last learning rate divided by `learning_rate`, unlike in `poly_decay`.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
 
     Raises:
-        TypeError: `learning_rate` is no float.
+        TypeError: `learning_rate` is not a float.
     """
 
     def decay(rate: Scalar, step: Scalar, dtype: ScalarType) -> Scalar:
@@ -237,26 +232,25 @@ def transformer_policy(
     coefficient: float = 1.0,
     dtype: object = torch.float32,
 ) -> Any:
-    """Return the policy of the Transformer, "noam": up along a line, down with an inverse square
-    root.
+    """Return the Transformer's rate ("noam"): a linear warm-up, then an inverse square root.
 
         t = global_step + 1
         learning_rate coefficient d_model^-0.5 min(t warmup_steps^-1.5, t^-0.5), at most max_lr
 
     Args:
         global_step: The variable that counts updates, or an integer.
-        learning_rate: A factor.
-        d_model: Width of the model.
-        warmup_steps: The learning rate is highest one step before; 0 for no way up.
+        learning_rate: A factor of the rate.
+        d_model: The width of the model.
+        warmup_steps: Steps of the warm-up; 0 for none.
         max_lr: Optional. The highest learning rate.
-        coefficient: Another factor; OpenSeq2Seq recommends 0.002 with Adam.
-        dtype: In which it is computed: float16, float32 or float64.
+        coefficient: A further factor; OpenSeq2Seq recommends 0.002 with Adam.
+        dtype: The dtype of the computation: float16, float32 or float64.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
 
     Raises:
-        TypeError: Another `dtype`.
+        TypeError: `dtype` has another value.
 
     Reference: https://arxiv.org/abs/1706.03762
     """
@@ -286,7 +280,7 @@ def inv_poly_decay(
     *,
     as_shipped: bool = False,
 ) -> Any:
-    """Decay a rate inversely, so that it is min_lr after decay_steps steps.
+    """Decay a learning rate by an inverse polynomial, to `min_lr` after `decay_steps` steps.
 
         t = max(global_step - begin_decay_at, 0)
         learning_rate / (1 + c t)^power, with c such that t = decay_steps gives min_lr
@@ -297,19 +291,20 @@ def inv_poly_decay(
         global_step: The variable that counts updates, or an integer.
         learning_rate: The first learning rate.
         decay_steps: Steps, from `begin_decay_at` on, until `min_lr` is reached.
-        min_lr: From 1e-8 to `learning_rate`; what is outside counts as the nearer of the two.
-        power: Above 0.
-        begin_decay_at: Up to this step nothing decays.
+        min_lr: The rate after `decay_steps` steps, clamped to the range from 1e-8 to
+            `learning_rate`.
+        power: The exponent, above 0.
+        begin_decay_at: The last step without decay.
         warmup_steps: Ignored.
         name: Name of the tensor in graph mode.
-        as_shipped: Whether `begin_decay_at` is ignored, too, as in OpenSeq2Seq.
+        as_shipped: True to ignore `begin_decay_at`, too, as in OpenSeq2Seq.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
 
     Raises:
         ValueError: `power` is not above 0, or there is no global step.
-        TypeError: `learning_rate` is no float.
+        TypeError: `learning_rate` is not a float.
         ZeroDivisionError: `decay_steps` or `learning_rate` is 0.
         OverflowError: `power` is so small that c is infinite.
     """
@@ -334,7 +329,7 @@ def _build_warm_up(
     warmup_steps: int = 0,
     lowest: float = -math.inf,
 ) -> Callable[[Any], Any]:
-    """Return a function of the step: a warm-up to `learning_rate`, then `decay` from a step on."""
+    """Return `rate(step)`: a warm-up to `learning_rate`, then `decay` after `begin_decay_at`."""
     dtype = _find_rate_dtype(learning_rate)
 
     def at(step: Any) -> Any:
@@ -352,12 +347,12 @@ def _build_warm_up(
 def _follow_formula(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
-    """Return the learning rate of a policy, as `follow_rate` does.
+    """Return the result of a policy: a callable or tensor that follows the global step.
 
     Args:
         name: The name of the policy.
         global_step: The counter of steps.
-        formula: Called with the step; returns the rate as a NumPy scalar.
+        formula: `formula(step)` returns the rate as a NumPy scalar.
         dtype: The NumPy type of the rate.
     """
     rate_dtype = as_dtype(dtype)

@@ -26,8 +26,8 @@ class Masters(Staged):
     """float32 masters of float16 and bfloat16 variables, created on first use.
 
     Attributes:
-        scope: What comes before the names of masters in eager mode; in a graph it is the name
-            scope they are made in.
+        scope: The prefix of the names of eager masters; unused in a graph, which has its own name
+            scope.
     """
 
     def __init__(self, scope: str = "") -> None:
@@ -38,10 +38,11 @@ class Masters(Staged):
         self.scope = scope
 
     def of(self, var: Any) -> Any:
-        """Return the float32 master of a variable, or the variable itself if it needs none.
+        """Return the float32 master of a variable, or the variable itself if its dtype needs no
+        master.
 
-        A master begins with the value that the variable has when it is made; in a graph it is a
-        variable of the collection FP32_MASTER_COPIES and begins with the initial value.
+        A missing master is created with the variable's value. In a graph it begins with the initial
+        value, and belongs to the collection FP32_MASTER_COPIES.
         """
         if var.dtype not in REDUCED:
             return var
@@ -57,9 +58,7 @@ class Masters(Staged):
             run([copy_call, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the master of each variable, as `of` does; the last request in eager mode is
-        cached.
-        """
+        """Return the master of each variable, as `of` does; cache the last eager result."""
         # Each session has its own masters, so they are not cached.
         if current_session() is not None:
             return list(map(self.of, variables))
@@ -82,10 +81,10 @@ class Masters(Staged):
 
     @contextlib.contextmanager
     def renewed(self, report: Sequence[object] = ()) -> Iterator[None]:
-        """If the block fails, mark masters created in it to be copied from their variables again.
+        """If the block fails, mark masters created in it as stale: `of` copies their variables
+        again.
 
-        Variables may change before they are trained again. If the report is not empty, a step was
-        taken, and the new masters stay valid.
+        Do nothing if `report` is not empty: a step was taken, and the new masters stay valid.
         """
         old_ids = set(map(id, self._slots.owners())) - self._stale
         try:
@@ -107,9 +106,7 @@ class Masters(Staged):
         return [(var, master) for var, _, master in self._slots.triples()]
 
     def originals(self, targets: Sequence[object]) -> list[Any]:
-        """Return the variables whose masters are among the targets, and targets that are no
-        masters.
-        """
+        """Return the targets, with each master replaced by its variable."""
         variables_by_master = {id(master): var for var, master in self.pairs()}
         return [variables_by_master.get(id(target), target) for target in targets]
 

@@ -61,21 +61,19 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         master <- the optimizer's step;  variable <- master, rounded, within the finite numbers
 
     Variables of other dtypes have no master and are updated themselves. A master begins with the
-    variable's value and from then on decides: a variable that is set on its own has the master's
-    value again after the next update, in the rows that this one writes. With an
-    `AutomaticLossScaler` a gradient that is infinite or NaN leaves variables, masters, slots and
-    `global_step` as they are, and the scaler answers to each step. A static scale is not checked:
-    infinities and NaN reach the masters.
+    variable's value. Each update then overwrites the variable from the master, or the rows that a
+    sparse gradient has. With an `AutomaticLossScaler` an infinite or NaN gradient skips the update,
+    and each step adapts the scale. With a static scale, infinities and NaN reach the masters.
 
     Args:
         optimizer: The optimizer, of `thalweg.v1`.
         loss_scale: A number above 0, an `AutomaticLossScaler`, or None for 1.
-        as_shipped: Whether any other type than float and `AutomaticLossScaler` is taken and makes
-            `compute_gradients` raise AttributeError.
-        scope: What the names of masters begin with in eager mode; in a graph it is the name scope.
+        as_shipped: True to raise AttributeError only in `compute_gradients` if `loss_scale` has
+            another type than float and `AutomaticLossScaler`.
+        scope: The prefix of the names of masters in eager mode.
 
     Raises:
-        TypeError: `optimizer` is no optimizer, or `loss_scale` of another type.
+        TypeError: `optimizer` or `loss_scale` has another type.
         ValueError: `loss_scale` is not a finite number above 0.
 
     Differs from:
@@ -155,7 +153,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return self._opt.get_slot(var if master is None else master, name)
 
     def variables(self) -> list[Any]:
-        """Return the masters of the present graph, or of eager mode, and the optimizer's
+        """Return the masters of the current graph, or the eager masters, and the optimizer's
         variables.
         """
         graph = graph_of()
@@ -164,7 +162,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return [*graph_masters, *self._opt.variables()]
 
     def differentiate(self, loss: object, var_list: Any = None, **options: Any) -> BackwardResult:
-        """Return the gradients of the scaled loss, with the data that unscale them.
+        """Return the gradients of the scaled loss as a `BackwardResult`, with the data to unscale
+        them.
 
         Args:
             loss: A callable that returns the loss; in graph mode a symbolic tensor, too.
@@ -182,10 +181,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def received(self, pairs: Iterable[tuple[Any, Any]], scale: object) -> BackwardResult:
         """Return gradients of the scaled loss with their targets, penalties and scale.
 
-        Creates missing masters.
+        Missing masters are created.
 
         Args:
-            pairs: (gradient in its variable's dtype or None, variable).
+            pairs: (gradient, variable) pairs. The gradient has its variable's dtype, or is None.
             scale: The factor of the loss.
 
         Raises:
@@ -222,7 +221,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> Any:
-        """Return the gradients of a loss by the masters, unscaled.
+        """Return the unscaled gradients of a loss, paired with the masters.
 
         Args:
             loss, var_list: As in `differentiate`.
@@ -230,13 +229,13 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
                 `Optimizer.compute_gradients`.
 
         Returns:
-            A pair (gradient, master) for each variable in float16 or bfloat16, and the pair of
-            the optimizer inside for others.
+            A (gradient, master) pair for each float16 or bfloat16 variable, and a (gradient,
+            variable) pair for each other variable.
 
         Raises:
             TypeError: The scale adapts and the loss is not float32.
             ValueError: A float16 or bfloat16 variable has no gradient.
-            AttributeError: There is no loss scale, `as_shipped`.
+            AttributeError: `as_shipped` is True, and the loss scale is not a float.
         """
         arguments = {
             "gate_gradients": (gate_gradients, Optimizer.GATE_OP),
@@ -287,10 +286,10 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
     ) -> Any:
-        """Update masters and variables, unless a gradient is not finite and the scale adapts.
+        """Update masters and variables; an adapting scale skips gradients that are not finite.
 
         Args:
-            grads_and_vars: What `compute_gradients` returned, processed or not.
+            grads_and_vars: The result of `compute_gradients`; gradients may be processed.
             global_step: Optional. A variable that is raised by 1 if there is an update.
             name: Name of the operation in graph mode.
             skip_gradients_aggregation: Accepted for compatibility.
@@ -299,8 +298,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
             None; in graph mode the operation that takes the step.
 
         Raises:
-            TypeError, ValueError: See `Optimizer.apply_gradients`. Nothing has changed then, and
-                the scaler has not either.
+            TypeError, ValueError: See `Optimizer.apply_gradients`. Nothing has changed then,
+                including the scaler.
         """
         pairs = check_given(as_pairs(grads_and_vars))
         targets = [target for _, target in pairs]
@@ -330,7 +329,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def _update_in_graph(
         self, present: BackwardResult, global_step: object, name: str | None
     ) -> object:
-        """Return the operation of an update by an optimizer whose hooks are called now."""
+        """Return the update operation of an optimizer whose hooks are called while building."""
         scaler = self.loss_scaler
 
         def process(backward: BackwardResult) -> list[object] | None:
@@ -352,8 +351,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of all state by name: masters, slots, powers, and the scaler's state.
 
-        Names begin with those of the variables, "w/", and of the second one of a name with "w#1/".
-        The variables themselves are the model's.
+        A name begins with the variable's name, "w/", or "w#1/" for a second variable named "w". The
+        trained variables are not included.
 
         Raises:
             FailedPreconditionError: The state is variables of a graph, which `Saver` saves.
@@ -366,12 +365,11 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def load_state_dict(
         self, state_dict: Mapping[str, object], var_list: Iterable[object] | None = None
     ) -> None:
-        """Set all state, and the variables that have masters to these; all or nothing.
+        """Set all state, and set each variable to its loaded master; change nothing after an error.
 
         Args:
-            state_dict: What `state_dict()` returned.
-            var_list: The variables, in the order in which they were trained. Optional after a
-                step.
+            state_dict: The result of `state_dict()`.
+            var_list: The variables, in the order of training. Optional after a step.
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
@@ -407,11 +405,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
 
 
 def check_inner(optimizer: Optimizer) -> None:
-    """Raise for optimizers whose step is more than one operation of a graph.
-
-    Raises:
-        InvalidTypeError: The optimizer wraps another one.
-    """
+    """Raise InvalidTypeError if an optimizer wraps another optimizer; graphs do not support it."""
     if isinstance(optimizer, WrappingOptimizer):
         raise InvalidTypeError(
             f"{type(optimizer).__name__} wraps another optimizer, which works here for steps of"
@@ -420,11 +414,9 @@ def check_inner(optimizer: Optimizer) -> None:
 
 
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
-    """Return a loss scale in the form in which it is stored.
+    """Validate a loss scale; return a float or the `AutomaticLossScaler` itself.
 
-    Returns:
-        A float, or the `AutomaticLossScaler` itself; 1.0 for None. With `as_shipped` None for
-        anything that is not a float.
+    None becomes 1.0. With `as_shipped`, return None for any other type.
 
     Raises:
         TypeError: `loss_scale` is not a number.

@@ -27,11 +27,7 @@ OF_GRADIENTS = frozenset(OPTIMIZER_SUMMARIES) - {"learning_rate", "loss_scale"}
 
 
 def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the summaries to make; the default ones for None.
-
-    Raises:
-        InvalidArgumentError: One has an unknown name.
-    """
+    """Return the names of summaries, by default `DEFAULT_SUMMARIES`; raise for an unknown name."""
     if summaries is None:
         return DEFAULT_SUMMARIES
     for name in summaries:
@@ -46,11 +42,11 @@ def checked_summaries(summaries: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def optimizer_class(optimizer: object) -> Callable[..., Any]:
-    """Return the class that a name stands for; a class as it is.
+    """Return the class of an optimizer's name; return a class unchanged.
 
     Raises:
         InvalidArgumentError: No optimizer has this name.
-        InvalidTypeError: It is neither a name nor callable.
+        InvalidTypeError: `optimizer` is neither a name nor callable.
     """
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZER_CLS_NAMES:

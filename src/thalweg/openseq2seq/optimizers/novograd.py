@@ -16,31 +16,32 @@ _AVERAGE = "grads_ema"
 
 
 class NovoGrad(RuleOptimizer):
-    """Momentum of gradients that are divided by a moving norm of their variable.
+    """Momentum of gradients, each divided by the moving norm of a variable's gradient.
 
         v <- beta2 v + (1 - beta2) |g|^2, v <- |g|^2 as long as v is 0
         h = g / sqrt(v + epsilon) + weight_decay var
         a <- beta1 a + h;  var <- var - learning_rate a
         grad_averaging: a <- beta1 a + (1 - beta1) h
 
-    The squares of a gradient are summed in float64. A sparse gradient counts as the dense one it
-    stands for: repeated rows are added, and all rows move.
+    The squares of a gradient are summed in float64. A sparse gradient counts as a dense gradient:
+    repeated rows are added, and all rows change.
 
     Args:
         learning_rate: A float, 0-d tensor, or callable without arguments.
-        beta1: Share of the velocity that is kept. A float, tensor or callable.
-        beta2: Share of the average of squared norms that is kept. A float, tensor or callable.
-        epsilon: Added to that average, inside the root. A float, tensor or callable.
-        weight_decay: A part of the normalised gradient. A float, tensor or callable.
-        grad_averaging: Whether normalised gradients and decay are multiplied by 1 - beta1.
+        beta1: Decay of the momentum a. A float, tensor or callable.
+        beta2: Decay of the average v of squared norms. A float, tensor or callable.
+        epsilon: Added to v, inside the root. A float, tensor or callable.
+        weight_decay: Factor of the variable that is added to the normalised gradient. A float,
+            tensor or callable.
+        grad_averaging: True to multiply h by 1 - beta1.
         use_locking: See `Optimizer`.
         name: Name of the optimizer.
-        as_shipped: Whether v is `|g|^2` in every step, as in OpenSeq2Seq, which forgets to store
-            the average: `beta2` then has no effect.
+        as_shipped: True for v = |g|^2 in every step, as in OpenSeq2Seq, which does not store the
+            average; `beta2` has no effect then.
 
     Differs from:
-        OpenSeq2Seq refuses float16 and float64 variables, callables, tuples of pairs, and
-        gradients that are None, and sums the squares in float32. torch.optim has no NovoGrad.
+        OpenSeq2Seq refuses float16 and float64 variables, callables, tuples of pairs, and gradients
+        that are None, and sums the squares in float32. torch.optim has no NovoGrad.
 
     Example:
         >>> from thalweg import Variable

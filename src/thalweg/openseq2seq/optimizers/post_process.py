@@ -41,10 +41,10 @@ from thalweg.openseq2seq.params import check_params
 
 
 def larc_of(larc_params: Mapping[str, Any]) -> Larc:
-    """Return the `Larc` of the parameters of a config.
+    """Return the `Larc` of a config's parameters.
 
     Raises:
-        ValueError: A parameter is missing, unknown, of another type or not one of the modes.
+        ValueError: A parameter is missing, unknown, of another type, or an unknown mode.
     """
     check_params(
         larc_params,
@@ -63,10 +63,10 @@ class PostProcessing(NamedTuple):
     """Settings of the processing of gradients.
 
     Attributes:
-        clip_gradients: The largest global norm, or None.
-        larc: How LARC scales, or None.
+        clip_gradients: The maximum global norm, or None.
+        larc: The settings of LARC, or None.
         summaries: The names of the summaries to make.
-        as_shipped: Whether defects of OpenSeq2Seq are computed as well.
+        as_shipped: True to reproduce defects of OpenSeq2Seq.
     """
 
     clip_gradients: Any = None
@@ -87,7 +87,7 @@ class PostProcessing(NamedTuple):
         Raises:
             ValueError: A summary has an unknown name, a parameter of LARC is wrong, or
                 `clip_gradients` is below 0 or NaN, unless `as_shipped`.
-            AttributeError: There are both clipping and LARC.
+            AttributeError: Both clipping and LARC are enabled.
             TypeError: `clip_gradients` is not a number.
         """
         summary_names = checked_summaries(summaries)
@@ -110,7 +110,8 @@ class PostProcessing(NamedTuple):
         """Raise for gradients that cannot be processed.
 
         Raises:
-            InvalidArgumentError: A required gradient is None, or, `as_shipped`, of shape ().
+            InvalidArgumentError: A required gradient is None, or `as_shipped` is True and a
+                variable has shape ().
         """
         reasons = {
             "the summary global_gradient_norm": "global_gradient_norm" in self.summaries,
@@ -130,7 +131,7 @@ class PostProcessing(NamedTuple):
         rate: object,
         journal: Journal | None,
     ) -> list[Gradient]:
-        """Return new gradients, clipped or scaled; summaries go to the journal."""
+        """Return new gradients, clipped or scaled by LARC; add summaries to the journal, if any."""
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
         return transform_present(
             gradients, variables, self.gradient_transforms(pairs, rate, journal)
@@ -142,10 +143,10 @@ class PostProcessing(NamedTuple):
         """Return the transforms of gradients for the core step.
 
         Args:
-            pairs: The gradients, which are not written to, and the tensors to update.
+            pairs: (gradient, target) pairs; gradients are not changed.
             rate: The learning rate of the step, a number or tensor of shape ().
-            journal: Gets the summaries, or None.
-            **others: More parts of the `GradientTransforms`.
+            journal: Receives the summaries of the step; None omits summaries.
+            **others: Further fields of the `GradientTransforms`.
         """
         clip, unscaling = self.clip_gradients, others.get("unscaling")
         return GradientTransforms(
@@ -173,9 +174,9 @@ class PostProcessing(NamedTuple):
 
         Args:
             larc: The settings of LARC.
-            pairs: Gradients and the tensors to update, whose dtypes the factors get.
+            pairs: (gradient, target) pairs. A factor has the target's dtype.
             rate: The learning rate.
-            sizes: The norms of the tensors.
+            sizes: The norms of the targets.
             lengths: The norms of the gradients.
         """
         dtypes = [var.dtype for _, var in pairs]
@@ -217,7 +218,10 @@ class PostProcessing(NamedTuple):
     def _measure_rows(
         self, pairs: Sequence[Pair], unscaling: object, stats: GradientStats
     ) -> GradientStats:
-        """Return statistics of gradients without summed rows, which LARC sums otherwise."""
+        """Return statistics of gradients in which repeated rows are not added; LARC adds them.
+
+        Return `stats` itself without LARC or sparse gradients.
+        """
         if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             return stats
         values, variables = [values_of(grad) for grad, _ in pairs], [var for _, var in pairs]
@@ -227,7 +231,7 @@ class PostProcessing(NamedTuple):
     def _record_larc(
         self, larc: Larc, journal: Journal, tags: Sequence[str], rate: Any, stats: GradientStats
     ) -> None:
-        """Add the summaries of LARC, one set for each tag, to the journal."""
+        """Add the summaries of LARC to the journal, for each variable's tag."""
         ratios = self._find_ratios(larc, rate, stats.variable_norms, stats.clipped_norms)
         for tag, ratio, factor in zip(tags, ratios, stats.trust_ratios, strict=True):
             if larc.clips:
@@ -265,26 +269,26 @@ def post_process_gradients(
     """Clip gradients by their global norm, or scale them by LARC.
 
     Args:
-        grads_and_vars: Pairs of a gradient and its variable.
-        summaries: Names out of `OPTIMIZER_SUMMARIES`; the default ones if None. In graph mode
-            those of gradients and variables are in the collection SUMMARIES, too.
+        grads_and_vars: (gradient, variable) pairs.
+        summaries: Names in `OPTIMIZER_SUMMARIES`; None selects the defaults. In graph mode
+            summaries of gradients and variables are in the collection SUMMARIES, too.
         lr: The learning rate, a number or tensor of shape ().
-        clip_gradients: The largest global norm, or None.
-        larc_params: A dict, or None: `larc_eta` (float, required), `larc_mode` ("clip", which is
-            the default, or "scale"), `min_update` (1e-7) and `epsilon` (1e-7), see `Larc`.
-        as_shipped: Whether defects of OpenSeq2Seq are computed as well: norms overflow where
-            squares leave float32, clipping refuses variables of shape (), and LARC gives NaN to a
-            variable of norm 0 where the learning rate is 0.
-        summary_writer: Optional. Gets the summaries that belong here.
-        global_step: The step that the writer is told.
+        clip_gradients: The maximum global norm, or None.
+        larc_params: None, or a dict of `larc_eta` (float, required), `larc_mode` ("clip" by
+            default, or "scale"), `min_update` (1e-7) and `epsilon` (1e-7), see `Larc`.
+        as_shipped: True to reproduce defects of OpenSeq2Seq: norms overflow if squares overflow
+            float32. Clipping raises for variables of shape (). LARC returns NaN if the variable's
+            norm and the learning rate are 0.
+        summary_writer: Optional. Receives the summaries of gradients and variables.
+        global_step: The step number that the writer receives.
 
     Returns:
         The pairs with new gradients. LARC makes sparse gradients dense.
 
     Raises:
-        ValueError: There are no pairs, a summary or parameter is unknown or wrong, or a gradient
-            is None whose norm is needed.
-        AttributeError: There are both `clip_gradients` and `larc_params`.
+        ValueError: There are no pairs, a summary or parameter is invalid, or a required gradient is
+            None.
+        AttributeError: Both `clip_gradients` and `larc_params` are set.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """

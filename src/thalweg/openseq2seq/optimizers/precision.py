@@ -21,11 +21,7 @@ from thalweg.variable import REDUCED, as_dtype, dtype_name
 
 
 def check_scalar(loss: object) -> None:
-    """Raise for a loss, of a graph or not, that has more or less than one number to minimize.
-
-    Raises:
-        InvalidArgumentError: It is known that its shape is not ().
-    """
+    """Raise InvalidArgumentError if a loss, eager or symbolic, has a known shape other than ()."""
     # An unknown shape of a graph's tensor is false, as that of a scalar.
     if shape := getattr(loss, "shape", ()):
         raise InvalidArgumentError(
@@ -35,13 +31,13 @@ def check_scalar(loss: object) -> None:
 
 
 def scaled(loss: object, scale: object) -> Any:
-    """Return a loss of the same kind, a callable or a symbolic tensor, times the scale.
+    """Return the loss times the scale, as a callable for a callable, else as a symbolic tensor.
 
-    A number scales a loss in the loss's own dtype, where it may become infinite.
+    A number scales in the loss's own dtype, where the loss may become infinite.
 
     Raises:
-        InvalidTypeError: The scale is a tensor, as one that adapts, and the loss is not float32.
-            For a callable, when it is called.
+        InvalidTypeError: The scale is a tensor, and the loss is not float32. A callable raises this
+            when it is called.
     """
     if callable(loss) and not isinstance(loss, Tensor) and not is_symbolic(loss):
         if not executing_eagerly():
@@ -51,7 +47,7 @@ def scaled(loss: object, scale: object) -> Any:
 
 
 def _scale_loss(value: Any, scale: Any) -> object:
-    """Return a loss times the scale; the loss itself for scale 1.
+    """Return a loss times the scale; the loss itself if the scale is 1.
 
     Raises:
         InvalidTypeError: The scale is a tensor and the loss is not float32.
@@ -82,11 +78,11 @@ _NAMES = ("mixed", *map(dtype_name, _FLOAT_DTYPES))
 
 
 def is_mixed(dtype: object) -> bool:
-    """Return True if a dtype means mixed precision; None does not.
+    """Return True if `dtype` is "mixed"; return False for None and floating-point dtypes.
 
     Raises:
-        InvalidArgumentError: The name is unknown, or nothing is trained in the dtype.
-        InvalidTypeError: The value is neither a name nor a dtype.
+        InvalidArgumentError: The name is unknown, or the dtype is not floating-point.
+        InvalidTypeError: `dtype` is neither a name nor a dtype.
     """
     expected = f"dtype must be one of {', '.join(_NAMES)}, not {show_value(dtype)}."
     if dtype is None:
@@ -105,7 +101,7 @@ def is_mixed(dtype: object) -> bool:
 
 
 class MixedCheck:
-    """Check that warns if the first loss depends on no 16-bit tensor."""
+    """Check of the first loss; warn if its autograd graph has no 16-bit tensor."""
 
     def __init__(self) -> None:
         self._is_first_loss = True
@@ -119,7 +115,10 @@ class MixedCheck:
 
 
 def _has_16_bits(loss: object) -> bool:
-    """Return True if the autograd graph has 16-bit dtypes or opaque functions."""
+    """Return True if a loss's autograd graph has 16-bit dtypes, or functions of unknown dtype.
+
+    Return True for a loss without graph, too.
+    """
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         # Such losses are rejected elsewhere.
         return True

@@ -31,17 +31,17 @@ def reduced(
 ) -> list[Gradient]:
     """Return the mean of each gradient over the workers.
 
-    None counts as zeros if another worker has a gradient, and stays None otherwise, or with
-    `all_reduce`.
+    None counts as zeros if another worker has a gradient, and stays None otherwise. With
+    `all_reduce`, None always stays None.
 
     Args:
         gradients: The gradients of this worker.
         variables: The variables of the gradients.
-        all_reduce: Called with each gradient in order; returns the mean. If None, the workers are
-            the ranks of the current strategy, or of the default group of torch.distributed, or this
-            process alone.
-        model: See `shares_embedding`: if that is True, sparse gradients become dense first.
-        as_shipped: True if sparse gradients need a model.
+        all_reduce: `all_reduce(gradient)` returns the mean; called in order. If None, the workers
+            are the ranks of the current strategy, or of the default group of torch.distributed, or
+            this process alone.
+        model: If `shares_embedding(model, ...)`, sparse gradients become dense first.
+        as_shipped: True to raise AttributeError for a sparse gradient without a model.
         owner: Optional. The optimizer of the step, which the workers compare first.
     """
     strategy = current_strategy()
@@ -66,8 +66,8 @@ def check_replicas(reduces: bool, iter_size: int) -> None:
     """Raise for settings of `optimize_loss` that the current strategy does not support.
 
     Raises:
-        InvalidArgumentError: There are several replicas and no means of their gradients, or means
-            in the order of micro-batches, and several runs make an update.
+        InvalidArgumentError: There are several replicas, but gradients are not averaged; or the
+            reduction is ordered, and an update has several runs.
     """
     if not reduces and not (has_strategy() and not current_strategy().ranks.is_alone):
         return
@@ -95,8 +95,10 @@ def waited_for(owner: object, reduces: bool) -> AbstractContextManager[None]:
 def shares_embedding(model: Any, gradients: Sequence[object], as_shipped: bool = False) -> bool:
     """Return True if the model's config shares an embedding between encoder and decoder.
 
+    With `as_shipped`, return False without sparse gradients.
+
     Raises:
-        AttributeError: `as_shipped`, a gradient is sparse, and there is no model.
+        AttributeError: `as_shipped` is True, a gradient is sparse, and there is no model.
     """
     if as_shipped:
         is_sparse = any(isinstance(grad, IndexedSlices | SymbolicSlices) for grad in gradients)
@@ -113,25 +115,24 @@ def reduce_gradients(
     all_reduce: AllReduce | None = None,
     as_shipped: bool = False,
 ) -> list[tuple[Any, Any]]:
-    """Return the mean of each gradient over the workers.
+    """Return (gradient, variable) pairs with the mean of each gradient over the workers.
 
-    Workers are the ranks of the strategy that the call is in, or of the default group of
-    torch.distributed, and all of them must call it with the same variables. Without a group there
-    is one worker, and the gradients stay as they are. Rows of sparse gradients are brought
-    together, not added up.
+    Workers are the ranks of the current strategy, or of the default group of torch.distributed. All
+    workers must call this function with the same variables. Without a group there is one worker,
+    and gradients are returned unchanged. Sparse rows are concatenated, not added.
 
     Args:
-        grads_and_vars: Pairs of a gradient and its variable.
+        grads_and_vars: (gradient, variable) pairs.
         on_horovod: Must be true.
-        model: Optional. If `model._decoder.params["shared_embed"]` holds, sparse gradients are
-            made dense first.
-        all_reduce: Optional. Called in place of all that with each gradient in order, a tensor or
-            `IndexedSlices`; what it returns counts as the mean.
-        as_shipped: Whether a sparse gradient needs a model.
+        model: Optional. If `model._decoder.params["shared_embed"]` is true, sparse gradients become
+            dense first.
+        all_reduce: Optional. `all_reduce(gradient)` returns the mean of a tensor or
+            `IndexedSlices`; called for each gradient in order, in place of torch.distributed.
+        as_shipped: True to raise AttributeError for a sparse gradient without a model.
 
     Returns:
-        The pairs with the means. None counts as zero where another worker has a gradient; where
-        none has, or with `all_reduce`, it stays None.
+        The pairs with the means. None counts as zeros if another worker has a gradient, and stays
+        None otherwise, or with `all_reduce`.
 
     Raises:
         NotImplementedError: `on_horovod` is false.

@@ -26,14 +26,14 @@ _eager: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def get_regularization_loss(
     scope: str | None = None, name: str = "total_regularization_loss"
 ) -> Any:
-    """Return the sum of the collection REGULARIZATION_LOSSES, each of its items cast to float32.
+    """Return the sum of the collection REGULARIZATION_LOSSES, with items cast to float32.
 
     In graph mode the regularizers of `get_variable` fill the collection. In eager mode the default
-    graph keeps it, and an item may also be a callable without arguments, which is called each
-    time. Add the sum to the loss that you give to `optimize_loss`, which does not add it.
+    graph has the collection, and an item may be a callable without arguments, which is called each
+    time. Add the sum to the loss of `optimize_loss` yourself.
 
     Args:
-        scope: Optional. A regular expression that the names of the items begin with.
+        scope: Optional. A regular expression that matches the beginning of an item's name.
         name: Name of the sum in graph mode.
 
     Returns:
@@ -69,18 +69,18 @@ def mp_regularizer_wrapper(regularizer: Regularizer) -> Regularizer:
     """Return a regularizer for variables that may be trained in mixed precision.
 
     Args:
-        regularizer: Takes weights and returns their penalty, of shape ().
+        regularizer: `regularizer(weights)` returns a penalty of shape ().
 
     Returns:
-        A function of weights. If they are float16 or bfloat16 it returns None, and remembers that
-        `MixedPrecisionOptimizerWrapper` is to add the gradient of `regularizer`, taken at their
-        float32 master: the penalty itself is then in no loss. In graph mode it is remembered in
-        the collection REGULARIZATION_FUNCTIONS, where several add up; in eager mode as long as the
-        weights live, the last one counts, and copies of weights have none. For other dtypes it
-        returns `regularizer(weights)`.
+        A function of weights. For float16 and bfloat16 weights it stores `regularizer` and returns
+        None. `MixedPrecisionOptimizerWrapper` then adds the gradient of `regularizer` at the
+        float32 master. In graph mode regularizers are stored in the collection
+        REGULARIZATION_FUNCTIONS, and several add up. In eager mode only the last regularizer of the
+        weights counts; copies of weights have none. For other dtypes the function returns
+        `regularizer(weights)`.
 
     Differs from:
-        OpenSeq2Seq knows no bfloat16.
+        OpenSeq2Seq does not support bfloat16.
 
     Reference: OpenSeq2Seq, optimizers.mp_wrapper
     """
@@ -109,7 +109,10 @@ def may_have_penalties(variables: Sequence[object]) -> bool:
 
 
 def penalty_gradient(var: Any, master: Tensor) -> Any:
-    """Return the gradient of a variable's penalty by its master, symbolic if they are, or None."""
+    """Return the gradient of a variable's penalty at `master`; None without a penalty.
+
+    It is symbolic if the variable is symbolic.
+    """
     if not _graph.is_symbolic(var):
         regularizer = _eager.get(var)
         return None if regularizer is None else _differentiate_penalty(regularizer, master)

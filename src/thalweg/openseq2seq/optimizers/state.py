@@ -46,7 +46,7 @@ class TrainingState(V1StateDict):
 
     Attributes:
         optimizer: The optimizer of masters, and of variables without one.
-        variables: The variables, in the order in which those of one name are numbered.
+        variables: The variables. Variables of equal name are numbered in this order.
         masters: The masters.
         scaler: The scaler that adapts the loss scale, or None.
         sums: The sums of gradients, or None.
@@ -95,14 +95,14 @@ class TrainingState(V1StateDict):
         return self._owners()
 
     def _create_for_state(self, variables: Sequence[object], names: Collection[str]) -> None:
-        """Create missing masters, slots and sums, and those named by a state."""
+        """Create missing masters, slots and sums, and the optimizer's state with these names."""
         targets = [self.masters.of(var) for var in variables]
         self.optimizer._create_for_state(targets, names)
         if self.sums is not None:
             self.sums.make(targets)
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        """Return the entries of a variable: master, slots and sum of gradients."""
+        """Return entries of a variable's master, slots and gradient sum, with names below `key`."""
         master = self.masters.get(var)
         target = var if master is None else master
         entries: list[Entry] = []

@@ -89,9 +89,9 @@ class TrainingStep(Configurable):
 
     @property
     def was_applied(self) -> bool | None:
-        """True if the last call made an update; None before the first.
+        """True if the last call made an update; None before the first call.
 
-        Where a GPU decides, reading this waits for it.
+        Reading waits for a GPU that decides about the update.
         """
         if isinstance(self._has_update, Tensor):
             self._has_update = bool(self._has_update)
@@ -101,7 +101,8 @@ class TrainingStep(Configurable):
     def learning_rate(self) -> Tensor:
         """The learning rate of the last step, a tensor of shape ().
 
-        Within the loss it is that of the step under way, or where a GPU counts of the last one.
+        While the loss is computed, it is the rate of the current step. If the global step is on a
+        GPU, it is the rate of the last step then.
         """
         return self._rate.value.clone()
 
@@ -121,26 +122,26 @@ class TrainingStep(Configurable):
     def __call__(self) -> Tensor:
         """Compute the loss and its gradients, and update the variables.
 
+        An error before the update changes nothing, also if a callback raised it. Errors of a
+        constraint, the optimizer's `_finish` or `summary_writer` come after the update. A note on
+        the error says which.
+
         Returns:
             The loss before the update, not scaled; without a gradient.
 
         Raises:
-            ValueError: There are no variables, or none has a gradient, or one has none whose norm
-                is needed, or the loss is no scalar.
-            TypeError: `skip_update_ph` gives no bool; an adapting loss scale and a loss that is
-                not float32.
+            ValueError: There are no variables or no gradients, a required gradient is None, or the
+                loss is not a scalar.
+            TypeError: `skip_update_ph` is not a bool, or an adapting loss scale meets a loss that
+                is not float32.
             FailedPreconditionError: A graph is being built.
-
-        Nothing has changed then, nor after an error in the loss, the policy, `skip_update_ph`,
-        `all_reduce`, a regularizer, or an update of the optimizer. An error in a constraint, the
-        optimizer's `_finish` or `summary_writer` comes after the update. A note on it says which.
         """
         with self._lock:
             return self._taken(self._differentiate_loss)
 
     @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool | Tensor:
-        """Update the variables by gradients that were computed elsewhere.
+        """Update the variables by gradients that the caller computed; see `__call__` for errors.
 
         Args:
             gradients: Gradients of the loss times `loss_scale`, one for each variable of `var_list`
@@ -150,12 +151,10 @@ class TrainingStep(Configurable):
             True if the variables were updated: a bool, or a bool tensor if a GPU decides.
 
         Raises:
-            FailedPreconditionError: Neither `var_list` was given nor a step taken, or a graph is
-                being built.
-            ValueError: The number of gradients differs, all are None, one does not fit its
-                variable, or one is None whose norm is needed.
-
-        Nothing has changed then; for errors of callbacks see `__call__`.
+            FailedPreconditionError: There is no `var_list` and no earlier step, or a graph is being
+                built.
+            ValueError: The number of gradients differs, all are None, a gradient does not match its
+                variable, or a required gradient is None.
         """
         with self._lock:
             self._taken(lambda: (None, self._receive_gradients(concretes(gradients))))
@@ -163,10 +162,10 @@ class TrainingStep(Configurable):
             return has_update.clone() if isinstance(has_update, Tensor) else has_update
 
     def flush(self) -> None:
-        """Pass the summaries of the last step to `summary_writer` if a GPU had not computed them
-        then.
+        """Wait for the GPU, and send the last step's summaries to `summary_writer` if still
+        pending.
 
-        The next step, and the end of the program, do the same.
+        The next step, and the end of the program, do so, too.
         """
         with self._lock:
             outbox = self._pipeline.treatment.outbox
@@ -182,12 +181,12 @@ class TrainingStep(Configurable):
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
     def _taken(self, differentiate: Differentiate) -> Any:
-        """Take a step in eager mode, and return the loss (the first result of `differentiate`).
+        """Take a step in eager mode; return the loss, which `differentiate` returned.
 
-        Sets `_has_update`. An error before the commit gets a note, and leaves everything unchanged.
+        Set `_has_update`. An error before the commit gets a note, and changes nothing.
 
         Args:
-            differentiate: Returns (loss or None, results of the backward pass).
+            differentiate: `differentiate()` returns (loss or None, `BackwardResult`).
 
         Raises:
             FailedPreconditionError: A graph is being built.
@@ -218,15 +217,15 @@ class TrainingStep(Configurable):
         differentiate: Differentiate,
         report: ReplayResult,
     ) -> tuple[object, StepResult]:
-        """Set the learning rate of the step, and run it by `_carry_out`; return (loss,
+        """Set the learning rate of the step, compute and apply gradients; return (loss,
         `StepResult`).
 
-        The rate and new masters are put back if an error comes before the commit. If the global
+        An error before the commit restores the rate, and marks new masters as stale. If the global
         step is on a GPU, the rate is set after the loss was computed.
 
         Args:
             differentiate: See `_taken`.
-            report: Receives a sentence and whether the step was taken, as soon as it is written.
+            report: Receives a sentence, and True if the step was taken, in the commit.
         """
         rate, mixed = self._rate, self._pipeline.mixed
         # The host waits for the last step while a GPU computes the loss.
@@ -246,11 +245,11 @@ class TrainingStep(Configurable):
         report: ReplayResult,
         is_late: bool,
     ) -> tuple[object, StepResult]:
-        """Compute the gradients, and run the pipeline; return (loss, `StepResult`).
+        """Compute and apply gradients; return (loss, `StepResult`).
 
         Args:
             differentiate, report: See `_run`.
-            is_late: True if the learning rate is still to be set, after the loss was computed.
+            is_late: True to set the learning rate here, after the loss was computed.
         """
         treatment = self._pipeline.treatment
         scaler = None if treatment.outbox is None else self.loss_scaler
@@ -275,12 +274,12 @@ class TrainingStep(Configurable):
             return value, self._pipeline.apply(step_inputs, report)
 
     def _receive_gradients(self, gradients: list[Any]) -> BackwardResult:
-        """Return gradients that the user computed as the results of a backward pass.
+        """Return gradients that the caller computed as a `BackwardResult`.
 
         Raises:
             FailedPreconditionError: The variables are not known yet.
-            InvalidArgumentError: The number of gradients differs from that of the variables.
-            InvalidTypeError: A gradient has another dtype than its variable.
+            InvalidArgumentError: The numbers of gradients and variables differ.
+            InvalidTypeError: A gradient and its variable have different dtypes.
         """
         variables = self._owners()
         if not variables:
@@ -297,10 +296,9 @@ class TrainingStep(Configurable):
         return self._pipeline.mixed.received(pairs, self.loss_scale)
 
     def _differentiate_loss(self) -> tuple[Tensor, BackwardResult]:
-        """Compute the loss and its gradients; return (copy of the loss, results of the backward
-        pass).
+        """Compute the loss and its gradients; return (copy of the loss, `BackwardResult`).
 
-        Stores the variables of the loss if `var_list` was not given.
+        Store the variables of the loss if `var_list` is None.
         """
         losses: list[Any] = []
 
@@ -331,13 +329,13 @@ class TrainingStep(Configurable):
 
     @untraced
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Set all state from `state_dict()`, or nothing after an error.
+        """Set all state from `state_dict()`; change nothing after an error.
 
-        Variables that have masters are set to them; load the others with the model's state.
+        A variable with a master is set to the master. Load other variables with the model's state.
 
         Raises:
             CheckpointMismatchError: Names, shapes or dtypes differ.
-            FailedPreconditionError: Neither `var_list` was given nor a step taken.
+            FailedPreconditionError: There is no `var_list` and no earlier step.
         """
         with self._loading(state_dict) as loading:
             restore(loading)
@@ -350,7 +348,7 @@ class TrainingStep(Configurable):
         names: Names = keys_of,
         extra_entries: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """Yield the values to load, those of extra entries included, with locks held."""
+        """Yield the values to load, including `extra_entries`, while locks are held."""
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
@@ -384,7 +382,7 @@ class TrainingStep(Configurable):
         return self._variables or []
 
     def _arguments(self) -> dict[str, object]:
-        """Return the arguments of `optimize_loss` by name, without the policy's rate."""
+        """Return the arguments of `optimize_loss` by name, without values that `_rate` sets."""
         moving = {id(tensor) for tensor in self._rate.tensors}
         inner_arguments = self._inner._arguments().items()
         treatment, mixed = self._pipeline.treatment, self._pipeline.mixed

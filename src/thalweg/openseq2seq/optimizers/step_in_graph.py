@@ -60,14 +60,14 @@ def step_in_graph(
 ) -> Any:
     """Return a symbolic tensor that takes a training step when a session evaluates it.
 
-    Its value is the loss before the step. The operations of the collection UPDATE_OPS run before
-    it, also in runs without an update. The summaries of `treatment` are added to the collection
+    Its value is the loss before the step. Operations of the collection UPDATE_OPS run before the
+    step, also in runs without an update. Summaries of `treatment` are added to the collection
     SUMMARIES.
 
     Raises:
         InvalidTypeError: The loss is not symbolic, a variable is not of the graph, or the optimizer
-            wraps another one.
-        ValueError: The loss is not a scalar, or a variable has no gradient that is needed.
+            wraps another optimizer.
+        ValueError: The loss is not a scalar, or a required gradient is None.
     """
     loss = _resolve_loss(loss)
     collected = (*(["loss"] if treatment.shows_loss else []), *treatment.post.summaries)
@@ -101,7 +101,7 @@ def step_in_graph(
 
 
 def _resolve_loss(loss: Any) -> Any:
-    """Return a scalar loss of the graph, or what a function returns; raise if it is not one."""
+    """Return a scalar loss of the graph; call a function for it, and raise for other values."""
     if callable(loss) and not _graph.is_symbolic(loss):
         loss = loss()
     if not _graph.is_symbolic(loss):
@@ -130,21 +130,21 @@ def _make_accumulators(backward: BackwardResult) -> list[Any]:
 
 
 class _StepRun:
-    """Functions of a run of the step, called with values.
+    """Functions that operations of the graph call in a run, with values of the run.
 
     Args:
-        pipeline: The steps of the optimizer.
-        averaged: Receives the summaries of the run, if workers average its gradients, or None.
-
-    Attributes:
-        pipeline: As given.
+        pipeline: The steps of the optimizer, also an attribute.
+        averaged: Receives the summaries of the run if workers average gradients; else None.
     """
 
     def __init__(self, pipeline: StepPipeline, averaged: RunSummaries | None) -> None:
         self.pipeline, self._averaged = pipeline, averaged
 
     def _begin(self, values: StepInputs) -> tuple[StepPipeline, StepInputs]:
-        """Check the loss, and return the pipeline and inputs of a step from a graph's values."""
+        """Check the loss; return (pipeline, inputs of a step) from a run's values.
+
+        If workers average gradients, the pipeline collects summaries for `averaged`.
+        """
         pipeline, values = self.pipeline, values._replace(skip=as_skip(values.skip))
         pipeline.check_loss(values.loss)
         if self._averaged is None:
@@ -166,10 +166,10 @@ class _StepRun:
         return old_loss
 
     def process(self, values: StepInputs) -> list[object] | None:
-        """Return the processed gradients of an update that follows in the same run; None without
-        one.
+        """Return the processed gradients of the update that follows in this run; None without
+        update.
 
-        Stores the pipeline and the prepared run in the frame of the run, for `finish`.
+        Store the pipeline and the prepared run in the run's frame, for `finish`.
         """
         pipeline, step_inputs = self._begin(values)
         report: list[Any] = []
@@ -181,7 +181,7 @@ class _StepRun:
             return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
-        """Send the summaries of a run after its update, and return a copy of the loss."""
+        """Send the summaries of a run after the update, and return a copy of the loss."""
         pipeline, ready = thread.frames[-1].pop(self)
         if has_update:
             distribute.commit_sums(pipeline.inner)
@@ -203,7 +203,7 @@ def _train_op(
     step_inputs: StepInputs,
     update_ops: Sequence[object],
 ) -> Any:
-    """Return the train operation of an optimizer whose hooks are called in each run."""
+    """Return the operation of a step, for an optimizer whose hooks are called in each run."""
     loss: Any = step_inputs.loss
     inner = step_run.pipeline.inner
     train_op = _graph.operation(
@@ -228,11 +228,11 @@ def _train_op_of_hooks(
     """Return the train operation of an optimizer whose hooks are called while building.
 
     Args:
-        step_run: The step.
+        step_run: The functions of a run.
         backward: The symbolic gradients and their variables.
         step_inputs: Symbolic inputs; variables, targets and global step are by reference.
         global_step: The variable that counts updates, or None.
-        update_ops: Operations that run before the returned one.
+        update_ops: Operations that run before the returned operation.
     """
     loss: Any = step_inputs.loss
     pipeline = step_run.pipeline
@@ -257,11 +257,11 @@ def _train_op_of_hooks(
 
 
 def _check_backward(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
-    """Return a backward pass without variables that have no gradient on any worker.
+    """Return the results without variables that have no gradient on any worker.
 
     Raises:
-        InvalidTypeError: A variable is none of the graph.
-        ValueError: One has no gradient but needs it, or none has.
+        InvalidTypeError: A variable is not of the graph.
+        ValueError: A required gradient is None, or all gradients are None.
     """
     for var in backward.variables:
         if not isinstance(var, _graph.GraphVariable):

@@ -30,7 +30,7 @@ class Journal:
 
     Args:
         names: The names of the summaries to make.
-        scope: What comes before all tags but that of the learning rate.
+        scope: The prefix of all tags except the learning rate's.
     """
 
     def __init__(self, names: Sequence[str], scope: str = "") -> None:
@@ -40,11 +40,11 @@ class Journal:
         self._histograms: dict[str, Tensor] = {}
 
     def scalar(self, tag: str, value: object, kind: type = float, scoped: bool = True) -> None:
-        """Note a number or a tensor of shape ()."""
+        """Add a number or a tensor of shape (); `kind` converts it on writing."""
         self._scalars[self._scope + tag if scoped else tag] = value, kind
 
     def histogram(self, tag: str, values: Tensor, masked: bool = False) -> None:
-        """Note the elements of a tensor, if any; if `masked`, 0 stands for what is not finite."""
+        """Add the elements of a tensor, if any; `masked` replaces NaN and infinity by 0."""
         if not values.numel():
             # torch's SummaryWriter raises an error for it.
             return
@@ -54,7 +54,7 @@ class Journal:
         self._histograms[self._scope + tag] = elements
 
     def sent(self, step: int) -> Letter:
-        """Return the summaries as a `Letter` for a step; start their copy to the host."""
+        """Return a `Letter` with the summaries of step `step`; start to copy them to the host."""
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
         devices = list(dict.fromkeys(value.device for value in tensors.values()))
@@ -80,8 +80,8 @@ class Letter(NamedTuple):
     """Summaries of a step for a writer.
 
     Attributes:
-        write: Writes them to a writer.
-        is_pending: Whether a device has yet to compute them.
+        write: `write(writer)` writes the summaries to a writer.
+        is_pending: True if a device still computes summaries.
     """
 
     write: Callable[[Any], None]
@@ -158,9 +158,8 @@ def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None
     """Add an operation to the collection SUMMARIES that computes several summaries in each run.
 
     Args:
-        run: Called with the values of `inputs` and with `scope`, the prefix of the tags; returns a
-            function that writes to a writer.
-        inputs: Inputs of the operation, see `operation`.
+        run: `run(*values, scope=prefix of tags)` returns a function that writes to a writer.
+        inputs: Inputs of the operation, see `operation`; `values` are their values in the run.
     """
 
     def summarize(*given: Any) -> bytes:
@@ -181,9 +180,9 @@ def _add_summary(summarize: Callable[..., bytes], inputs: Sequence[object], kind
 
 
 class RunSummaries:
-    """Values from the operation that takes a step, for a summary in the same run.
+    """Summaries that the operation of a step hands to a summary operation in the same run.
 
-    Gradients are averaged once: a summary that averages again would block other workers.
+    Gradients are averaged only in the step. Averaging again would block other workers.
     """
 
     def keep(self, collected: SummaryCollector) -> None:
@@ -191,7 +190,7 @@ class RunSummaries:
         thread.frames[-1][self] = collected
 
     def collect(self) -> None:
-        """Add the summary operation, which runs after the step."""
+        """Add an operation to SUMMARIES that returns the summaries of `keep`, after the step."""
 
         def summarize() -> bytes:
             collected = thread.frames[-1].get(self)
@@ -211,7 +210,7 @@ def tags_of(variables: Sequence[object]) -> list[str]:
 
 
 def check_writer(writer: object) -> None:
-    """Raise InvalidTypeError for a writer that lacks a method; None is valid."""
+    """Raise InvalidTypeError if a writer lacks `add_scalar` or `add_histogram`; accept None."""
     methods: Sequence[Callable[..., object] | None] = [
         getattr(writer, name, None) for name in ("add_scalar", "add_histogram")
     ]

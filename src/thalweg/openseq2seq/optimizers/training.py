@@ -55,73 +55,71 @@ def optimize_loss(
     summary_writer: object = None,
     as_shipped: bool = False,
 ) -> Any:
-    """Return a step of training, put together as a config says.
+    """Return a training step that is built from the values of a config.
 
-    One run of it: the gradients of the loss, in mixed precision of the scaled loss and then by
-    float32 masters; they are added up over `iter_size` runs, averaged over the workers, clipped or
-    scaled by LARC, and handed to the optimizer, unless the loss scaler finds one that is not
-    finite.
+    A run computes gradients of the loss; in mixed precision, of the scaled loss for float32
+    masters. Gradients are added over `iter_size` runs, averaged over workers, clipped or scaled by
+    LARC, and applied by the optimizer. A loss scaler skips the update if a gradient is not finite.
 
     Args:
         loss: A callable without arguments that returns a tensor of shape (); in graph mode a
             symbolic tensor.
-        optimizer: A name out of `OPTIMIZER_CLS_NAMES`, or a class of `thalweg.v1` or derived from
-            one, such as `NovoGrad`.
-        optimizer_params: Its arguments but the learning rate. "AdamW", the name, has its
-            `weight_decay` multiplied by the learning rate.
-        learning_rate_decay_fn: A policy: takes the global step and returns the learning rate, as a
+        optimizer: A name in `OPTIMIZER_CLS_NAMES`, or an optimizer class of `thalweg.v1` or a
+            subclass, such as `NovoGrad`.
+        optimizer_params: The optimizer's arguments without the learning rate. For the name "AdamW",
+            `weight_decay` is multiplied by the learning rate.
+        learning_rate_decay_fn: A policy: `policy(global_step)` returns the learning rate as a
             number, a tensor, or a callable without arguments. In eager mode it is called for each
             step.
-        var_list: Optional. The variables to train. By default all trainable ones of the graph, or
-            in eager mode those that the loss depends on in the first run.
-        dtype: "mixed" trains float16 and bfloat16 variables by masters, which decide, and scales
-            the loss; a dtype of floats has no meaning.
-        clip_gradients: Optional. The largest global norm, 0 or more.
-        summaries: Names out of `OPTIMIZER_SUMMARIES`. None stands for the learning rate, the
-            global norm and the loss scale. In graph mode they are in the collection SUMMARIES,
-            from which `tf.summary.merge_all` takes them, for None with the loss; those of
-            gradients that workers average are run together with the step.
+        var_list: Optional. The variables to train. By default all trainable variables of the graph;
+            in eager mode the variables of the loss in the first run.
+        dtype: "mixed" trains float16 and bfloat16 variables by float32 masters, and scales the
+            loss. A floating-point dtype has no effect.
+        clip_gradients: Optional. The maximum global norm, 0 or more.
+        summaries: Names in `OPTIMIZER_SUMMARIES`. None selects learning rate, global norm and loss
+            scale, in graph mode also the loss. In graph mode summaries are in the collection
+            SUMMARIES, for `tf.summary.merge_all`. If workers average gradients, run summaries of
+            gradients together with the step.
         larc_params: Optional. See `post_process_gradients`.
         loss_scaling: For "mixed": a number, or the algorithm of an `AutomaticLossScaler`.
         loss_scaling_params: Optional. Parameters of the algorithm.
-        on_horovod: Whether gradients are averaged over workers, see `reduce_gradients`; needed in
-            a strategy of several replicas.
-        iter_size: How many runs make an update. Gradients are multiplied by its reciprocal, as in
-            sessions, and added up.
-        skip_update_ph: For `iter_size` above 1: whether a run only adds its gradients up. A bool,
-            a callable that returns one, or in graph mode a placeholder. Not in a strategy whose
+        on_horovod: True to average gradients over workers, see `reduce_gradients`; required in a
+            strategy of several replicas.
+        iter_size: The number of runs per update. Gradients are divided by it, and added.
+        skip_update_ph: For `iter_size` above 1: True in a run that only adds its gradients. A bool,
+            a callable that returns a bool, or in graph mode a placeholder. Not in a strategy whose
             `reduction` is "ordered".
         model: Optional. See `reduce_gradients`.
         global_step: Optional. The variable that counts updates, int64 of shape (). By default the
-            one of the graph, or in eager mode a new one.
+            graph's global step, or in eager mode a new variable.
         all_reduce: Optional. See `reduce_gradients`.
-        summary_writer: Optional. Gets the summaries of each run by `add_scalar(tag, value, step)`
-            and `add_histogram(tag, values, step)`, as torch's SummaryWriter has them; in eager mode
-            on a GPU with the run after, see `TrainingStep.flush`.
-        as_shipped: Whether defects of OpenSeq2Seq are computed as well, see below.
+        summary_writer: Optional. A writer like torch's SummaryWriter: each run calls
+            `add_scalar(tag, value, step)` and `add_histogram(tag, values, step)`. In eager mode on
+            a GPU the next run calls them, see `TrainingStep.flush`.
+        as_shipped: True to reproduce defects of OpenSeq2Seq, see below.
 
     Returns:
-        In eager mode a `TrainingStep`: call it. In graph mode a tensor: a session that runs it
-        makes the update. Both give the loss as it was before the update, not scaled.
+        In eager mode a `TrainingStep`, which takes a step when called. In graph mode a tensor,
+        which takes a step in a session. Both return the loss before the update, not scaled.
 
     Raises:
-        ValueError: A name is unknown, a parameter missing, unknown, of another type or out of
-            range, the loss no scalar, or a variable has no gradient but its norm is needed.
-        AttributeError: There are both `clip_gradients` and `larc_params`.
+        ValueError: A name or parameter is invalid, the loss is not a scalar, or a required gradient
+            is None.
+        AttributeError: Both `clip_gradients` and `larc_params` are set.
         KeyError: "AdamW" without `weight_decay`.
-        TypeError: The policy or the optimizer cannot be called, or the optimizer does not take
-            these parameters.
+        TypeError: The policy or the optimizer is not callable, or the optimizer rejects its
+            parameters.
 
-    Nothing has changed after an error in a run, the scaler included, unless a constraint, the
-    optimizer's `_finish` or the writer raised it: those come after the update.
+    An error in a run changes nothing, unless a constraint, the optimizer's `_finish` or the writer
+    raises it: they are called after the update.
 
     Differs from:
-        OpenSeq2Seq, which clips float64 gradients in float32. It has defects that
-        `as_shipped=True` computes as well: norms overflow where squares leave float32; clipping
-        refuses variables of shape (); LARC gives NaN where learning rate and variable are 0;
-        LogMax, see `LogMaxScaler`; NovoGrad forgets its average; `weight_decay` is changed in the
-        caller's dict; a loss scale of type int is refused; a negative `clip_gradients` clips
-        nothing; `iter_size` is ignored unless `on_horovod`.
+        OpenSeq2Seq, which clips float64 gradients in float32. `as_shipped=True` reproduces its
+        defects: norms overflow if squares overflow float32; clipping raises for variables of shape
+        (); LARC returns NaN if learning rate and variable are 0; LogMax, see `LogMaxScaler`;
+        NovoGrad forgets its average; `weight_decay` is changed in the caller's dict; a loss scale
+        of type int raises; a negative `clip_gradients` clips nothing; `iter_size` is ignored unless
+        `on_horovod`.
 
     Example:
         >>> from thalweg.openseq2seq.optimizers import lr_policies
@@ -159,7 +157,7 @@ def optimize_loss(
 
 
 def _check_functions(loss: object, learning_rate_decay_fn: object, in_graph: bool) -> None:
-    """Raise InvalidTypeError if the learning rate or the loss of eager mode is not a function."""
+    """Raise InvalidTypeError if the policy, or the loss in eager mode, is not callable."""
     if not callable(learning_rate_decay_fn):
         raise InvalidTypeError(
             f"learning_rate_decay_fn must be callable, not {show_value(learning_rate_decay_fn)}."
@@ -196,7 +194,10 @@ def _wrap_mixed_precision(
 
 
 def _check_iter_size(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
-    """Return the runs per update: 1 `as_shipped` without `on_horovod`, as in OpenSeq2Seq."""
+    """Validate and return the number of runs per update.
+
+    With `as_shipped` and without `on_horovod` it is 1, as in OpenSeq2Seq.
+    """
     check_count(iter_size)
     if as_shipped and not on_horovod:
         iter_size = 1
@@ -215,7 +216,7 @@ def _arguments(
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Mapping[str, object]:
-    """Return the optimizer's arguments other than the learning rate."""
+    """Return the optimizer's arguments without the learning rate; scale AdamW's weight decay."""
     params = {} if params is None else params
     if not isinstance(optimizer, str) or optimizer != "AdamW":
         return params
@@ -240,7 +241,7 @@ def _make_optimizer(
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Optimizer | NovoGrad:
-    """Return a new optimizer; raise InvalidTypeError if the class makes something else."""
+    """Return a new optimizer; raise InvalidTypeError if the class returns another object."""
     all_params: dict[str, Any] = {**_arguments(optimizer, params, rate, live, as_shipped)}
     cls = optimizer_class(optimizer)
     if as_shipped and isinstance(cls, type) and issubclass(cls, NovoGrad):

@@ -53,14 +53,14 @@ def decide_by_scaler(
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
-    """Return arguments of `GradientTransforms` by which a loss scaler decides whether to update.
+    """Return arguments of `GradientTransforms` by which a loss scaler decides about the update.
 
-    Without a scaler the arguments only report the step as taken.
+    Without a scaler, return only the calls that report the step as taken.
 
     Args:
         scaler: The scaler, whose state changes in the commit of the step; or None.
-        report: A list that the commit extends by a sentence and by whether the step was taken.
-        calls: Further calls of C functions for the commit.
+        report: A list. The commit appends a sentence, and True if the step was taken.
+        calls: Further functions to call in the commit.
         decides_there: True if a device may decide without the host.
     """
     if scaler is None:
@@ -87,19 +87,19 @@ def update(
     global_step: Any,
     captured: Any = None,
 ) -> StepResult:
-    """Update the targets, and set the variables that have masters to the new masters, or change
-    nothing.
+    """Update the targets, and set each variable that has a master to the new master.
+
+    An error before the commit changes nothing.
 
     Args:
         optimizer: The optimizer of the targets.
-        backward: Gradients by the targets, in the form that `transforms` expects.
+        backward: Gradients by the targets, as `transforms` expects them.
         transforms: Transforms of the gradients before the update.
         global_step: The variable that counts updates, or None.
-        captured: In a run of a graph the values that the optimizer captured when the graph was
-            built.
+        captured: In a graph run, the values that the optimizer captured while building; else None.
 
     Returns:
-        A `StepResult`: whether there was an update, and the errors of callbacks after the commit.
+        A `StepResult`: True if there was an update, and the errors of callbacks after the commit.
     """
     present, uses_transforms = backward.present(), optimizer.takes_transforms()
     arguments = StepArguments(global_step, optimizer.get_name(), captured)
@@ -132,9 +132,8 @@ def _update_by_override(
 ) -> StepResult:
     """Call the overridden `apply_gradients` of an optimizer, then set variables to their masters.
 
-    Returns:
-        A `StepResult`. An error after `global_step` has changed is in the result: the step was
-        taken. An earlier error is raised.
+    Return a `StepResult`. An error after `global_step` has changed is in the result, because the
+    step was taken. An earlier error is raised.
     """
     step = global_step
     if step is None:
@@ -180,7 +179,7 @@ def calls_hooks_at_build(optimizer: Optimizer) -> bool:
 def process_gradients(backward: BackwardResult, transforms: GradientTransforms) -> list[Any] | None:
     """Return the transformed gradients; None if the loss scaler decides against an update.
 
-    Writes the next state of the loss scaler, and makes the other calls of the decision.
+    Also run the calls of the decision, which write the scaler's next state.
     """
     gradients, decision = transform_present(backward.gradients, backward.targets, transforms)
     run(decision.calls)
@@ -201,12 +200,12 @@ def _run_process(
     slices: Sequence[bool],
     *values: object,
 ) -> list[object]:
-    """Return [bool tensor: whether this run has an update, *gradients], as the graph declares them.
+    """Return [True if this run has an update (a tensor), *gradients], as the graph declares them.
 
-    Without an update the gradients are zeros without memory, or slices without rows.
+    Without an update, gradients are zeros without memory, or slices without rows.
 
     Args:
-        process: Called with `values`; returns the gradients, or None without an update.
+        process: `process(*values)` returns the gradients, or None without an update.
         targets: The variables of the gradients.
         slices: For each gradient True if it stays sparse.
         *values: The values of the inputs in this run.
@@ -230,15 +229,15 @@ def record_update(
     dense: bool = False,
     always: bool = False,
 ) -> RecordedUpdate:
-    """Build the update by an optimizer whose `apply_gradients` is called once, now.
+    """Build the update of an optimizer whose `apply_gradients` is called once, while building.
 
     One operation processes the gradients in each run; its outputs are passed to `apply_gradients`.
     All operations form one update of the graph.
 
     Args:
         optimizer: The optimizer.
-        backward: Symbolic gradients, none of them None, with their variables and targets.
-        process: Called in each run with the values of `inputs`; returns a gradient or None for each
+        backward: Symbolic gradients, without None, with their variables and targets.
+        process: `process(*values)` is called in each run. It returns a gradient or None for each
             target, or None for a run without an update.
         inputs: Inputs of the operation, see `operation`; written variables are passed by reference.
         global_step: The variable that counts updates, or None.
@@ -248,7 +247,7 @@ def record_update(
         always: True if every run has an update.
 
     Returns:
-        The operation that ends after the update, and the bool tensor that is True if there was one.
+        (operation that ends after the update, bool tensor that is True if there was an update).
     """
     graph, targets = _graph.get_default_graph(), backward.targets
     slices = _find_sparse(backward, dense)
@@ -277,7 +276,7 @@ def record_update(
 def _apply_recorded(
     optimizer: Optimizer, backward: BackwardResult, global_step: object, options: dict[str, Any]
 ) -> object:
-    """Call `apply_gradients` of an optimizer, then set the variables to their masters."""
+    """Call `apply_gradients`, then add an operation that copies masters; return the last one."""
     # Gradients are means over the replicas.
     with distribute.enter_single_replica():
         applied_op = _graph.group(optimizer.apply_gradients(backward.pairs, global_step, **options))
@@ -299,7 +298,7 @@ def _as_declared(grad: Any, is_sparse: bool, target: Tensor) -> object:
 
 
 def _make_empty(is_sparse: bool, target: Tensor) -> IndexedSlices | Tensor:
-    """Return slices without rows, or zeros that take no memory."""
+    """Return slices without rows, or a dense tensor of zeros that shares one element's memory."""
     tensor = target.detach()
     if is_sparse:
         no_rows = torch.zeros(0, dtype=torch.int64, device=tensor.device)
