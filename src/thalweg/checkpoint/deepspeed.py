@@ -73,7 +73,7 @@ class ZeroFiles:
 def find_folder(path: Path) -> Path | None:
     """Return the folder with the optimizer states of the ranks, or None if there is none.
 
-    It is `path` itself, or else its subfolder that the text file "latest" in `path` names.
+    The folder is `path`, or else the subfolder that the text file "latest" in `path` names.
     """
     if any(_OF_RANK.fullmatch(file.name) for file in path.glob("*_optim_states.pt")):
         return path

@@ -219,7 +219,7 @@ class FusedOptimizer(GroupChecks):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply options to new parameters: state format, hooks, flat buffers, diagnostics, judge.
+        """Apply options to new parameters: formats, hooks, flat buffers, diagnostics, `spikes`.
 
         Args:
             is_copy: True if all parameters are new; False if those of the last group are.
@@ -384,7 +384,7 @@ class FusedOptimizer(GroupChecks):
         return loss
 
     def _note_loss(self, loss: object) -> None:
-        """Report the loss of a closure to the diagnostics and to the judge of steps."""
+        """Report the loss of a closure to the diagnostics and to `spikes`."""
         if self.step_cache.diagnosing is not None:
             self.step_cache.diagnosing.note_loss(loss)
         if (judge := self.step_options.judge) is not None:
@@ -436,7 +436,7 @@ class FusedOptimizer(GroupChecks):
 
     @contextmanager
     def _restore_params(self) -> Generator[None]:
-        """Restore the values of all parameters after the `with` block; suspend the judge of steps.
+        """Restore the values of all parameters after the `with` block; suspend `spikes` in it.
 
         Some rules decay parameters even at a rate of 0.
         """
@@ -522,8 +522,8 @@ class FusedOptimizer(GroupChecks):
     def _try_rebind(self) -> bool:
         """Run the last plan with new gradients or rates.
 
-        Return True if the step was taken, or skipped by a scaler or judge. Return False, with
-        nothing written, if the plan does not fit.
+        Return True if the step was taken, or skipped by GradScaler or `spikes`. Return False, with
+        nothing written, if the plan is for other parameters, options or gradients.
         """
         cache = self.step_cache
         if cache.rebind_target is None:
@@ -735,7 +735,7 @@ class FusedOptimizer(GroupChecks):
     ) -> list[Call]:
         """Return calls that record a step as taken; the step runs them with its writes.
 
-        They also clear accumulated sums and free gradients that `in_backward` left. If a device
+        Further calls clear accumulated sums and free gradients that `in_backward` left. If a device
         decides on the step, a call adds the decision to a counter on the device.
 
         Args:

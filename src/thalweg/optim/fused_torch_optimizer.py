@@ -276,7 +276,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return a plan of one rule's update, bound to its gradients: the last plan if it fits.
+        """Return a plan of one rule's update with its gradients; reuse the last plan if possible.
 
         Args:
             step: The adapter and the (gradient, parameter) pairs of the rule.

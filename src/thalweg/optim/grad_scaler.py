@@ -70,7 +70,7 @@ class GradScalerMixin:
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:
-        """Record a skipped step and return True if `torch.amp.GradScaler` found an overflow."""
+        """Return True, and record a skipped step, if GradScaler found an overflow; else False."""
         found_inf = vars(self).get("found_inf")
         if found_inf is None or not number(found_inf):  # 0 where there were no gradients to look at
             return False

@@ -235,7 +235,7 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
     """Return {option: hyperparameters that the option sets} of options with floats only.
 
-    Leave out all options that set one hyperparameter, if there are several.
+    If several options set one hyperparameter, leave out all of them.
     """
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():

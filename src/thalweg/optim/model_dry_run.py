@@ -191,7 +191,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (positional, keyword) arguments of a forward pass.
 
-    They are `inputs`, or, if None, token ids or zeros that fit the signature.
+    The arguments are `inputs`, or, if None, token ids or zeros that fit the signature.
     """
     if isinstance(inputs, Mapping):
         return (), dict(inputs)

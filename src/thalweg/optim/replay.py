@@ -160,8 +160,8 @@ class ReplayedStep:
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
         """Set `self._in_call` to native programs that compute the scalars of each step.
 
-        It stays None if Python must compute them. Return False if the step cannot be replayed:
-        gradients may be absent, and there are several rules or scalars come from Python.
+        `self._in_call` stays None if Python must compute scalars. Return False if gradients may be
+        absent, and there are several rules or scalars from Python: no replay is possible then.
         """
         try:
             if not has_scalars_in_call(transforms):
@@ -478,7 +478,7 @@ class ReplayedStep:
     def _drop(optimizer: Any, status: int) -> None:
         """Remove the replay from the cache after a refusal, unless later steps may use it.
 
-        It stays if another set of gradients may have a replay of its own.
+        The replay stays if another set of gradients may have another replay.
         """
         cache = optimizer.step_cache
         is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None

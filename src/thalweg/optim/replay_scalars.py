@@ -133,8 +133,7 @@ class TorchScalars(GroupScalars):
     def _find_inputs(self) -> list[str]:
         """Return the hyperparameters that programs read at every step.
 
-        These are all float options. If a formula cannot be traced with all of them, it is the rate
-        alone.
+        Return all float options; or the rate alone if a formula cannot be traced with all options.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]

@@ -18,7 +18,7 @@ from thalweg.variable import REDUCED, dtype_name
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Place]:
-    """Return (index in the optimizer, positions in the full tensor of its elements) per parameter.
+    """Return (index in the optimizer, positions of elements in the full tensor) per parameter.
 
     Each pair selects the random bits of a parameter.
 

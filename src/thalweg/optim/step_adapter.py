@@ -247,8 +247,8 @@ class ParamGroupAdapter(StepAdapter):
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
         """Return (index in the optimizer, positions in the full tensor) of each variable.
 
-        They select random bits. Without stochastic rounding, return () unless codecs encode slots
-        of DTensors; then all indices are None.
+        A pair selects random bits. Without stochastic rounding, return () unless codecs encode
+        slots of DTensors; then all indices are None.
         """
         optimizer, param_state = self.optimizer, self.part
         params = [self._real.get(id(var), var) for var in variables]
