@@ -49,9 +49,9 @@ _transfers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def number_of(counter: Tensor) -> Any:
     """Return the number in a tensor of shape ().
 
-    A counter's value that `moved` has sent to the host is awaited. Any other tensor is read by
-    `item`, which synchronizes. Writes that torch does not count, by `counter.data` or a collective
-    of `torch.distributed`, are not seen before the next step.
+    If `moved` has sent the value to the host, wait for the transfer. Read any other tensor by
+    `item`, which synchronizes. A write that does not change the tensor's version, such as by
+    `counter.data` or a collective of `torch.distributed`, is not seen before the next step.
 
     Raises:
         LayoutError: The tensor has no memory.
@@ -81,7 +81,7 @@ def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
     The counters are moved to the device of `flag` now.
 
     Args:
-        moves: Pairs (counter, factor); None as factor adds 1.
+        moves: Pairs (counter, factor) to multiply the counter. (counter, None) adds 1.
         flag: A bool tensor of shape (), True if the step is applied.
     """
     if not moves:

@@ -48,7 +48,7 @@ class SymbolicVariable(Symbolic):
             initial: Called when a session initializes the variable; returns its value. May use
                 `resolve`.
             name: The full name, outside of all name scopes; made unique.
-            dtype, shape: The new variable's; None for this variable's.
+            dtype, shape: Of the new variable; by default as this variable's.
         """
         raise NotImplementedError
 

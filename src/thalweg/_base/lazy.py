@@ -51,8 +51,8 @@ def offered(
 
     Args:
         module_name: The name of the module.
-        modules: {attribute: submodule}, or `submodule:name` if the names differ. A submodule must
-            not access such an attribute at import: another thread may hold `importing`, and wait.
+        modules: {attribute: submodule}, or {attribute: "submodule:name"} if the names differ. A
+            submodule must not read a lazy attribute at import: two threads could deadlock.
         name: The attribute, or the name of a submodule of the package.
         package: Optional. The package of the submodules; the module by default.
 

@@ -92,9 +92,9 @@ class Guard(Lock):
         """Record that all guarded state is complete."""
 
     def _renew(self) -> None:
-        """Unlock a lock that the fork left locked, and call `forget`.
+        """In a forked child, unlock a lock that a lost thread held, and call `forget(owner)`.
 
-        The owner's lock becomes a `Mark`, unless `excuse` was called for the thread that held it.
+        Then replace the lock in the owner by a `Mark`, unless `excuse` was called for the thread.
         """
         if not self.is_abandoned():
             return

@@ -194,7 +194,7 @@ def layout_text(option: Any) -> str | None:
 
 
 def _check_blocks(axis: str, blocks: Any) -> Blocks:
-    """Return an int itself, or a list or tuple of ints as a tuple.
+    """Return `blocks` if it is an int; return a list or tuple of ints as a tuple.
 
     Raise InvalidArgumentError for numbers below 1, fewer than two sizes, and other types.
     """

@@ -26,9 +26,7 @@ _REASON = "thalweg reads and writes the memory of tensors, which cannot be trace
 def untraced(function: _F, reason: str = _REASON) -> _F:
     """Mark a function so that `torch.compile` calls it untraced; return the function.
 
-    Args:
-        function: The function; before torch 2.8 a wrapper is returned.
-        reason: The reason in messages about the graph break.
+    Before torch 2.8, return a marked wrapper. `reason` appears in messages about the graph break.
     """
     target: Any = function
     if hasattr(_dynamo, "set_code_exec_strategy"):
@@ -45,10 +43,10 @@ def untraced(function: _F, reason: str = _REASON) -> _F:
 
 
 def without_dynamo(method: Callable[..., object]) -> Callable[..., Any]:
-    """Return the function inside torch's decorator `torch.compiler.disable`.
+    """Return a function of torch without its decorator that disables Dynamo.
 
-    The decorator imports Dynamo at the first call, which takes more than a second. Return `method`
-    itself if it lacks the decorator, or if Dynamo is imported already.
+    The first call of the decorator would import Dynamo, which takes more than a second. Return
+    `method` itself if it is not decorated, or if Dynamo is imported already.
 
     Args:
         method: A function of torch, or a bound method.

@@ -46,9 +46,9 @@ def when(condition: Iterable[object], call: Call) -> Call:
 
 
 def unless_resized(call: Call) -> Call:
-    """Return a function that runs `call`, unless a tensor no longer fits into its storage then.
+    """Return a function that runs `call` if all tensors of `call` fit into their storages.
 
-    Writing to such a tensor would crash the process.
+    The function checks this when it is called. A write to a tensor that does not fit would crash.
 
     Args:
         call: A function in C with tensors among its arguments, bound by `partial`. Another callable

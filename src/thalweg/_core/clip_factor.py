@@ -67,9 +67,8 @@ def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Nor
 
     Args:
         squares_of: `squares_of(formula)` returns the sum of a formula of squares over each
-            gradient, float64 of shape (n,). It is called with `gradient_squares`; unless
-            `is_float32`, also with `SCALED_SQUARES` if the sum is on a device or outside [LOWEST,
-            HIGHEST].
+            gradient, float64 of shape (n,). The formula is `gradient_squares`, or a member of
+            `SCALED_SQUARES` where float64 squares may overflow or vanish.
         is_float32: True if all gradients are computed in float32, so that squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))
@@ -98,8 +97,8 @@ def factor_of(
     Args:
         norm: The norm. The factor is NaN if the norm is NaN, or if it is infinite and the limit is
             negative or infinite.
-        limit: The limit. A negative limit gives 1. An infinite limit gives 1 in torch's formula,
-            and NaN in TensorFlow's.
+        limit: The limit. The factor is 1 for a negative limit. For an infinite limit it is 1 in
+            torch's formula, and NaN in TensorFlow's.
         dtype: The dtype of the formula.
         epsilon: The number that torch's formula adds to the norm; None for TensorFlow's formula.
         nan_if_not_finite: True if an infinite norm always gives NaN.

@@ -54,11 +54,11 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Add a note, whether the step was taken, to an exception that leaves the `with` block.
+    """Add a note about the state of the step to an exception that leaves the `with` block.
 
     Args:
-        notes: The list that `write_step` appends a sentence to with the writes. The note is this
-            sentence, or "The step was not taken" if the list is empty.
+        notes: A list to which `write_step` appends a sentence when it writes. This sentence is the
+            note. If the list is still empty, the note is that the step was not taken.
     """
     try:
         yield
@@ -68,12 +68,11 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add a note, whether the step was taken, to an exception that lacks the note.
+    """Add the note `notes[0]` to an exception, or the note that nothing has changed.
 
     Args:
-        error: The exception; changed.
-        notes: The first entry becomes the note, and replaces a note that nothing has changed. If
-            empty, the note is that nothing has changed.
+        error: The exception; changed. It gets no note twice.
+        notes: The first entry replaces a note that nothing has changed. [] adds the latter note.
     """
     if notes:
         error.__notes__ = [note for note in _list_notes(error) if note != _NOT_APPLIED_NOTE]
@@ -114,12 +113,12 @@ def _list_notes(error: BaseException) -> list[str]:
 
 
 def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.") -> None:
-    """Add a note to an exception that the step was taken.
+    """Add a note to an exception, by default "The step was taken.".
 
     Args:
         error: The exception. Nothing is added if it has a note about a taken or skipped step.
-        missing: What the step lacks: "without the constraint of 'w'"; "" if nothing.
-        message: The note if nothing is missing.
+        missing: Optional end of the note, such as "without the constraint of 'w'".
+        message: The note if `missing` is "".
     """
     if not says_committed(error):
         error.add_note(f"{TAKEN}, but {missing}." if missing else message)
@@ -246,7 +245,7 @@ class WriteBatch:
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     """Copy tensors now; return functions in C that set each tensor back to its copy.
 
-    Such a function skips a tensor whose storage has been cut since.
+    A function does nothing if the storage of its tensor was truncated in between.
 
     Raises:
         LayoutError: The storage of a tensor is too small, or in read-only memory.

@@ -59,9 +59,9 @@ class Names:
         return self._names.get(entry)
 
     def find(self, name: str) -> Any:
-        """Return the class or function with a name, or None.
+        """Return the class or function registered under `name`, or None.
 
-        Front ends are imported until the name is registered; first the front end in its prefix.
+        Front ends are imported until the name is registered, beginning with "keras" for "keras:x".
         """
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
             if name in self._things:

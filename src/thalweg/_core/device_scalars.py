@@ -27,11 +27,11 @@ def device_columns(
     variables: Sequence[Tensor],
     device: torch.device,
 ) -> Columns:
-    """Return the scalars of a step as `columns_of` does, with tensors as vectors on a device.
+    """Return the scalars of a step as `Columns`; scalars that are tensors stay on a device.
 
     Args:
         groups, scalars_of, dtypes, variables: As for `columns_of`.
-        device: The device of the vectors, which are in `Columns.by_variable`.
+        device: The device of these scalars, which become vectors in `Columns.by_variable`.
     """
     var_dtypes = [compute_dtype(var.dtype) for var in variables]
     keys = list(zip(var_dtypes, [None] * len(variables) if groups is None else groups, strict=True))
@@ -58,8 +58,8 @@ def expand_to_variables(
 
     Args:
         keys: For each variable its key, such as (dtype, group).
-        values: For each key a number, a tensor of shape (), or a tensor with a number for every
-            variable. The last is read at the variables with this key.
+        values: {key: number, tensor of shape (), or vector over all variables}. A vector is read at
+            the variables with this key.
         device: The device of the result.
     """
     pieces: list[Tensor] = []
@@ -77,8 +77,8 @@ def device_derived_scalars(
 ) -> dict[str, Any]:
     """Return {name: scalar} of a rule as `derived` does, for a step count on a device.
 
-    If an argument of the rule's `prepare` is a tensor, all arguments and results of `prepare` are.
-    A hyperparameter that `prepare` returns unchanged stays a scalar of the host.
+    If one argument of the rule's `prepare` is a tensor, all arguments and results are tensors. But
+    a hyperparameter that `prepare` does not change stays a scalar of the host.
 
     Args:
         values: The hyperparameters by name: scalars of the host, or tensors of shape ().

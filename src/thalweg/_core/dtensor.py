@@ -41,7 +41,7 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
     Args:
         local_tensor: The local part; returned unchanged if `param` is not a DTensor.
-        like: Optional. A tensor with the full shape and strides; `param` by default.
+        like: Optional. A tensor with the result's full shape and strides; by default `param`.
     """
     if not is_on_mesh(param):
         return local_tensor
@@ -62,7 +62,7 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 def filled_beside(shape: tuple[int, ...], value: float, param: Tensor, dtype: Any) -> Tensor:
     """Return a new tensor of shape `shape`, filled with `value`, on the device of a parameter.
 
-    For a DTensor, `shape` is the full shape of a DTensor with `slot_placements`.
+    If the parameter is a DTensor, return a DTensor of full shape `shape` with `slot_placements`.
     """
     if not is_on_mesh(param):
         return torch.full(shape, value, dtype=dtype, device=param.device)

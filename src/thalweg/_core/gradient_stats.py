@@ -218,9 +218,9 @@ class GradientStats:
             return vectors.functions_of(roots).square(roots)
 
     def _mark_overflows(self, roots: Any) -> object:
-        """Return norms, with infinity where the sum of squares exceeds float32, as in TensorFlow.
+        """Return norms with TensorFlow's overflow: infinity if the sum of squares exceeds float32.
 
-        Norms of variables without this emulated overflow are unchanged.
+        Norms of variables for which this overflow is not emulated are unchanged.
         """
         overflow = self._overflow_mask(roots)
         if overflow is False:
@@ -360,8 +360,8 @@ class GradientStats:
     def measure(self, formula: Formula, columns: Columns) -> Any:
         """Return the sums of a rule's formula over transformed gradients; float64 of shape (n,).
 
-        Sums over variables or untransformed gradients come from `_sum_over`. Squares come from the
-        norms of the clipped gradients. Every other formula takes a pass over memory.
+        Sums of variables or untransformed gradients are computed by `_sum_over`. Squares of
+        gradients are computed from their norms. Any other formula takes a pass over memory.
         """
         if formula is variable_squares or not self._transforms.stages:
             return self._sum_over(formula)
@@ -374,7 +374,7 @@ class GradientStats:
         return self._reduce(reduction, self._round_columns(columns)).T[0]
 
     def request_sums(self, formulas: Formulas, columns: Columns | None = None) -> None:
-        """Add sums to the next pass over memory, which another statistic starts.
+        """Add sums to the next pass over memory, but do not start a pass.
 
         Formulas over transformed gradients are ignored: only `measure` can compute them.
 
@@ -393,10 +393,10 @@ class GradientStats:
         self._pending = tuple(formula for formula in direct if formula not in self._sums)
 
     def decision(self) -> Decision:
-        """Return whether to apply the step, and the calls that write the deciders' new state.
+        """Decide whether to apply the step; the `Decision` includes calls that write new state.
 
-        `transforms.watch` is called with these statistics first. Then the loss scaler decides. The
-        judge decides only on a step that the loss scaler applies.
+        `transforms.watch(self)` is called first. Then the loss scaler decides. The judge decides
+        only on a step that the loss scaler applies.
         """
         transforms = self._transforms
         if transforms.watch is not None:
@@ -412,7 +412,7 @@ class GradientStats:
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
-        """Return (whether a transformed gradient contains NaN, the largest magnitude of all).
+        """Return (whether a transformed gradient contains NaN, the largest magnitude of elements).
 
         Without `exact`, return (False, 0.0) without a pass over memory if all norms are below 1e38.
         Both results are tensors if the norms are on a device.

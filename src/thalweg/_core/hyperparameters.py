@@ -400,8 +400,7 @@ class Hyperparameters(Mapping[str, Any]):
         """Return the current value of a hyperparameter; a callable gives its result.
 
         A step calls a callable once and caches the result. Outside of a step each read calls it. A
-        `LearningRateSchedule` is returned itself. A value computed by a running graph has
-        precedence.
+        `LearningRateSchedule` is returned itself. In a session run, return the run's value.
         """
         value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):

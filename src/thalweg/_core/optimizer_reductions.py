@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def read_shared_scalars(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> dict[str, float]:
     """Return {slot name: value} of a rule's optimizer-wide slots.
 
-    The first variable's slots count. Without variables, these are the initial values.
+    Values are read from the slots of the first variable. Without variables, return initial values.
 
     Raises:
         LayoutError: The storage of a slot was cut.

@@ -60,7 +60,8 @@ class PlanCache:
     def count_repeated(self) -> bool:
         """Count a step that reused its plan; return True if the next step should prepare a replay.
 
-        Return True after 1 step, then after 2, 4, ... more steps, at most `longest_wait`.
+        Return True at the first call, and again after 2, 4, ... further calls, at most
+        `longest_wait`.
         """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:
@@ -76,7 +77,7 @@ class PlanCache:
         return self._by_variable.setdefault(id(var), PlanCache())
 
     def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Drop the caches of single variables that are not in `variables`.
+        """Drop the caches of variables that are not in `variables`.
 
         Do nothing until there are more than 2 * len(variables) + 16 caches.
         """

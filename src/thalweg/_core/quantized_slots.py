@@ -25,9 +25,9 @@ LEAST = 4096
 def codec_of(slot: Slot, param: Tensor) -> Codec | None:
     """Return the codec of a parameter's slot; None if the slot is not encoded.
 
-    Slots of parameters with fewer than `LEAST` elements are not encoded. A DTensor's slots are
-    encoded only if the parameter's rows are whole blocks of the codec. This choice depends on the
-    shape alone, so all meshes agree.
+    A codec with `is_beside` is returned for every parameter. Any other codec is returned only for
+    parameters with at least `LEAST` elements. The rows of a DTensor must also be whole blocks of
+    the codec; this depends on the shape alone, so all meshes agree.
     """
     codec = None if slot.storage is None else CODECS[slot.storage]
     if codec is None or codec.is_beside:
@@ -88,10 +88,9 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 
 
 def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
-    """Return encoded bytes viewed in the shape that the optimizer uses for a parameter.
+    """Return a tensor of encoded bytes as a view in the shape of the parameter's slot.
 
-    Contiguous bytes, flat or in rows, are viewed and share memory. Other tensors are returned
-    unchanged.
+    The bytes must be contiguous, flat or in rows. Any other tensor is returned unchanged.
     """
     shape = likeness_of(codec, param).shape
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)

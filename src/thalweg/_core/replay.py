@@ -115,7 +115,7 @@ class Launch:
     def place_program(
         self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
     ) -> int:
-        """Make replays compute the scalars of a place by a program, for one step number at a time.
+        """Make native code compute the scalars of a place by `program` in each replay.
 
         Call `separate_members` first.
 
@@ -188,11 +188,11 @@ class Launch:
         return self.kernel.address, self._argument.address, 0, 1
 
     def columns(self, name: str) -> list[tuple[int, int, int, bool, bool]]:
-        """Return where a scalar is stored: for the kernel, and for each reduction that reads it.
+        """Return the locations of a scalar: for the kernel, and for each reduction that reads it.
 
         Returns:
-            For each location: the first address, the number of rows, the stride of rows in bytes,
-                whether the scalar is stored as float32, and whether it is rounded to float32.
+            For each location (address in the first row, number of rows, stride of rows in bytes,
+                whether the scalar is stored as float32, whether it is rounded to float32).
         """
         member_rows, is_narrow = self._own_rows, self.dtype is np.float32
         rows = self._rows if member_rows is None else member_rows
@@ -476,7 +476,7 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
     """Return True if the plan can still be bound to these gradients and to its slots.
 
-    No gradient stays bound.
+    The plan keeps no gradient.
 
     Args:
         cached_plan: The plan of a step.

@@ -64,8 +64,8 @@ class ReplayedApply(ABC):
     def take(self, optimizer: Any, cache: PlanCache, arguments: Any) -> bool:
         """Take the step if all guards hold; return True if it was taken.
 
-        Otherwise no tensors are changed. If an exception is raised before the step was taken, the
-        replay removes itself from `cache`.
+        If a guard fails, no tensor is changed. If an exception is raised before the step was taken,
+        the replay removes itself from `cache`.
 
         Args:
             optimizer: The optimizer.
@@ -136,9 +136,9 @@ class ReplayedApply(ABC):
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`;
-        else one. Return False if none was stored: a formula failed, scalars are not computed
-        natively, or the hyperparameters were read again meanwhile.
+        If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`.
+        Otherwise compute one step. Return False if no scalars were stored: a formula failed, native
+        code cannot compute them, or the hyperparameters were read again meanwhile.
 
         Args:
             optimizer: The optimizer.

@@ -36,8 +36,8 @@ def _sort_passes(rule: Rule) -> list[PassGroup]:
     """Return the groups of a rule's passes, and its measures as the last group.
 
     Raises:
-        TypeError: Native code cannot run the passes: a pass is neither over rows and columns nor a
-            last stage of scalars, or a measure over variables is read before the end.
+        TypeError: Native code cannot run the passes. Each must be over rows and columns, except a
+            last stage of scalars. Measures over variables may be read only at the end.
     """
     groups = [*(group_passes(rule) or ())]
     if not groups or any(group.stages for group in groups[:-1]):
@@ -70,8 +70,8 @@ def _trace_scalars(
 ) -> Program:
     """Trace the function that computes a variable's scalars from measures, sizes and slots.
 
-    The function is the rule's `per_variable`, or else its stages after all sweeps. Without these,
-    the measures themselves are the scalars.
+    The function is the rule's `per_variable`, or else its stages after the last measures. Without
+    both, the measures are the scalars.
 
     Args:
         groups: The result of `_sort_passes`.
@@ -233,7 +233,7 @@ class _Memory:
 
         Args:
             line_stage: The description of the kernel, whose `words` name the columns.
-            sweep: The sweep before the kernel; None for the first kernel.
+            sweep: The `Sweep` that runs before the kernel; None for the first kernel.
         """
         tiles = range(len(line_stage.measures))
         words = self._words | {f"tiles{k}": sweep.tiles.targets[:, k] for k in tiles}

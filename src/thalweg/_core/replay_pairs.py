@@ -123,8 +123,8 @@ class ReplayedPairs:
         Args:
             cached_plan, counters: As in the class.
             pairs: A list of tuples (gradient, variable), in the order of the plan.
-            numbers: The counters, then further tensors of one number each. A replay fails if one
-                has another value than `expect` or a step has set.
+            numbers: The counters, then further tensors of one number each. A replay fails unless
+                each has the value that `expect` or a replayed step has set.
             attributes: Pairs (dict, key). A replay fails if the dict changes, except for the value
                 at the key; with None as key, at any change.
             transforms: The transforms of the gradients.
@@ -214,7 +214,7 @@ class ReplayedPairs:
     def expect(self, expected: Sequence[object], first: int = 0) -> None:
         """Set the values that guarded numbers must have for a replay of the next step.
 
-        A step sets the values of the counters itself.
+        A replayed step sets the expected values of the counters.
 
         Args:
             expected: The values.
@@ -245,8 +245,8 @@ class ReplayedPairs:
             steps: At most `MOST_COMING` steps; none to empty the table.
 
         Returns:
-            True if the table has rows now. False if `steps` is empty; or, with an unchanged table,
-            if no program computes the scalars of a kernel.
+            True if the table has rows now. False if `steps` is empty. Also False if no program
+            computes the scalars of a kernel; the table is then unchanged.
         """
         rows: list[bytes] = []
         for scalars, number, next_counters in steps:
@@ -356,8 +356,8 @@ class ReplayedPairs:
         """Take the step if all guards hold.
 
         Args:
-            pairs: Pairs (gradient, variable). The caller keeps alive the dicts of `of` that have a
-                key whose value may change.
+            pairs: Pairs (gradient, variable). The caller must keep alive the dicts that `of`
+                received in `attributes` with a key.
             count: The number of steps taken when the step began.
             values_of: `values_of(dtype)` returns the dict of hyperparameters; only `change` may
                 modify that dict.

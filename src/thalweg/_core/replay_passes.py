@@ -37,11 +37,11 @@ class StageScalars(PlaceScalars):
         self._dtypes = staged_step.dtypes
 
     def members(self, members: Sequence[Member]) -> list[Member]:
-        """Return copies of the variables' records that refer to the scalars of stages.
+        """Return copies of `members` that read the scalars of stages from memory of this object.
 
         Args:
-            members: For each variable of the rule the record of its update. In the copy, `program`,
-                `row_cell` and `row_size` refer to memory of this object.
+            members: For each variable of the rule the `Member` of its update. The copies differ in
+                `program`, `row_cell` and `row_size`.
         """
         return [
             member._replace(

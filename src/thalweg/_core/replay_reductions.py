@@ -57,7 +57,7 @@ class PlaceScalars:
     def place_program(
         self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
     ) -> int:
-        """Make replays compute the scalars of a place by a program; return its record's address.
+        """Make replays compute a place's scalars by `program`; return the address of its integers.
 
         Args:
             index: The index of the place. Set index 0 first: its program decides which scalars are
@@ -204,7 +204,7 @@ class ReplayedReductions:
                 rows[:, names.index(name)] = _rounded(Struct(f"={letter}"), [scalars[name]])
 
     def spread_record(self) -> list[int]:
-        """Return a record of `SPREADS`, by which the native call copies `given` to all tables."""
+        """Return integers of `SPREADS`: the native call copies `self.given` to all tables."""
         columns = [
             (
                 self.given.names.index(name),

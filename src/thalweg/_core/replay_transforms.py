@@ -136,7 +136,7 @@ class ReplayedTransforms:
         return None if self._norm is None else self._norm.last_norm(taken)
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
-        """Give the kernels that sum squares copies of their chunks, whose lengths may be changed.
+        """Copy the chunks of kernels that sum squares, so that the lengths in the copy may change.
 
         A chunk is a range of elements of one variable. Return {index of a variable: (address of the
         first length in the copy, address of the original length, number of chunks)}.
@@ -178,7 +178,7 @@ class ReplayedTransforms:
         """Compute the norms that the transforms need, if all guards hold, and set `part`.
 
         `part` becomes `UPDATE` if the norms were computed here, and `CLIPPED` if the native call
-        will compute the global norm and its factor. Without norms it does not change.
+        will compute the global norm and its factor. `part` is kept if no norms are needed.
 
         Args:
             transforms: The transforms of this step.

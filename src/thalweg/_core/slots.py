@@ -262,7 +262,7 @@ class SlotStore:
             variables: The variables. A variable that lacks one of the slots is skipped.
             rule_slots: The rule's slots, none of shape ().
             parts: The new shards, which become `self.parts`.
-            cut: Called after all values were gathered and before `parts` is used.
+            cut: `cut()` is called when all old values are gathered, before `parts` is used.
         """
         names = [rule_slot.name for rule_slot in rule_slots]
         holders = [var for var in variables if set(names) <= self.all_of(var).keys()]

@@ -62,7 +62,7 @@ def run_step(
         cache: Plans of earlier steps; updated.
         grads_and_vars: Pairs of gradient and variable, as accepted by `adapter.convert_pairs`.
         transforms: Unscaling, clipping and overflow checks of gradients before the rule.
-        copies: For each variable a 16-bit tensor that receives a copy of it, or None.
+        copies: Optional. For each variable None, or a 16-bit tensor to copy the new value to.
         is_final: Run user callbacks and counters. False if more variables of the step follow.
         may_rebind: Try the cached plan first.
 
@@ -125,8 +125,8 @@ def rebind_plan(
     """Bind the last plan in `cache` to new gradients and read the hyperparameters.
 
     Return the bound plan for `execute_plan`; nothing is run. Return None, with no gradient bound,
-    if there is no plan, if variables, rule, options or memory differ, or if user functions must see
-    the step.
+    if there is no plan, if variables, rule, options or memory differ, or if `adapter.repeats` is
+    False.
     """
     rule = adapter.step_rule()
     if cache.last is None or rule is None or not adapter.repeats:

@@ -99,7 +99,7 @@ def reduce_gradients(
 def run_passes(
     adapter: StepAdapter, cached_plan: CachedPlan, columns: Columns, stats: GradientStats | None
 ) -> tuple[Columns, list[Call]]:
-    """Run a rule's passes and its functions of sums; write neither variables nor slots.
+    """Run a rule's passes, `per_optimizer` and `per_variable`; write no variables or slots.
 
     Args:
         adapter: The front end's part of the step.
@@ -107,8 +107,8 @@ def run_passes(
         columns, stats: The first and the last result of `reduce_gradients`.
 
     Returns:
-        The scalars, with the results of these functions; and C functions that write state of the
-        rule.
+        The scalars of the step, with the results of both functions; and C functions that write
+        the rule's state.
 
     Raises:
         FailedPreconditionError: The rule sums over all variables, but this step lacks some.

@@ -83,7 +83,7 @@ def commit_rounds(
 
     Args:
         adapter, request, callbacks, counters: As for `commit_single_round`.
-        rounds: Iterator of the rounds; the next round is built after the writes of the last.
+        rounds: Iterator of the rounds; each is built after the previous round was written.
     """
     tensors = [*request.variables, *(slot for var_slots in request.slots for slot in var_slots)]
     tensors += [copy for copy in request.copies or () if copy is not None]

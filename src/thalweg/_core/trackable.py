@@ -140,9 +140,10 @@ class Trackable:
         return max(positions, key=_get_uid).value() if positions else None
 
     def _handle_deferred_dependencies(self, name: str, trackable: object) -> None:
-        """Restore a new child from the latest position that waits for its name, if any.
+        """Restore a new child from the checkpoint value that waits for its name, if any.
 
-        All positions that wait for this name in the child's graph are then dropped.
+        The value of the latest restore is used. Values of earlier restores are dropped. With
+        `PER_GRAPH`, values that were restored in another graph than the child's keep waiting.
 
         Raises:
             CheckpointMismatchError: The child has another shape or dtype. The value keeps waiting.
@@ -255,7 +256,7 @@ class TrackableSlots(Trackable):
     def _create_or_restore_slot_variable(
         self, slot_variable_position: Position, slot_name: str, variable: Tensor
     ) -> object:
-        """Return the slot if it exists. Otherwise let the position wait for it and return None.
+        """Return the slot; if it is missing, store the position for its creation, and return None.
 
         A restore calls this for each slot in the checkpoint.
 
@@ -270,7 +271,7 @@ class TrackableSlots(Trackable):
         return slot
 
     def _restore_slot_variable(self, slot_name: str, variable: Any, slot_variable: object) -> None:
-        """Restore a new slot from the position that waits for it, if any.
+        """Restore a new slot from the checkpoint value that waits for it, if any.
 
         Args:
             slot_name: The slot's name, such as "m".
@@ -292,7 +293,7 @@ class TrackableSlots(Trackable):
     def _take_slots(
         self, slot_name: str, variables: Sequence[object], slots: Sequence[object]
     ) -> None:
-        """Restore new slots from their waiting positions, and call `_keep_slot` with each slot.
+        """Restore new slots from the checkpoint values that wait; call `_keep_slot(slot)` for each.
 
         After an error, the slot that caused it and all later slots are removed. Every new slot
         passes through here.

@@ -46,9 +46,9 @@ def send_to(values: object, device: torch.device) -> Tensor:
 
 
 def place_like(values: object, vector: object) -> Any:
-    """Return a vector on the device of another vector; on the host if that is an array or None.
+    """Return `values` as a tensor on the device of `vector`, if `vector` is a tensor.
 
-    The result is a tensor if `vector` is a tensor, else an array.
+    If `vector` is an array or None, return `values` as an array.
 
     Args:
         values: An array; or a tensor, which may be moved to the host, but not to another device.

@@ -153,7 +153,7 @@ def _make_inputs(
 ) -> dict[str, Any]:
     """Return {name: input} of a stage for two variables.
 
-    Inputs are scalars, initial slots, random values of passes and measures, random numbers.
+    Values of passes and measures are random. Slots have their initial values.
 
     Args:
         matrix_shape: Rows and columns of the matrices.

@@ -149,7 +149,7 @@ class FormulaWriter:
 
         Args:
             formula_graph: The formula; values have names that begin with `LOCAL_PREFIX`.
-            name: The beginning of the names of intermediate values.
+            name: The prefix of the names of intermediate values; a number follows.
         """
         texts, lines = dict[Node, str](), list[str]()
         for node in formula_graph.nodes:
@@ -157,7 +157,10 @@ class FormulaWriter:
         return lines, [texts[result] for result in formula_graph.results]
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """Set `texts[node]` to a node's expression; append an operation's assignment to `lines`."""
+        """Set `texts[node]` to a node's expression.
+
+        An operation is assigned to `name` with a number; the assignment is appended to `lines`.
+        """
         if node.op in ("stream", "scalar"):
             texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
         elif node.op == "const":

@@ -79,7 +79,8 @@ class CompositeStep:
     def try_rebind(self, request: StepRequest) -> bool:
         """Bind all parts to the gradients of a request and return True.
 
-        Return False if a part cannot be bound, or for several rounds; then no part has gradients.
+        Return False for a step of several rounds. Release all gradients and return False if a part
+        cannot be bound.
         """
         if not self.is_single or len(request.variables) != self._count:
             return False
@@ -95,7 +96,7 @@ class CompositeStep:
         return reduction.gather(self._count, _reduce_parts(self.parts, reduction, columns))
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        """Yield for each round the indices of its variables, and functions that write them."""
+        """Yield (indices of distinct variables, functions that write them) for each round."""
         for plans in self._rounds:
             round_members = [index for members, _ in plans for index in members]
             calls = [

@@ -56,8 +56,8 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
 def _group_by_signature(request: StepRequest) -> list[list[int]]:
     """Group the indices of variables that one kernel can update; skip variables without elements.
 
-    A group has one device, one value of `short`, and equal dtypes of corresponding tensors. If
-    `short` is True, matrices also have equal shapes.
+    A group has one device, equal dtypes of corresponding tensors, and one value of `request.short`.
+    If it is True, matrices also have equal shapes.
     """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
@@ -194,7 +194,8 @@ class DensePlan:
         has moved, or if a gradient must be validated or copied.
 
         Args:
-            bounds: Optional. Memory that gradients must not overlap with; by default `self.bounds`.
+            bounds: Optional. Address ranges, from `merge_byte_spans`, that gradients must not
+                overlap; by default `self.bounds`.
         """
         if (
             request.rule is not self.rule
@@ -288,7 +289,7 @@ class DensePlan:
     def _points_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
         """Return True if gradients, addresses and bounds are unchanged since the last `_bind`.
 
-        A resized storage has another address.
+        Gradients and bounds are compared by identity.
         """
         return (
             self._checked_bounds is bounds

@@ -182,7 +182,7 @@ def find_momentum(rule: Rule) -> tuple[int | None, int]:
 def combine_measurements(per_variable: Sequence[Measurements], sizes: Sequence[int]) -> Any:
     """Return measurements of variables of one device as float64 (variables, len(MEASURED)).
 
-    The result is an array on the CPU, else a tensor. A missing measurement is NaN.
+    Return a tensor if a measurement is a tensor, else a NumPy array. Missing measurements are NaN.
     """
     entries = (entry for measurements in per_variable for entry in measurements.values())
     device = next((entry.device for entry in entries if isinstance(entry, Tensor)), None)
@@ -252,7 +252,10 @@ def _counts_of(raw: Array, tiny: float) -> Measurements:
 
 
 def _sums_of_gradient(grad: Array, momentum: Array | None = None) -> Measurements:
-    """Return sums of products, the gradient's peak and the count of equal signs in a span."""
+    """Return sums of products and the largest magnitude of a gradient in a span.
+
+    With `momentum`, also return the count of elements where both have the same sign.
+    """
     # A product with 1 flushes the denormals that an update would have flushed.
     unit = type_of(grad)(1)
     values = {"gradient": grad * unit}

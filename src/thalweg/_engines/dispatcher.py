@@ -147,7 +147,7 @@ class Dispatcher:
         return CompositeStep(request, plans)
 
     def _plan_passes(self, request: StepRequest) -> StagedStep:
-        """Return the plan of a rule with passes; passes and update have separate dispatchers."""
+        """Return the plan of a rule with passes, which are computed before the update."""
         with importing:
             from thalweg._engines.staged_step import StagedStep
         count = 1 + len(request.rule.passes)
@@ -176,7 +176,8 @@ class Dispatcher:
     def _select_engines(self, request: StepRequest, repeats: bool) -> list[EngineKind]:
         """Return the engine of each variable.
 
-        If `repeats`, an engine without kernels is used for all occurrences of its variable.
+        If `repeats`, a variable may occur several times. If an occurrence cannot use kernels, no
+        occurrence of that variable uses kernels.
         """
         engines: list[EngineKind] = [
             self._select_engine(request, index) for index in range(len(request.variables))
@@ -191,7 +192,11 @@ class Dispatcher:
         return engines
 
     def _select_engine(self, request: StepRequest, index: int) -> EngineKind:
-        """Return the engine of the variable at `index`; warn if no kernel can update it."""
+        """Return the engine of the variable at `index`.
+
+        Return the selected engine if it can update the variable, else "reference" on the CPU and
+        "torch" on other devices. Only devices without kernels and strides cause a warning.
+        """
         device = request.variables[index].device
         engine = engine_of(device, request.selection.name)
         if engine == "torch" and request.selection.name == "auto" and device.type != "meta":
@@ -207,9 +212,9 @@ class Dispatcher:
         """Return True if kernels can update the variable at `index` by memory addresses.
 
         The variable must be aligned and dense, and contiguous if slots are encoded or formulas read
-        vectors. Slots and copy must have the variable's strides. Otherwise, warn about strides,
-        once per variable, and return False. Return False without a warning for a sparse gradient
-        with too many indices, or of a variable that is not contiguous.
+        vectors. Slots and copy must have the variable's strides. If a condition fails, warn once
+        per variable. For a sparse gradient, return False without a warning if the gradient has too
+        many indices or the variable is not contiguous.
         """
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]
@@ -286,7 +291,7 @@ class Dispatcher:
 
         Args:
             request: A step over dense gradients.
-            key: The cache key: the engine, and the index of the offload run.
+            key: The cache key: (engine, index of the run of offloaded variables or -1).
         """
         fitting = map(layout.with_strides_of, request.gradients, request.variables)
         request = request._replace(gradients=list(fitting))

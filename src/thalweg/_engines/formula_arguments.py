@@ -35,7 +35,7 @@ def bind_arguments(
     """Return {name: scalar} for the parameters of a function of a rule.
 
     Args:
-        role: The attribute of the rule that is the function.
+        role: The name of the rule's attribute that holds the function.
         function: Optional. The function, if the rule has several with this role.
 
     Raises:
@@ -82,11 +82,9 @@ def check_scalars(rule: Rule, scalars: Scalars) -> None:
 
 
 def check_given(label: str, names: Iterable[str], scalars: Scalars, rule: Rule) -> None:
-    """Raise RuleError if scalars that a function of a rule takes are missing.
+    """Raise RuleError if scalars `names` that a function of a rule takes are missing.
 
-    Args:
-        label: The function, as the error names it.
-        names: The scalars that the function takes.
+    `label` names the function in the error.
     """
     missing = [name for name in names if name not in scalars]
     if missing:

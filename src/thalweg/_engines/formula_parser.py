@@ -126,11 +126,7 @@ def trace_formula(function: Any) -> FormulaGraph:
 
 
 def build_graph(function: Any, is_stage: bool = False) -> FormulaGraph:
-    """Build a new graph of a function; `trace_formula` returns a cached graph instead.
-
-    Args:
-        is_stage: As for `read_source`.
-    """
+    """Build a new graph of a function; `trace_formula` returns a cached graph instead."""
     source = read_source(function, is_stage)
     values = stream_nodes(len(source.positional))
     scalars = {name: make_node("scalar", name) for name in source.scalars}

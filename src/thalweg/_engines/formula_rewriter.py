@@ -119,7 +119,7 @@ class FormulaRewriter(ast.NodeTransformer):
         raise self.error_at(node, f"a formula cannot contain `{first_line}`{_advice_for(node)}.")
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Prefix a local name; replace a global number by a literal. Raise RuleError otherwise."""
+        """Prefix a local name, or replace a global number by a literal; else raise RuleError."""
         if node.id in self.locals or isinstance(node.ctx, ast.Store):
             return ast.copy_location(ast.Name(LOCAL_PREFIX + node.id, node.ctx), node)
         if node.id not in self.outer:
@@ -165,7 +165,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return ast.copy_location(ast.UnaryOp(node.op, self.as_number(node.operand)), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """Rewrite arithmetic, or `&` and `|` of conditions; raise RuleError otherwise."""
+        """Rewrite arithmetic, or `&` and `|` of conditions; else raise RuleError."""
         if not isinstance(node.op, _OPERATORS):
             return self.generic_visit(node)
         operand = self.as_condition if isinstance(node.op, _LOGICAL) else self.as_number
@@ -193,7 +193,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.error_at(call, f"a formula cannot call `{text}`{advice}.")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Rewrite a call of a formula function, helper or `moved`; raise RuleError otherwise."""
+        """Rewrite a call of a formula function, helper or `moved`; else raise RuleError."""
         if not isinstance(node.func, ast.Name) or node.keywords:
             raise self.call_error(node, ast.unparse(node))
         function = self.outer.get(node.func.id)
@@ -254,7 +254,10 @@ class FormulaRewriter(ast.NodeTransformer):
         return call
 
     def place_of_move(self, definition: ast.FunctionDef, values: Sequence[ast.expr]) -> int | None:
-        """Return the index in `values` of the only call of `moved`, or None; raise if misplaced."""
+        """Return the index of the call of `moved` in `values`, or None if the function has no call.
+
+        Raise RuleError if the function has several calls, or the call is not an item of `values`.
+        """
         indices = [
             index for index, value in enumerate(values) if any(value is move for move in self.moves)
         ]

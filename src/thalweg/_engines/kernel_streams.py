@@ -89,8 +89,8 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     """Return the dtypes, sizes and addresses of variables that one kernel updates, as tables.
 
     A *stream* is a tensor of a variable: the variable itself, its gradient, a slot or its 16-bit
-    copy. All variables must have the dtypes of the first. Addresses of gradients are left 0. The
-    result does not keep the tensors alive.
+    copy. All variables must have the dtypes of the first variable. Addresses of gradients are left
+    0. The result does not keep the tensors alive.
 
     Args:
         members: The indices of the variables in the request; the rows of tables are in this order.

@@ -298,7 +298,10 @@ def check_disjoint(tensors: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def _share_bytes(tensor1: Tensor, tensor2: Tensor) -> bool:
-    """Return True if tensors with overlapping spans share a byte, or are too large to find out."""
+    """Return True if two tensors share a byte, or are too large to find out.
+
+    The address ranges of the tensors must overlap; this is not checked.
+    """
     if tensor1.device != tensor2.device:
         return False
     # Elsewhere the address of a tensor is that of an object, which says nothing about its memory.
@@ -321,8 +324,8 @@ def check_copy(var: Tensor, copy: Tensor, name: str) -> None:
     """Raise if a tensor cannot be a copy of a variable, in a 16-bit dtype or on another device.
 
     Raises:
-        InvalidTypeError: The copy is not 16-bit. On another device, the variable's dtype is
-            allowed.
+        InvalidTypeError: The copy's dtype is not 16-bit. A copy on another device may also have the
+            variable's dtype.
         InvalidArgumentError: Shapes differ.
         LayoutError: Elements of the copy share memory.
     """
@@ -371,7 +374,7 @@ def check_shape(grad: Tensor | IndexedSlices, var: Tensor, name: str) -> None:
 def check_kind(
     values: Tensor, var: Tensor, name: str, narrow: bool = False, device: torch.device | None = None
 ) -> None:
-    """Raise if the elements of a gradient have the wrong dtype, device or no memory.
+    """Raise if the elements of a gradient have a wrong dtype or device, or no memory.
 
     Args:
         values: A dense gradient, or the values of a sparse gradient.
@@ -403,7 +406,6 @@ def check_slices(
     """Raise if a sparse gradient is invalid for its variable.
 
     Args:
-        slices, var, name: Gradient, variable, and the variable's name.
         scatter: True to report a bad index as TensorFlow's scatter kernels do.
         narrow: True if the values for a float32 variable may have a 16-bit dtype.
 

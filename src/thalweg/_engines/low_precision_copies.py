@@ -24,8 +24,9 @@ def resumed(var: Tensor, copy: Tensor) -> Tensor:
     """Return a new tensor: elements of `copy` that other code has written, elsewhere `var`.
 
     A step leaves `copy` equal to `var`, rounded to the 16-bit dtype of `copy`. An element of `copy`
-    with different bits was written by other code. -0 differs from 0. A bfloat16 may be either
-    neighbour of a tie. A write of equal bits is not detected. The result has the dtype of `var`.
+    with different bits was written by other code. -0 differs from 0. If a number is halfway between
+    two bfloat16 numbers, `copy` may have either. A write of equal bits is not detected. The result
+    has the dtype of `var`.
     """
     original = flushed = var.detach()
     # A product with 1 flushes the denormals that a step would have flushed.
@@ -43,14 +44,13 @@ def resumed(var: Tensor, copy: Tensor) -> Tensor:
 
 
 def is_nearest(values: Tensor, candidates: Tensor) -> Tensor:
-    """Return a mask: True if a bfloat16 candidate is at most half a place from the number.
+    """Return a bool tensor: True where a candidate is a nearest bfloat16 of the number.
 
-    A tie counts for both neighbours: master weights round it to even, the upper part of a split
-    weight away from zero, because no code stands for half a place up; see `codecs.split8`. The
-    result is False for NaN.
+    Halfway between two bfloat16 numbers, both are nearest: master weights are rounded to even, the
+    upper bits of split weights away from zero. The result is False for NaN.
 
     Args:
-        values: The numbers; numbers above the largest bfloat16 count as the largest.
+        values: The numbers; numbers beyond the largest bfloat16 count as the largest.
         candidates: A bfloat16 for each number.
     """
     largest = torch.finfo(torch.bfloat16).max

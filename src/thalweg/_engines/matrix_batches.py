@@ -144,7 +144,6 @@ class Batch:
         """Return a pass value of some variables as a tensor (len(rows), *shape), perhaps a view.
 
         Args:
-            name: The name of the pass value.
             rows: The indices of the variables in the batch.
             shape: The shape of one variable in the stage.
         """
@@ -157,7 +156,6 @@ class Batch:
         """Copy the output of a stage into a pass value.
 
         Args:
-            name: The name of the pass value.
             rows: The indices in the batch of the variables that are overwritten.
             values: The new values, one for each of `rows`.
         """
@@ -193,7 +191,7 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return indices of variables in the batch, as one list for each step number.
+        """Return a list of variables' indices in the batch for each distinct step number.
 
         Variables that are not due (see `is_due`) are left out.
         """
@@ -502,8 +500,9 @@ def run_stage(
 ) -> dict[str, list[tuple[int, Tensor]]]:
     """Run a stage over a batch, in one call if the stage does not depend on the step number.
 
-    Otherwise, call the stage once for each step number that is due. Pass values, measures, and new
-    values of row and column slots are stored in `batch`. No slot is written.
+    A stage that depends on the step number is called once for each step number that is due. Pass
+    values, measures, and new values of row and column slots are stored in `batch`. No slot is
+    written.
 
     Args:
         rule, stage, batch, columns, slot_of: As for `StageCall`.

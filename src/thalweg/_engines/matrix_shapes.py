@@ -95,11 +95,7 @@ def check_step(
 
 
 def shape_beside(slot: Slot, shape: torch.Size) -> tuple[int, ...]:
-    """Return the shape of a slot of a variable.
-
-    Args:
-        slot: A slot per row or column, or with a `shape` for each matrix; otherwise () is returned.
-    """
+    """Return the shape of a slot per row or column or with a `shape` per matrix; else return ()."""
     if slot.per == "row":
         return tuple(shape[:-1]) if slot.squeezed else (*shape[:-1], 1)
     if slot.per == "column":
@@ -124,7 +120,7 @@ def check_shaped_slots(
 
     Args:
         variables, labels: The variables, with a name for each.
-        element_slots: For each variable its slots of its own shape; they must not overlap `slots`.
+        element_slots: For each variable the slots that have its shape; must not overlap `slots`.
         slots: For each variable its `shaped_slots`, in the rule's order.
         shapes: The expected shapes of `slots`.
 

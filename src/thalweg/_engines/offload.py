@@ -86,10 +86,10 @@ class OffloadLink:
         return var is self._var and copy is self.copy and copy.dtype == self._dtype
 
     def fetch_gradient(self, grad: Any) -> Any:
-        """Start the transfer of a gradient; return a tensor on the variable's device.
+        """Start the copy of a gradient to the variable's device; return the destination tensor.
 
-        The next call reuses the tensor. Return a sparse gradient, or a gradient on the variable's
-        device, unchanged. Return the buffer of a gradient with a `Prefetch`.
+        The next call overwrites the tensor. Return a sparse gradient, or a gradient on the
+        variable's device, unchanged. Return `Prefetch.buffer` for a gradient with a `Prefetch`.
         """
         if isinstance(grad, IndexedSlices) or not layout.is_far(grad, self._var.device):
             return grad
@@ -166,9 +166,9 @@ class OffloadTransfers:
         self.request = request._replace(gradients=gradients, copies=copies)
 
     def _fetch_gradients(self, gradients: list[Any]) -> None:
-        """Start the transfers of gradients, run by run, and record CUDA events after each run.
+        """Start the transfers of all gradients, and record CUDA events after each run.
 
-        Gradients on other devices are replaced in the list by tensors on the variables' devices.
+        Replace gradients on other devices, in the list, by tensors on the variables' devices.
         """
         streams: dict[torch.device, Any] = {}
         arrivals: list[Any] = []
@@ -192,10 +192,12 @@ class OffloadTransfers:
         return sub_request._replace(from_copies=False) if members[0] in self._links else sub_request
 
     def wrap_part(self, members: Sequence[int], plan: Part) -> Part:
-        """Return the part with its transfers; `plan` itself if its variables are not offloaded.
+        """Return a part that awaits gradients, runs `plan`, and sends variables to their copies.
+
+        Return `plan` itself if its variables are not offloaded.
 
         Args:
-            members: The indices in the step of the part's variables, all of one run.
+            members: The indices in the step of the plan's variables, all of one run.
         """
         if members[0] not in self._links:
             return plan

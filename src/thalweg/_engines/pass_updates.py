@@ -32,7 +32,7 @@ class JointPassFormula(Composed):
         self.__qualname__ = formula.__qualname__
 
     def compose(self) -> FormulaGraph:
-        """Return the graph over pass values and slots; values not computed pass through."""
+        """Return the graph over pass values and slots; keep the values that are not computed."""
         graph, first_slot = trace_formula(self.formula), 2 + self.earlier_count
         value_count = len(self.rule.made)
         inputs = stream_nodes(2 + value_count + len(self.rule.element_slots))
@@ -120,8 +120,8 @@ class PassGroup(NamedTuple):
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
     """Group the passes of a rule, in order; the first group has no measures.
 
-    Return None if the rule has a `Pass`, or a stage that is not fused and is of matrices or reads
-    vectors over rows or columns.
+    Return None if the rule has a `Pass`. Return None if a stage that is not fused takes matrices,
+    or reads vectors over rows or columns.
     """
     groups, measures = [PassGroup(())], group_measures(rule)
     for entry in rule.passes:

@@ -82,10 +82,10 @@ def draw_bits(
 
 
 def _locate_groups(origin: Positions, count: int, device: torch.device | str) -> tuple[Tensor, Any]:
-    """Return the groups of eight that contain some elements, and the elements' index in the groups.
+    """Find the groups of eight adjacent positions that contain `count` elements.
 
     Returns:
-        The ascending numbers of the groups, and a slice or tensor that selects the elements from
+        The numbers of the groups, ascending, and a slice or tensor that selects the elements from
         the flattened groups.
     """
     if not isinstance(origin, ElementRuns):

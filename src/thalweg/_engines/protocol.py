@@ -202,8 +202,8 @@ class Reduction:
         """Return the results of all variables on the host, from results of disjoint parts.
 
         Args:
-            count: The number of variables. A variable in no part has zeros, or no leaves and
-                measures.
+            count: The number of variables. A variable in no part has sums and peaks of 0, no leaves
+                and no measures.
             member_results: (indices of variables, results of these variables) for each part.
         """
         if self.kind in ("sums", "peaks"):

@@ -46,7 +46,8 @@ def evaluate_on(
 ) -> list[Array]:
     """Return the results of a formula over NumPy copies of tensors.
 
-    Results have the first tensor's shape. A result can be a copied input or a view of it.
+    Results have the first tensor's shape. A result can be the copy of an input, or a view of the
+    copy.
 
     Args:
         scalars: {name: scalar}; scalars that the formula does not take are ignored.
@@ -66,7 +67,7 @@ def _flush_results(
 ) -> list[Array]:
     """Return results as arrays of the variable's shape and dtype, with denormals flushed.
 
-    A product with 1 flushes a selected number. Results that are unchanged inputs are not flushed.
+    A product with 1 flushes denormals. Results that are unchanged inputs are not flushed.
 
     Args:
         grad_count: 1 if the second input is a gradient, which has no result; else 0.

@@ -43,7 +43,7 @@ class RowMajorGroups:
 
         Args:
             groups: Groups of the variables in their own memory.
-            formulas: The measures; streams that no formula reads are not copied.
+            formulas: The measures; tensors that no measure reads are not copied.
         """
         request = self._request._replace(gradients=gradients)
         read = {stream for formula in formulas for stream in trace_formula(formula).streams}
@@ -84,10 +84,11 @@ class RowMajorGroups:
     def _copy_if_read(self, index: int, stream: int, tensor: Tensor) -> Tensor:
         """Return a row-major copy of a tensor with its present values, in memory that is reused.
 
-        Return a contiguous tensor, or a tensor that no measure reads, without a copy.
+        Return `tensor` itself if it is contiguous, or if no measure reads it.
 
         Args:
-            stream: The tensor's index among variable, gradient and slots; `_COPY` for the copy.
+            stream: The tensor's index among variable, gradient and slots; `_COPY` for the
+                variable's copy.
         """
         # A step may begin at the copy of a variable, so the copy is read if the variable is.
         is_read = (_VAR if stream == _COPY else stream) in self._read

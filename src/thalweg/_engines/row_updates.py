@@ -24,13 +24,13 @@ def update_rows(
     evaluate: Callable[[Formula, list[Tensor]], Sequence[Tensor]],
     add: Callable[[Tensor, Tensor, int], Tensor],
 ) -> Updates:
-    """Yield the new rows of variable and slots; write nothing.
+    """Yield (formula, indices of rows, new rows of variable and slots); write nothing.
 
-    The first item is for rows with entries. A second item, for all other rows, exists only if the
-    rule has `update_untouched`. An item is (formula, rows, blocks). `blocks` has new values
-    (len(rows), ...) of the variable and of each slot.
+    The first tuple is for rows with entries in the gradient. A second tuple, for all other rows, is
+    yielded only if the rule has `update_untouched`.
 
     Args:
+        tensors: The variable and its slots.
         gradient: Values in the compute dtype, and int64 indices.
         evaluate: `evaluate(formula, tensors)` returns the results of a formula.
         add: `add(values, row_indices, count)` returns the sums of the values of each row, from 0 to
@@ -65,7 +65,7 @@ def make_row_calls(
 
     Args:
         copy: The copy of the variable, or None.
-        reads_copy: True if a step begins at the copy.
+        reads_copy: True if a step begins at the values of the copy.
         updates: From `update_rows`.
     """
     calls: list[Call] = []
@@ -97,7 +97,7 @@ def find_changed(rule: Rule, formula: Formula, count: int) -> list[int]:
 
 
 def group_occurrences(row_indices: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield tensors of positions: first occurrences of all row indices, second occurrences, ..."""
+    """Yield positions in `row_indices`: the first occurrence of each row, the second, ..."""
     order = torch.argsort(row_indices, stable=True)
     ones = torch.ones_like(row_indices)
     counts = row_indices.new_zeros(count).index_add_(0, row_indices, ones)

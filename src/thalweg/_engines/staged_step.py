@@ -127,7 +127,6 @@ class Matrices(Protocol):
         """Run a stage for each variable that is due. Overwrite values of passes, but no slots.
 
         Args:
-            stage: The stage.
             columns: The scalars of the step.
             slots: For each variable its `shaped_slots`; not written.
             updates: New slot values of earlier stages; new slot values of `stage` are added.
@@ -535,7 +534,7 @@ class StagedStep:
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
-        Then write the addresses of slots into the tables of kernels for small matrices.
+        In both cases write the addresses of slots into the tables of kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.

@@ -199,7 +199,7 @@ class TorchPart:
         return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
-        """Return the joined variables, or the values of copies if the step begins at the copies."""
+        """Return the joined variables, or `resumed` values if the step begins at copies."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:
@@ -367,7 +367,7 @@ class TorchPart:
         return round_randomly(values, dtype, bits.reshape(values.shape))
 
     def _draw_bits(self, batch: Batch, stream: int, scalars: Scalars) -> Tensor:
-        """Return random bits for each element of a batch."""
+        """Return 16 random bits per element of a batch, for tensor `stream` of variables."""
         with importing:
             from thalweg._engines.philox import draw_bits
         step, low, high = (int(scalars[name]) for name in SCALARS)

@@ -88,7 +88,10 @@ def add(
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Raise InvalidArgumentError for inputs of unrelated branches or loops, and for stale views."""
+    """Raise InvalidArgumentError if the current block cannot use an input.
+
+    The input is of an unrelated branch or loop, or is a view of memory that was written to since.
+    """
     for operation in (*(tensor.op for tensor in inputs), *controls):
         if operation.block is not None and (
             graph.block is None or not graph.block.can_use(operation.block)

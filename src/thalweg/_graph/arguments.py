@@ -121,7 +121,7 @@ def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Fil
 
 
 def _filler(nest: object) -> Filler | None:
-    """Return a function: `fill(frame)` copies `nest` with values. Return None without symbols."""
+    """Return a function that copies `nest` with the values of a `Frame`; None without symbols."""
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
     if isinstance(nest, Reference | DenseGradient):

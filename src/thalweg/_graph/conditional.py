@@ -44,7 +44,7 @@ def cond(
         pred: A number or tensor of one element.
         true_fn: Returns a tensor, an operation, or nested lists, tuples and dicts of these.
         false_fn: Returns the structure and dtypes of `true_fn()`.
-        strict: False replaces a list of one tensor by the tensor in graph mode.
+        strict: In graph mode, False returns the element of a result that lists one tensor.
         fn1, fn2: The old names of `true_fn` and `false_fn`.
 
     Returns:

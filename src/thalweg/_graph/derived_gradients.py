@@ -28,7 +28,7 @@ def made_of_gradients(
         gradients: Symbolic or eager gradients. None stays None.
         *others: Further arguments, symbolic or not.
         dtypes: The dtype of each new gradient.
-        dense: True if the new gradients of slices are dense tensors.
+        dense: True if the new gradient of a sparse gradient is a dense tensor.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
     results: list[Any] = [None] * len(gradients)

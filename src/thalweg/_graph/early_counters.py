@@ -22,7 +22,7 @@ _COMPUTED = ("pure", "variable")
 def find_early_operations(
     operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return the assignments `step = step + 1` of a run, with the operations computing the values.
+    """Return the assignments `step = step + 1` of a run, and the operations that these depend on.
 
     Args:
         operations: The operations of a run.

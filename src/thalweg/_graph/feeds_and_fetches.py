@@ -28,10 +28,10 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
     """Return the operation or tensor that `Session.run` computes for `fetch`.
 
-    `fetch` is an element of the graph, a name, or an object with a symbol, such as a parameter.
+    `fetch` is a name, or an object that `Nodes.as_graph_element` accepts, such as a parameter.
 
     Raises:
-        InvalidTypeError: `fetch` is nothing of this kind.
+        InvalidTypeError: `fetch` is another kind of object.
         InvalidArgumentError: `fetch` is of another graph, of a branch or loop, or an unknown name.
     """
     try:
@@ -136,7 +136,7 @@ def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
-    """Return the tensor that a key of `feed_dict` is or names; raise if there is none."""
+    """Return the symbolic tensor for a key of `feed_dict`, a tensor or a name; raise if missing."""
     try:
         element = graph.as_graph_element(key)
     except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:

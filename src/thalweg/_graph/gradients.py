@@ -292,10 +292,7 @@ def _as_symbol(item: object) -> SymbolicTensor:
 
 
 def _as_weights(targets: Sequence[SymbolicTensor], grad_ys: object) -> list[object]:
-    """Return the output gradient of each target, None for ones.
-
-    Raise InvalidArgumentError if the numbers differ.
-    """
+    """Return the output gradient of each target, None for ones; raise if the numbers differ."""
     if grad_ys is None:
         return [None] * len(targets)
     weights = list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]

@@ -64,7 +64,7 @@ class Graph(Nodes):
     ) -> Any:
         """Add an operation that calls `function`; return its outputs, see `recording.record`.
 
-        While a session runs an operation, return `function` of the symbols' values.
+        While a session runs an operation, return `function(*args, **kwargs)` of the run's values.
         """
         if thread.frames:
             parameters = mapped(resolve, (tuple(args), dict(kwargs or {})))

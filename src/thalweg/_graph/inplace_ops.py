@@ -23,7 +23,7 @@ def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str,
     """Add the operation that calls an in-place tensor method on a variable.
 
     Args:
-        variable: The variable, whose graph is inside of `as_one`.
+        variable: The variable; its graph must be in a block of `as_one`.
         name: One of `nodes.IN_PLACE`.
         args, kwargs: Arguments of the method.
 

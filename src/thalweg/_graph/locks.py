@@ -105,11 +105,8 @@ class ReadWriteLock:
     def renew(self, mode: str | None) -> int:
         """Reset the lock in a forked child, where only the forking thread is left.
 
-        Args:
-            mode: The mode in which the forking thread holds the lock, or None.
-
-        Returns:
-            The id of another thread that held the lock exclusively, else 0.
+        `mode` is the mode in which the forking thread holds the lock, or None. Return the id of
+        another thread that held the lock exclusively, or 0.
         """
         lost_writer = self._writer if self._writing and mode != EXCLUSIVE else 0
         self.__init__()

@@ -164,7 +164,7 @@ def map_fn(
     Args:
         fn: `fn(row)` returns a tensor, or nested lists, tuples and dicts of tensors. `row` has the
             structure of `elems`.
-        elems: A tensor, or nested tensors with equal numbers of rows.
+        elems: A tensor, or nested lists, tuples and dicts of tensors, with equal numbers of rows.
         dtype: Ignored, as are `parallel_iterations`, `back_prop`, `swap_memory`, `infer_shape` and
             `fn_output_signature`: dtypes are inferred from `fn`.
 
@@ -215,8 +215,8 @@ def foldl(
 
     Args:
         fn: `fn(value, row)` returns the next value; `row` has the structure of `elems`.
-        elems: A tensor, or nested tensors with equal numbers of rows.
-        initializer: The first value, a tensor or nested tensors; by default the first row.
+        elems: A tensor, or nested lists, tuples and dicts of tensors, with equal numbers of rows.
+        initializer: The first value, in the structure of `fn`'s result; by default the first row.
         parallel_iterations, back_prop, swap_memory: Ignored.
 
     Raises:

@@ -64,7 +64,7 @@ def _call_functionally(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> object:
-    """Return the module's result with other parameters and buffers; update `buffers` in place."""
+    """Call a module with `weights` and `buffers` as its tensors; update `buffers` in place."""
     tensors = {**weights, **buffers}
     is_outermost = not calls.is_mine()
     with calls:

@@ -374,11 +374,11 @@ class Nodes(Scopes, Collections, ABC):
     def as_graph_element(self, item: object) -> Operation | SymbolicTensor:
         """Return the operation or tensor of this graph for an object or a name.
 
-        An object is an element itself, slices, a parameter or buffer with a graph variable, or an
-        argument of `symbol_of`.
+        `item` may be the operation or tensor itself, slices, a parameter or buffer with a graph
+        variable, an object for `symbol_of`, or a name.
 
         Raises:
-            InvalidTypeError: `item` is nothing of this kind.
+            InvalidTypeError: `item` is another kind of object.
             InvalidArgumentError: `item` is of another graph.
             NotFoundError: No element has the name `item`.
         """

@@ -131,7 +131,7 @@ def get_partitioned(
         shape: Shape of the whole variable, or None if `initializer` is a value.
         dtype: Dtype, or None for the dtype of the variable scope.
         initializer: Initializer or value of the whole variable.
-        reuse: False or None to create it, True to find it, AUTO_REUSE for either.
+        reuse: False or None to create the variable, True to find it, AUTO_REUSE for either.
         **options: Further arguments of `get_shard`.
 
     Raises:

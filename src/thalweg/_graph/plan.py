@@ -140,8 +140,8 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
 
     Reads come before updates, unless data or control dependencies require another order. Step
     counters are assigned first (see `early_counters`). Fetches of reference variables come last.
-    Otherwise operations run in order of creation. Raise InvalidArgumentError if a placeholder that
-    is needed is not fed.
+    Otherwise operations run in order of creation. Raise InvalidArgumentError if a placeholder is
+    needed and not fed.
     """
     backward = [
         op for op in _all_operations(fetches, fed) if isinstance(op.function, GradientsOfRun)
@@ -182,9 +182,14 @@ def _plan_block(
     first: Sequence[Step] = (),
     final: Sequence[Step] = (),
 ) -> RunPlan:
-    """Return the plan of a run, or of the body of a branch or loop with `parameters`.
+    """Return the plan of a run, or of the body of a branch or loop.
 
-    `first` and `final` are additional steps for the beginning and the end.
+    Args:
+        fetches, fed: The outputs, and the tensors whose values are fed to the run.
+        parameters: Tensors with values from outside: `fed`, or the arguments of the body. Those in
+            `derivatives.watched` become `watched_feeds` of the plan.
+        derivatives: The gradient operations of the whole run.
+        first, final: Additional steps for the beginning and the end.
     """
     operations = _sort_operations(_find_needed(fetches, fed), fed)
     steps = [
@@ -300,9 +305,9 @@ def _nested_operations(op: Operation, fed: Fed) -> list[Operation]:
 def _find_needed(
     fetches: Iterable[Operation | SymbolicTensor], fed: Fed, nested: bool = False
 ) -> set[Operation]:
-    """Return the operations that `fetches` need in their own block, and inner blocks if `nested`.
+    """Return the operations that `fetches` depend on; those of other blocks only if `nested`.
 
-    Raise InvalidArgumentError for a needed placeholder that is not fed.
+    Raise InvalidArgumentError if a placeholder among the operations is not fed.
     """
     stack = [x if isinstance(x, Operation) else x.op for x in fetches if x not in fed]
     operations: set[Operation] = set()
@@ -412,7 +417,7 @@ def _record_uses(
 
     Args:
         steps: All steps, in the order of the run.
-        fetches: The operations and tensors to fetch; append the index of a tensor to `fetched`.
+        fetches: The operations and tensors to fetch. A tensor's index is added to its `fetched`.
         fed: Tensors with values from the caller, which are not results of a step.
         sources: Tensors for which a step computes gradients.
     """

@@ -44,7 +44,7 @@ def record(
 
     Raises:
         InvalidArgumentError: Shapes do not fit together, or a tensor is of another graph.
-        InvalidTypeError: The result is no tensor and only a run knows it.
+        InvalidTypeError: A result that is not a tensor depends on unknown sizes.
     """
     arguments, keywords = prepare_nest(graph, tuple(args)), prepare_nest(graph, dict(kwargs))
     looked_up_tables = _find_sparse_table(function, arguments, keywords)

@@ -161,10 +161,8 @@ class Scopes:
     def as_one(self, is_one: bool = True) -> Iterator[None]:
         """Return a context manager: new operations form one unit, or join the enclosing unit.
 
-        Operations in a branch or loop form a separate unit.
-
-        Args:
-            is_one: False puts new operations outside of all units.
+        Operations in a branch or loop form a separate unit. If not `is_one`, new operations are
+        outside of all units.
         """
         outer_unit = self._position.unit
         joins = outer_unit is not None and outer_unit.block is self.block

@@ -104,7 +104,7 @@ def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
 
 
 def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: str) -> object:
-    """Return the outputs that trials with 1 or a known size for all unknown sizes share.
+    """Return the outputs common to trials in which 1 or a known size replaces unknown sizes.
 
     Return None if no trial succeeds, or if a trial returns anything but tensors.
     """
@@ -241,9 +241,9 @@ def _merge_trials(results: Sequence[object], name: str) -> object:
 
 
 def _merge_outputs(first: object, trial: object, name: str) -> object:
-    """Return the `Output` that two trials share, None for different sizes.
+    """Return an `Output` with the sizes on which two trials agree; a size that differs is None.
 
-    Raise InvalidTypeError if other results than tensors differ.
+    Return a result other than a tensor unchanged; raise InvalidTypeError if the trials differ.
     """
     if not isinstance(first, Output):
         if first is not trial and first != trial:
@@ -265,9 +265,10 @@ def _common_sizes(
 
 
 def _infer_dtypes(run_trial: Trial, inputs: Sequence[SymbolicTensor]) -> object:
-    """Return the outputs with dtypes only, from trials with several ranks; None if all fail.
+    """Return the function's outputs with dtypes but unknown shapes, for inputs of unknown rank.
 
-    An output that is scalar in all trials has the shape ().
+    Trials assume several ranks. An output keeps the shape () if all trials agree on it, and at
+    least three succeed. Return None if all trials fail, or if a result is not a tensor.
     """
     results = []
     for size in (_SIZES[0], *_known_sizes(inputs)):

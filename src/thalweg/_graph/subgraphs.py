@@ -33,9 +33,9 @@ def trace_block(
 ) -> Subgraph:
     """Call `function` with a new tensor per element of `parameters`; return the added operations.
 
-    The function may return nested numbers, tensors, slices and operations. An operation becomes a
-    tensor that is True when the operation is done. Raise InvalidTypeError if the function returns
-    None, or an object that is not convertible.
+    The function may return numbers, tensors, slices, operations, and nested lists of these. An
+    operation becomes a tensor that is True when the operation is done. Raise InvalidTypeError if
+    the function returns None, or an object that is not convertible.
     """
     block = Block(graph.block)
     with graph.build_inside(block):

@@ -35,10 +35,7 @@ class UniqueNames:
 
 
 def check_name(name: str, scope: str = "") -> str:
-    """Return `name` if it is valid for a node inside `scope`.
-
-    Raise InvalidArgumentError if `name` is not valid.
-    """
+    """Return `name`; raise InvalidArgumentError if it is not valid for a node inside `scope`."""
     pattern = _LATER if scope else _FIRST
     if not isinstance(name, str) or not pattern.fullmatch(name):
         raise InvalidArgumentError(

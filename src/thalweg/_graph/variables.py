@@ -95,7 +95,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """Return a tensor that replaces all elements in a run, and is the new value.
+        """Return a tensor; computing it in a run sets the variable, and gives the new value.
 
         The assignment also initializes the variable in a session.
 
@@ -268,7 +268,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
-        """Return a tensor that adds 1 in a run, and is the previous value.
+        """Return a tensor; computing it in a run adds 1 to the variable, and gives the old value.
 
         Raise OutOfRangeError in a run if the variable has reached `limit`.
         """
@@ -312,8 +312,9 @@ def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
 def scatter_node(
     var: GraphVariable, indices: object, updates: object, update: str, name: str
 ) -> Any:
-    """Return a tensor that changes rows of `var` in a run, and is the new value of `var`.
+    """Return a tensor; computing it in a run changes rows of `var` and gives the new value.
 
+    While a session runs an operation, change the rows at once, and return the session's tensor.
     `update` is an operation of `_base.scatter.scatter`, such as "add".
     """
     if current_session() is not None:  # a node that runs updates at once
@@ -401,8 +402,8 @@ def create_variable(
 ) -> GraphVariable:
     """Create a variable of a graph; called by `Variable` and `make_variable`.
 
-    With `deferred`, the static description of the result of `initial_value()`, the initializing
-    run calls `initial_value`. Otherwise a function is called now.
+    If `initial_value` is a function, it is called now, and its result is the initial value. With
+    `deferred`, a description of this result, each initializing run calls the function instead.
     """
     variable_dtype = None if dtype is None else as_dtype(dtype)
     check_constraint(constraint)
@@ -438,8 +439,8 @@ def _symbolic_start(
 ) -> tuple[SymbolicTensor, Sequence[int] | None]:
     """Return (initial value as a torch or symbolic tensor, declared shape).
 
-    A function is called, with the shape and the dtype if it needs arguments. In the latter case
-    the declared shape is None.
+    If `initial_value` is a function, it is called. If `shape` is not None and the function needs
+    arguments, these are `shape` and `dtype`, and the declared shape is None.
     """
     if callable(initial_value):
         is_initializer = shape is not None and needs_arguments(initial_value)

@@ -52,9 +52,9 @@ def add_to_sums(
     Return the number of backward passes that the sums now include.
 
     Args:
-        groups: Parameter groups of the optimizer; `COUNT` is updated in each.
-        state: State of the optimizer; `SUM` is updated in the state of each parameter.
-        unscaling: Factor of the gradients, or None.
+        groups: Parameter groups of the optimizer; `group[COUNT]` becomes the result.
+        state: State of the optimizer; `state[param][SUM]` is the sum of a parameter.
+        unscaling: Number by which gradients are multiplied, or None.
         sum_in_float32: True if sums of 16-bit gradients are float32.
         report_count: Called with the new count; returns a C function that runs after all writes.
 
@@ -313,9 +313,9 @@ def _sole_holder_counts() -> tuple[int, ...]:
 
 @contextmanager
 def set_aside(state: dict[Any, Any]) -> Generator[None]:
-    """Remove parameters whose state has only a gradient sum from `state` in a `with` block.
+    """Remove parameters whose state is empty or only a gradient sum, in a `with` block.
 
-    Torch's own step expects `step` in the state of each parameter.
+    The block can then call a step of torch, which expects `step` in the state of each parameter.
     """
     states = [(param, entries) for param, entries in states_of(state) if entries.keys() <= {SUM}]
     for param, _ in states:

@@ -107,8 +107,8 @@ class Option:
         Args:
             lacked: Names of the slots that this step creates for its parameters.
             step: Number of earlier steps of the parameters: a number, or a tensor if a device
-                counts. 1 if neither the rule nor an option counts. Under `optim.tensorflow` it is
-                the optimizer's number of earlier steps.
+                counts. It is 1 if neither the rule nor an option counts. `optim.tensorflow`
+                passes the number of earlier steps of the optimizer.
         """
         return {}
 

@@ -63,7 +63,7 @@ def move(
         plan_cache: Plans of earlier moves; updated.
         averages, values: Averages, and the values to average.
         share: Interpolation factor: 1 sets an average to its value.
-        count_calls: Functions in C that run in the same commit.
+        count_calls: Functions in C that run in the commit that writes the averages.
         commit_messages: Optional list that receives a sentence once the averages are written.
     """
     if averages:

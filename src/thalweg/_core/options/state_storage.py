@@ -25,8 +25,8 @@ def store_slots(rule: Rule, storage: Storage) -> Rule:
     """Return the rule with codecs for its slots; the rule itself if no codec changes.
 
     Args:
-        storage: A codec for all slots, or its counterpart for nonnegative slots. "8bit" for the
-            default of each slot. Or pairs (slot name, codec or "float32").
+        storage: "8bit" for the default codec of each slot. Or a codec for all slots; nonnegative
+            slots get its unsigned counterpart. Or pairs (slot name, codec or "float32").
 
     Raises:
         InvalidArgumentError: A slot does not exist, or does not support its codec.

@@ -66,9 +66,10 @@ class StateStorage(NamedTuple):
         return param.device if self.device is None or name == SUM else self.device
 
     def brought_home(self, param_state: Mapping[str, object], param: Tensor) -> dict[str, Tensor]:
-        """Copy the state entries of a parameter that are not on the device that `home_of` returns.
+        """Copy each state entry of a parameter to the device `home_of(name, param)`.
 
-        Return {name: copy on that device}; {} if the parameter's state is not offloaded.
+        Return {name: copy}, without entries that are on this device already. Return {} if the
+        parameter's state is not offloaded.
         """
         if not self.is_away(param):
             return {}
@@ -86,9 +87,9 @@ class StateStorage(NamedTuple):
         """Return the dtype in which a slot of a parameter is stored.
 
         A scalar slot, or a slot with a dtype in the rule, keeps the rule's dtype. A slot in
-        `beginning` has the parameter's dtype. Any other slot has the dtype `state`, or by default
-        the parameter's dtype. float32 replaces a 16-bit parameter's dtype for slots in `beginning`,
-        and with masters or split weights.
+        `beginning` has the parameter's dtype, or float32 for a 16-bit parameter. Any other slot has
+        the dtype `self.state`. If that is None, it has the parameter's dtype; with masters or split
+        weights, float32 for a 16-bit parameter.
         """
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:

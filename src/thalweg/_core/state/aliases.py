@@ -21,7 +21,7 @@ _Write = tuple[Tensor, Entry, Any]
 def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
     """Return a message for each entry that would lose its value when all values are written.
 
-    A later entry in overlapping memory would overwrite it. Nothing is written.
+    A value is lost if a later entry in overlapping memory changes it. Nothing is written.
     """
     return [
         message
@@ -31,7 +31,7 @@ def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
 
 
 def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
-    """Yield a list of writes for each group of overlapping tensors, in the order of `pairs`."""
+    """Yield the list of writes to each group of overlapping tensors, in the order of `pairs`."""
     writes = [(plain(entry.own), entry, value) for entry, value in pairs]
     spans = [
         (str(write[0].device), *byte_span(write[0]), index)
@@ -51,7 +51,7 @@ def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write
 
 
 def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
-    """Return the writes without repetitions of a view with an equal value."""
+    """Return the writes, but of equal writes to one view only the first."""
     distinct: list[_Write] = []
     for tensor, entry, value in group:
         if not any(
@@ -63,7 +63,7 @@ def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
 
 
 def _describe_lost_values(group: Sequence[_Write]) -> list[str]:
-    """Simulate the writes in a copy of their memory; return a message per overwritten value."""
+    """Simulate the writes in new memory of this layout; return a message per overwritten value."""
     if len(group) < 2:
         return []
     start = min(byte_span(tensor)[0] for tensor, _, _ in group) // _ALIGNED * _ALIGNED

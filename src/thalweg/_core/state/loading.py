@@ -135,7 +135,7 @@ class Loading:
             raise mismatch([str(error).removesuffix(".")], self.what) from error
 
     def calls(self) -> list[Call]:
-        """Convert and copy all values; return the C functions that write the copies, then `then`.
+        """Convert and copy all values; return C functions that write the copies, and `self.then`.
 
         Raises:
             CheckpointMismatchError: A value cannot be read.
@@ -178,12 +178,12 @@ def _check_aliases(loadings: Sequence[Loading]) -> None:
 def fitting(
     entries: Sequence[Item], state: Mapping[str, object], label: str, calls: Iterable[Call] = ()
 ) -> Loading:
-    """Return the loading of a state that must have a value for each entry and no further names.
+    """Return the `Loading` of a state, which must have a value for each entry and no other name.
 
     Args:
         entries: Entries of the optimizer.
         state: Values by name.
-        label, calls: `what` and `then` of the `Loading`.
+        label, calls: The attributes `what` and `then` of the `Loading`.
 
     Raises:
         CheckpointMismatchError: The state has differences; the message lists up to ten.
@@ -192,7 +192,7 @@ def fitting(
 
 
 def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Loading:
-    """Return one `Loading` of several states; raise CheckpointMismatchError for differences."""
+    """Return one `Loading` of all groups; raise CheckpointMismatchError for differences."""
     messages = [message for group in groups for message in differences(*group)]
     if messages:
         raise mismatch(messages, label)
@@ -221,9 +221,9 @@ class StateDict(Copied):
     def _loading(
         self, state_dict: object, var_list: object = None, names: Names = keys_of
     ) -> Generator[Loading]:
-        """Hold the object's lock in a `with` block that loads a state.
+        """Return a context manager that holds the object's lock and yields a validated `Loading`.
 
-        The block receives the validated `Loading`, and must write it by `restore`.
+        The `with` block must write the `Loading` by `restore`.
 
         Args:
             state_dict, var_list: The public method's arguments, for `_given_state`.

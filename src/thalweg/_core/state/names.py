@@ -34,9 +34,9 @@ def keys_of(variables: Sequence[Any]) -> list[str]:
 
 
 def positioned(names: Sequence[str], mark: str) -> list[str]:
-    """Return unique names: `mark` and the index are appended to repeated names.
+    """Return unique names: a repeated name becomes name + `mark` + index in `names`.
 
-    The index is increased by the number of names while the result is already used.
+    While the result is in use already, len(names) is added to the index.
     """
     counts = Counter(names)
     positioned_names: list[str] = []
@@ -57,10 +57,10 @@ def positioned_keys_of(variables: Sequence[Any]) -> list[str]:
 def as_now(
     state: Mapping[str, object], old_names: Sequence[str], new_names: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Rename the keys of a state that was saved by an old version.
+    """Return a state of an old version as a new dict, with `old_names[k]` renamed `new_names[k]`.
 
-    Return a new dict in which key `old_names[k]` has become `new_names[k]`. Return `state` itself
-    if it has no name that only `old_names` contains, or has a name that only `new_names` contains.
+    Return `state` itself if it is not of the old version: if it has no name that is only in
+    `old_names`, or has a name that is only in `new_names`.
 
     Args:
         state: Values by name; not changed.

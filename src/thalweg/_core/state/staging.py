@@ -35,9 +35,9 @@ def staged(holder: _T) -> _T:
 
 
 def _stage_twin(holder: _T, twins: dict[int, object]) -> _T:
-    """Return the twin of `holder`; store it in `twins` as {`id` of the original: twin}.
+    """Create a twin of `holder`, and add it to `twins`, {`id` of an object: its twin}.
 
-    Twins that are in `twins` already are reused.
+    The twin of a `Staged` attribute is looked up in `twins`, or else created likewise.
     """
     twin = twins[id(holder)] = object.__new__(type(holder))
     attributes: dict[str, Any] = {}

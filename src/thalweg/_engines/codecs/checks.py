@@ -35,8 +35,8 @@ def check_encoded(request: StepRequest) -> None:
     """Raise an error if an encoded slot of the step cannot be updated.
 
     Raises:
-        InvalidTypeError: A variable is float64, or one with `weights='split'` is not bfloat16; or a
-            slot is neither encoded nor of the shape of its variable.
+        InvalidTypeError: A variable is float64. A variable with `weights='split'` is not bfloat16.
+            A slot that is not encoded differs in shape from its variable.
         NotImplementedError: A gradient is sparse.
         InvalidArgumentError: A slot has the wrong number of bytes or is on another device.
         LayoutError: A slot is not contiguous, not aligned, or has no memory.

@@ -64,8 +64,7 @@ def round_codes(codec: Codec, codes: Tensor, dithers: Tensor) -> Tensor:
     """Round real codes to int16 codes: add the dither of each code, and drop the fraction.
 
     Args:
-        codec: The codec. If it is `positive`, a code above 0 becomes at least `codec.least`; other
-            codes become 0.
+        codec: If `codec.positive`, codes above 0 become at least `codec.least`, and other codes 0.
         codes: Real numbers from `Codec.encode`.
         dithers: The dither of each code, from `dithers_of`.
     """

@@ -24,9 +24,9 @@ _ONE_BITS = 0x3F800000  # the bits of 1.0
 
 
 def _evaluate(formula: Formula, *tensors: Tensor) -> Tensor:
-    """Return the result of a formula of a codec.
+    """Return the result of a codec's formula over tensors.
 
-    NumPy computes it on the CPU: the threads of torch do not flush denormals where a step does.
+    CPU tensors are computed by NumPy, because torch's threads would not flush denormals.
     """
     device = tensors[0].device
     if device.type != "cpu":
@@ -94,11 +94,11 @@ def encode_tensor(codec: Codec, values: Tensor) -> Tensor:
 def encode_results(
     codec: Codec, values: Tensor, scalars: Scalars, extents: Iterable[tuple[int, Positions]]
 ) -> Tensor:
-    """Encode numbers that a step has computed for one or several slots; return joined records.
+    """Encode the joined new values of one or several slots; return the joined records.
 
     Args:
-        scalars: The scalars of the step; the dithers depend on its number, if it has one.
-        extents: For each slot, its size and the positions of its elements in the full parameter.
+        scalars: The scalars of the step. Dithers depend on the step number, and are 0.5 without it.
+        extents: (size, positions of the elements in the full parameter) for each slot.
     """
     flat, step = _flatten(values), int({**UNCOUNTED, **scalars}[SCALARS[0]])
     dithers = [dithers_of(size, step, origin, flat.device) for size, origin in extents]
@@ -132,13 +132,14 @@ def _flatten(values: Tensor) -> Tensor:
 
 
 def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
-    """Return `split8` records: the lower bits of numbers whose upper bits are kept in bfloat16.
+    """Return `split8` records: corrections, in uint8, of the nearest bfloat16 of each number.
 
-    torch rounds ties to even. A tie that is rounded down is restored 1/256 of a place too low.
+    torch rounds ties to even. A tie that is rounded down is restored too low, by 1/256 of the
+    distance of adjacent bfloat16 numbers.
 
     Args:
-        upper: Optional. The upper bits, bfloat16. A number that is not a nearest bfloat16 is
-            replaced by torch's rounding, which is also the default.
+        upper: Optional. A bfloat16 for each number. If it is not nearest to the number, and by
+            default, torch rounds the number.
     """
     flat = _flatten(values)
     base = flat.to(torch.bfloat16)

@@ -23,8 +23,8 @@ NAN = 0x7FC000  # the 24 bits of NaN
 def split_numbers(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the nearest bfloat16 numbers, and codes in uint8, both of the shape of `values`.
 
-    A code is an int8 in the bits of a uint8: the 24-bit number less 256 times the bits of the
-    bfloat16. NaN becomes the NaN of bfloat16 with code 0.
+    A code is the difference between the upper 24 bits of a number and its bfloat16: an int8, whose
+    bits are stored as a uint8. NaN becomes the NaN of bfloat16 with code 0.
 
     Args:
         values: Float32 numbers of any shape.
@@ -41,7 +41,7 @@ def split_numbers(values: Tensor, bits: Tensor | None = None) -> tuple[Tensor, T
 
 
 def lower_beside(values: Tensor, upper: Tensor) -> Tensor:
-    """Return uint8 codes that correct bfloat16 numbers to float32 numbers of the same shape.
+    """Return uint8 codes that correct the bfloat16 `upper` to the float32 `values`.
 
     A correction outside [-128, 127] is clamped. The code is 0 if `upper` is infinite or NaN.
     """

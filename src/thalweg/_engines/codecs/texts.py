@@ -19,7 +19,6 @@ def define_codecs(
 
     Args:
         writer: Writes the source.
-        codecs: The codecs.
         roles: The formulas that are written: some of `PARTS`.
     """
     names = {f"{role}_{codec.name}": getattr(codec, role) for codec in codecs for role in roles}

@@ -134,9 +134,7 @@ def name_kernel(
 ) -> Kernel:
     """Return a kernel named by `kind` and a hash; the name replaces KERNEL_NAME in the lines.
 
-    Args:
-        kind: The letter with which the name begins.
-        definitions: The functions that the text calls; they come first in the source.
+    The name begins with the letter `kind`. The source begins with `definitions`.
     """
     text = join_lines(lines)
     name = f"{kind}_{digest(definitions, text, compiler_digest())}"
@@ -265,7 +263,10 @@ def write_chunks(
 
 
 def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
-    """Return {name: source} of the kernel functions "saturated" and "resumed".
+    """Return {name: source} of kernel functions.
+
+    "saturated" clamps a number to the copy's dtype. "resumed" returns the copy's number if it is
+    not the rounded variable, else the variable.
 
     Args:
         kind: The storage type of the copy.
@@ -300,9 +301,6 @@ def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Return kernel lines that update elements 0 to `length - 1` of a chunk.
 
     They also prefetch if `Tuning.prefetch` is not 0 and the update writes a copy or `_is_slow`.
-
-    Args:
-        definitions: The text of the functions that the lines call.
     """
     lines, storage = element.update_element(), element.update.storage
     distance = tuning().prefetch

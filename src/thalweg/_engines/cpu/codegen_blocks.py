@@ -194,7 +194,7 @@ def _is_decoded_inline(codec: Codec) -> bool:
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
     """Return loops over blocks of encoded slots, with a template filled for each slot.
 
-    Slots of one block length share a loop; the block begins at element `part`.
+    Slots of one block length share a loop, in which a block begins at element `part`.
     """
     lines: list[str] = []
     # All slots of one block length share a loop, so that their latencies overlap.
@@ -232,7 +232,10 @@ def _begin_dithers(update: TracedUpdate) -> list[str]:
 
 
 def _point_at_chunk(update: TracedUpdate) -> list[str]:
-    """Return lines that set address `at{k}` of each tensor k, and array `p{k}` if encoded."""
+    """Return lines that set `at{k}`, the address of the chunk in tensor k, for each k.
+
+    For an encoded tensor they also reserve `p{k}`, an array for decoded numbers.
+    """
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
         codec, first = update.blocks.get(stream), first_of(update, stream)

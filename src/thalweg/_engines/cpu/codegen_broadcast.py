@@ -96,7 +96,6 @@ def _loop_over_short_rows(element: Element, first: str, count: str, first_vector
     Before each iteration the vectors' numbers are copied to arrays with one number per element.
 
     Args:
-        element, first, count: As for `loop_over_rows`.
         first_vector: An expression of the index of the first vector's address in the table.
     """
     vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer
@@ -122,7 +121,7 @@ def _loop_over_short_rows(element: Element, first: str, count: str, first_vector
 
 
 def _loop_over_long_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
-    """Return a loop over the rows that are left, with an inner loop over the elements of a row."""
+    """Return a loop over rows of any length, from where the loop over short rows has stopped."""
     fmt = STORAGE[element.compute]
     templates = {
         "row": "{name} = {pointer}(base[{place} + {k}])[line]",

@@ -113,11 +113,7 @@ def generate_diagnosed(update: Update, stage_count: int, momentum: int | None, s
 
 
 def _store_results(sums: Iterable[str]) -> list[str]:
-    """Return lines that write the results of a chunk: sums, largest magnitudes and counts.
-
-    Args:
-        sums: The names of sums that are written.
-    """
+    """Return lines that write a chunk's results: sums named `sums`, peaks and counts."""
     values = {name: f"lanes_{name}[0]" for name in sums}
     values |= {name: f"float64(float_of({name}))" for name in PEAKS}
     values |= {name: f"float64({name})" for name in COUNTS}

@@ -51,7 +51,7 @@ def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
 
     Args:
         update: The traced update, which must have the names in `SCALARS` among its scalars.
-        indices: The indices of the random numbers that an element needs.
+        indices: The `stream` in `philox.draw_bits` of each stored tensor that is rounded.
     """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
     return [
@@ -64,8 +64,10 @@ def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
 def draw_for(streams: Mapping[int, int]) -> list[str]:
     """Return lines that draw random bits for `count` elements of a chunk, from element `begin` on.
 
+    Pointers `drawn{index of a tensor}` are set to the bits of element `begin`.
+
     Args:
-        streams: {index of a tensor: index of the random number for its elements}.
+        streams: {index of a tensor: index k of its array `words{k}` of random bits}.
     """
     indices, last_index, of_group = streams.values(), GROUP - 1, GROUP.bit_length() - 1
     round_lines = _fill_template(_PRODUCTS, indices) + _fill_template(_WORDS, indices)

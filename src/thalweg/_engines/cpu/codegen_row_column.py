@@ -167,7 +167,7 @@ class _ShortTile:
 
 
 def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
-    """Return an `if` for each number of columns up to `SHORT`; it reduces tile number `own`."""
+    """Return an `if` for each count of columns up to `SHORT`; its body reduces tile `own`."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         row_lines = [line for tile in short_tiles for line in tile.add_row(columns)]
@@ -245,7 +245,6 @@ class _LongTile:
         """Return lines that add element i of several rows to the arrays of partial results.
 
         Args:
-            rows: The number of rows.
             upper: True if element i is in the right half of a tile. It is then added to the partial
                 result of element `i - half`.
         """
@@ -354,7 +353,7 @@ class _RowLoop:
 def _write_short_tiles(
     sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
 ) -> tuple[list[str], list[str]]:
-    """Return lines that reserve arrays, and the loop over tiles with short rows.
+    """Return (lines that reserve arrays, lines of the loop over tiles with short rows).
 
     Arguments as in `_write_long_tiles`.
     """
@@ -386,11 +385,10 @@ def _write_short_tiles(
 def _write_long_tiles(
     sweep: Elements, reductions: list[_TileReduction], addresses: Mapping[str, str], compute: str
 ) -> tuple[list[str], list[str]]:
-    """Return lines that reserve arrays, and the loop over tiles with long rows.
+    """Return (lines that reserve arrays, lines of the loop over tiles with long rows).
 
     Args:
         sweep: The writer of an element.
-        reductions: The reductions of a tile.
         addresses: {local name of a vector: expression of its address}.
         compute: The type of vectors.
     """
@@ -426,7 +424,6 @@ def generate_lines(measures: tuple[Measure, ...], measurement: Measurement) -> K
     """Return the kernel that computes measures over rows, columns and variables in one traversal.
 
     Args:
-        measures: The measures.
         measurement: The distinct formulas of the measures, and the memory that is read.
     """
     reductions, sweep = share_reductions(measures, _TileReduction), Elements(measurement)

@@ -372,8 +372,8 @@ class SmallMatrixKernel:
     def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
         """Append lines that convert vectors to the update's type; return {vector: new names}.
 
-        Denormals are kept, and the converted numbers are stored. LLVM would otherwise compare the
-        wider numbers, none of which is denormal.
+        The lines keep denormals, and store the converted numbers. Without the stores, LLVM would do
+        comparisons before the conversion, in a type in which no number is denormal.
         """
         cast_values = {name: Values(f"seen_{name}", self._vectors[name].axis) for name in names}
         for name, values in cast_values.items():

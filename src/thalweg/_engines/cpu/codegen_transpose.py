@@ -23,7 +23,6 @@ def load_into_lanes(
 
     Args:
         source: The name of a pointer to the first matrix.
-        target: The name of the array.
         shape: Rows and columns; matrices of more than `SIDE` elements take two steps.
         load: The template of an expression that loads a number.
         spare: The name of an array of equal size, for the first of two steps.

@@ -126,7 +126,7 @@ class _Compiler:
         return Value(self._builder.load(variable.cell), variable.kind)
 
     def _assign_name(self, name: str, value: Any) -> None:
-        """Store a value in the frame's variable `name`; a new variable is created.
+        """Store a value in the frame's variable `name`; create the variable if it is new.
 
         Raises:
             TypeError: The variable has another kind in an outer block.

@@ -176,7 +176,6 @@ class GuardTable:
         Keys and values are compared by identity. The table keeps the compared objects alive.
 
         Args:
-            entries: The dictionary.
             varying: Optional. A key whose value may change.
             numbers: Optional. {key: array}, for values that are a float or a tuple of floats. The
                 numbers may change, but not in sign. Each replay copies them to the array.
@@ -293,7 +292,8 @@ class GuardTable:
     def _write_kernels(self, contents: GuardedStep) -> None:
         """Store launches, columns, bounds and programs of a step as arrays of this table.
 
-        A column is an array whose elements a step sets to one number; a program computes scalars.
+        A column is an array whose elements a step sets to one number; a program computes scalars;
+        bounds are address ranges that the step writes.
         """
         self.launches = _records(contents.launches, replay_kernel.LAUNCH_BYTES)
         self.measures = _records(contents.measures, replay_kernel.LAUNCH_BYTES)
@@ -405,7 +405,7 @@ class GuardTable:
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Store records of members and pass members, and enable the gradient of each member.
+        """Store records of members, variables with own step counts; enable the members' gradients.
 
         The record of a gradient also gets `Member.spans`: replays set these chunk lengths to 0 to
         skip a member. Arguments are as in `GuardedStep`. Call it after `_write_tensors`.
@@ -436,7 +436,6 @@ class GuardTable:
 
         Args:
             index: The index of the column in `GuardedStep.columns`.
-            number: The number, in the column's format.
             expected: Optional. The number that all elements must have before the next step.
                 `replay` returns a difference for other values.
         """
@@ -452,7 +451,6 @@ class GuardTable:
         Args:
             index: The index of the number in `GuardedStep.watched_numbers`.
             kind: `replay_kernel.FLOAT32`, `replay_kernel.FLOAT64` or `replay_kernel.INT64`.
-            number: The value.
         """
         float32, float64 = self._as_floats
         if kind == replay_kernel.FLOAT32:
@@ -465,12 +463,12 @@ class GuardTable:
     def make_step_table(self, spans: Int64, rows: int) -> None:
         """Allocate an empty table of precomputed scalars, which `TABLED` replays read from now on.
 
-        The previous table is kept alive.
+        A row of the table has the input registers of all scalar programs, then the number that each
+        column is filled with. The previous table is kept alive.
 
         Args:
-            spans: (programs, 2): for each scalar program, the address of its first input register
-                and the number of its input registers. A row of the table has the values of all
-                these registers, then a value for each column.
+            spans: (programs, 2): the address of a program's first input register, and the number of
+                its input registers.
             rows: The largest number of rows; there is one for each coming step.
         """
         width = int(spans[:, 1].sum()) + len(self.columns)
@@ -490,7 +488,7 @@ class GuardTable:
         return self._tables[int(self.block[replay_kernel.STEP_TABLE])][0]
 
     def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
-        """Make `TABLED` replays copy scalars from tensors to registers, which programs then read.
+        """Make `TABLED` replays copy scalars from tensors to the registers of scalar programs.
 
         Args:
             reads: For each scalar: a tensor of shape () added by `guard_tensor`, the address of the
@@ -502,10 +500,10 @@ class GuardTable:
         self.block[replay_kernel.READS : replay_kernel.READS + 2] = len(rows), records.ctypes.data
 
     def set_register_columns(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Make each replay copy values from registers to columns after the programs have run.
+        """Make each replay fill columns with numbers that scalar programs have computed.
 
         Args:
-            rows: Pairs: the address of a register, and the index of the column.
+            rows: Pairs: the address of a program's register, and an index in `GuardedStep.columns`.
         """
         records = _records(rows, replay_kernel.REGISTER_COLUMN_BYTES)
         self._references.append(records)
@@ -584,9 +582,8 @@ class GuardTable:
     def _set_team(self) -> None:
         """Write the number of threads that compare tensors to the block.
 
-        It is the size of torch's thread team if a kernel runs on several threads, else 1. To wait
-        for an additional thread would take longer than all checks while other processes use the
-        cores.
+        It is the size of torch's thread team if a kernel runs on several threads, else 1. Waiting
+        for a new thread may take longer than all checks.
         """
         size = openmp.team_size() if self._has_threads() else 1
         caller = openmp.parallel_address() if size > 1 else 0

@@ -128,7 +128,9 @@ class Group:
         return launch.lines_kernel(measures, measurement)
 
     def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
-        """Return a `LineSweep`, which the caller runs; each member has its own scalars, 0 at first.
+        """Return a `LineSweep` that measures rows and columns; the caller runs it.
+
+        Each member has its own scalars, 0 at first.
 
         Args:
             measures, stages: As in `Reduction`.

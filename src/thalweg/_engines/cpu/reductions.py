@@ -187,7 +187,7 @@ def _measure_tensors(
     measure_memory: Callable[[Int64, list[int], torch.dtype], Float64],
     measure_other: Callable[[Tensor], Tensor],
 ) -> Float64:
-    """Reduce each tensor to a number; return them, (tensors,) float64.
+    """Reduce each tensor to a number; return the numbers, (tensors,) float64.
 
     Args:
         measure_memory: `measure_memory(addresses, sizes, dtype)` returns the numbers of contiguous

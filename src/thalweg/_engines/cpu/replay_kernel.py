@@ -270,7 +270,7 @@ def number_differs(block, py_object, number, sign):
 
 
 def option_differs(block, py_object, option):
-    """Copy the numbers of an option, a float or a tuple of floats, to the memory that it records.
+    """Copy the numbers of an option, a float or a tuple of floats, to the addresses in `option`.
 
     Return 1 if a `number_differs`, or if the option is not a tuple of the recorded length; else 0.
 
@@ -461,8 +461,8 @@ def gradient_of(block, record):
 def gradient_in_pair(block, record, number):
     """Return the address of the TensorImpl of the gradient in item `number` of PAIRS, or 0.
 
-    It is 0 unless the item is a tuple (plain tensor or None, variable of `record`), and
-    UNDEFINED_IMPL of the block for None.
+    Return 0 unless the item is a tuple (plain tensor or None, variable of `record`). For None,
+    return UNDEFINED_IMPL of the block.
     """
     pair = call(block[PY_LIST_GET_ITEM], block[PAIRS], number)
     if word(pair + 8) != block[CLASS_OF_TUPLES]:
@@ -519,8 +519,8 @@ def memory_differs(block, gradient, grad, storage):
     """Check the memory of a gradient, and give its address to the kernel that reads it.
 
     Return OTHER_GRADIENT if the storage is too small, or if NEEDS_MEASURED_ADDRESSES is set and the
-    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. Otherwise
-    return 0, and store the address in the record and in the kernel's cell.
+    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. In other
+    cases return 0, and store the address in the record and where the kernel reads it.
 
     Args:
         gradient: The record of the gradient.
@@ -673,8 +673,8 @@ def check_parts(block):
 def team_differs(block):
     """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
 
-    Gradients in PAIRS are left to the caller, because functions of Python read them. Then
-    TEAM_GRADIENTS is 0, otherwise the number of gradients.
+    Gradients in PAIRS are left to the caller, because functions of Python read them. TEAM_GRADIENTS
+    is 0 if the step has PAIRS, else the number of gradients.
     """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
@@ -763,7 +763,8 @@ def next_step(member):
 def load_state_numbers(program, member):
     """Copy the state numbers of a member to the registers of its program, from register 1 on.
 
-    A member is a variable that counts its own steps. Return 1 if a register has changed, else 0.
+    A member is a variable that counts its own steps; state numbers are scalars of its optimizer
+    state. Return 1 if a register has changed, else 0.
     """
     registers, differs = float64_pointer(program[REGISTERS]), 0
     for k in range(program[STATE_NUMBERS]):
@@ -1077,8 +1078,8 @@ def run_part(block, part, is_prepared):
     """Run a part of a step, such as MEASURE or FULL_STEP, after `check_guards` has returned 0.
 
     With `is_prepared`, stop before the kernels of the update. Return 0, ALL_GRADIENTS_ABSENT, or
-    OUT_OF_RANGE if a scalar cannot be computed. Unless it is 0, no variable and no state was
-    written. MEASURE and RUN_PASS write only memory of the plan.
+    OUT_OF_RANGE if a scalar cannot be computed. If the result is not 0, no variable and no state
+    was written. MEASURE and RUN_PASS write only memory of the plan.
     """
     if block[MEMBERS] != 0 and part != MEASURE:
         difference = set_scalars_of_members(block)
@@ -1107,7 +1108,7 @@ def step(block, pairs, replay_count, request):
     """Check all guards, then run the part of a step that `request` names.
 
     Args:
-        block: The block; changes.
+        block: The block of the `GuardTable`; changed.
         pairs: The list of (gradient, variable) tuples, or 0 to read gradients from parameters.
         replay_count: The number of replayed steps when this step began, or ANY_STEP.
         request: A part (FULL_STEP, UPDATE, RUN_PASS, ...) plus flags. RUN_PASS writes no state;

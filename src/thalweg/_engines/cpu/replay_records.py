@@ -97,7 +97,6 @@ def write_program_record(
     """Overwrite a record with a scalar program; the caller keeps all arrays alive.
 
     Args:
-        record: The record; changed.
         operations: The operations of the program.
         registers: The address of the first register.
         names: For each scalar of a row the index of its register.
@@ -146,9 +145,7 @@ def rule_scalars_record(
         routine: The address of the compiled function `set_rule_scalars`.
         sweep_record: The address of the leaves, which are the partial sums of measures; the number
             of variables; and the address of the number of leaves of each variable.
-        measures: The number of measures.
         inputs: Scalars that the program reads, a row for each variable.
-        program: The record of the program.
         rows: The kernel's scalars, a row for each variable.
         slot_addresses: The addresses of scalar slots, variable after variable.
         slot_registers: The register with the new value of each slot of a variable.

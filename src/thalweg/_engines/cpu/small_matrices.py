@@ -54,8 +54,8 @@ class SweepPlan(NamedTuple):
 def plan_sweeps(rule: Rule) -> SweepPlan | None:
     """Return the sweeps of a rule, or None if these kernels cannot run the rule.
 
-    A sweep ends before a pass or stage that reads a reduction of a whole variable. Later sweeps run
-    all passes over rows and columns again.
+    A sweep, one traversal of memory, ends before a pass or stage that reads a reduction of a whole
+    variable. Later sweeps run all passes over rows and columns again.
     """
     if rule.before or rule.measures or rule.all_levels or rule.per_optimizer or rule.codecs:
         return None
@@ -203,8 +203,9 @@ class ShortGroup(Group):
 
         Args:
             slots: The slots of each member, in the rule's order.
-            are_separate: True if no gradient shares memory with slots. Otherwise, and for slots
-                that are not contiguous, kernels write copies; `write_staged` copies them back.
+            are_separate: True if no gradient shares memory with slots. If False, kernels write
+                copies of all slots. If True, they write copies of slots that are not contiguous or
+                aligned. `write_staged` copies back.
         """
         first = len(self._types)
         self._staged_slots = []
@@ -283,7 +284,7 @@ class ShortGroup(Group):
         return SmallSweep(kernel, table)
 
     def run_passes(self, columns: Columns) -> None:
-        """Run all sweeps before the update, each followed by its stages; store their measures.
+        """Run all sweeps before the update, and the stages after each sweep; store measures.
 
         The copies of slots from `bind_slots` are refreshed first.
         """

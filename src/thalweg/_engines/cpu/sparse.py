@@ -118,9 +118,6 @@ class SparsePlan(RowsPlan):
         """Return [a call that updates the rows among the gradient's indices]; [] without values.
 
         The call reads an argument that the plan reuses: run it before this method is called again.
-
-        Args:
-            scalars: The scalars of the step, by name.
         """
         width, groups, kernel = self._width, self._groups, self._touched
         elements = self.values.numel()

@@ -162,12 +162,15 @@ class RowsPlan(ABC):
         overlaps with memory in `bounds`. The caller must then validate the step.
 
         Args:
-            bounds: From `layout.merge_byte_spans`.
+            bounds: The address ranges that the step writes, from `layout.merge_byte_spans`.
         """
         return self._matches_request(request) and self._bind_gradient(request.gradients[0], bounds)
 
     def _bind_gradient(self, grad: Any, bounds: Int64) -> bool:
-        """Bind a gradient; return False if it is invalid or overlaps with memory in `bounds`."""
+        """Bind a gradient and return True; return False if it is invalid or overlaps `bounds`.
+
+        `bounds` has address ranges, as in `try_rebind`.
+        """
         try:
             values_with_indices = values_and_indices(grad)
             if values_with_indices is None:

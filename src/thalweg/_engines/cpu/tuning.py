@@ -39,7 +39,7 @@ def tuning_of(processor: str, changes: str = "") -> Tuning:
     """Return the kernel parameters for a processor with this LLVM name.
 
     Args:
-        changes: Parameters that replace those of the processor, such as
+        changes: Parameters that replace the defaults for the processor, such as
             "prefetch=0,vectors=256,serial=20000"; "" for none.
 
     Raises:

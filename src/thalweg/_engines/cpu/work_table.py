@@ -143,11 +143,10 @@ def choose_chunk_size(elements: int) -> int:
 
 
 def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
-    """Divide chunks into slices of about `chunk` elements; return `Table.bounds`, (slices + 1,).
+    """Divide chunks into slices of `chunk` elements; return `Table.bounds`, (slices + 1,).
 
     Args:
-        chunks: (n, 4) chunks.
-        chunk: Elements of a slice.
+        chunk: The approximate number of elements of a slice.
     """
     count = len(chunks)
     if not count:

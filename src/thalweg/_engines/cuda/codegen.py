@@ -202,7 +202,7 @@ class Writer(FormulaWriter):
         return super().write_formula(formula_graph, name)
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """Append the line of a node to `lines`; set `texts[node]` to the expression of its value.
+        """Set `texts[node]` to a node's expression; append an operation's assignment to `lines`.
 
         Write a node used by only one branch of a scalar `where` inside that branch.
         """
@@ -326,7 +326,7 @@ class Element:
         return [*lines, *self._point_at_vectors()]
 
     def _point_at_vectors(self) -> list[str]:
-        """Return lines that load a matrix's sides and the pointers of its vectors, or []."""
+        """Return lines that load a matrix's sides and pointers of vectors; [] without vectors."""
         if not self._vectors:
             return []
         count, kind = len(self._vectors), f"tl.{self.writer.compute}"
@@ -337,7 +337,7 @@ class Element:
         return [*side_lines, *(f"{name} = pointer({x}, {kind}, False)" for name, x in addresses)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load the vectors' values for each element's row or column, or []."""
+        """Return lines that load vectors' values for each element; [] without vectors."""
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]

@@ -174,9 +174,9 @@ class _Element(Element):
         return functions | define_codecs(self.writer, codecs, ("decode", "prepare"))
 
     def _prepare_results(self) -> dict[int, Node]:
-        """Return {stream: node of its codec's `prepare`}, for operations shared with the update.
+        """Return {stream: node that applies the codec's `prepare` to the new value}.
 
-        A result that must be flushed first is left out; its `prepare` is a call of a function.
+        Nodes share operations with the update. A value that must be flushed first is left out.
         """
         formula = self.update.formula
         return {

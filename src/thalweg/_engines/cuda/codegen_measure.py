@@ -262,7 +262,10 @@ class Program:
     def fold_lanes(
         self, name: str, lanes: int, values_per_lane: int = 1, fold: str = "fold"
     ) -> list[str]:
-        """Return lines that fold lanes, of `values_per_lane` numbers, by halves to one lane."""
+        """Return lines that combine upper and lower lanes of `name` until one is left.
+
+        A lane has `values_per_lane` numbers. `fold` is the kernel function that combines.
+        """
         lines: list[str] = []
         while lanes > 1:
             lanes //= 2

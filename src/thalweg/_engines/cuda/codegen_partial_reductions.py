@@ -44,9 +44,9 @@ class LaneReduction(Targets):
         return self._program.flush_value(expression)
 
     def fold(self, names: Sequence[str]) -> list[str]:
-        """Return lines that reduce variables into the first, the upper half into the lower half.
+        """Return lines that reduce the kernel's variables `names` into the first, by halves.
 
-        Missing values up to a power of two are left out: they would be +0, which only turns -0 into
+        Values missing up to a power of two are left out: they would be +0, which only turns -0 into
         +0, and no result is -0.
         """
         lines: list[str] = []

@@ -72,11 +72,7 @@ class _Matrix(RowParts):
 
 
 def generate_short(builder: MeasureBuilder, matrix_shape: tuple[int, int]) -> Kernel:
-    """Return the kernel that computes measures of small matrices in one pass.
-
-    Args:
-        matrix_shape: Rows and columns of all matrices.
-    """
+    """Return the kernel that computes measures of matrices of `matrix_shape` in one pass."""
     rows, columns = matrix_shape
     matrix = _Matrix(builder.reductions, matrix_shape)
     lines = builder.point()

@@ -125,7 +125,7 @@ class Group:
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
         """Send changed scalars; return tensors: the row index of each variable, and the rows.
 
-        All variables have one row if no scalar of the kernel differs by variable.
+        All variables share one row if no scalar of the kernel differs by variable.
         """
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
@@ -217,7 +217,7 @@ class Group:
         return self.lines.measure(kernels, measures, base, scalars, flush)
 
     def _reduce_peaks(self, is_checked: Tensor | None) -> Tensor:
-        """Return each variable's largest gradient magnitude; 0 if `is_checked` is False."""
+        """Return each variable's largest gradient magnitude; 0 if tensor `is_checked` is False."""
         sizes = self._sizes_on_device
         sizes = sizes if is_checked is None else sizes * is_checked
         storage = self._names[1]

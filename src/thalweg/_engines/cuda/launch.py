@@ -262,11 +262,7 @@ def sum_kernel(measurement: Measurement, flush: bool) -> Compiled:
 def lines_kernel(
     measures: tuple[Measure, ...], measurement: Measurement, flush: bool, layout: Layout
 ) -> Compiled:
-    """Return the kernel that measures rows, columns and variables.
-
-    Args:
-        measures, measurement, flush: As for `MeasureBuilder`.
-    """
+    """Return the kernel that measures rows, columns and variables; see `MeasureBuilder`."""
     with importing:
         from thalweg._engines.cuda.codegen_partial_reductions import MeasureBuilder
         from thalweg._engines.cuda.codegen_row_column import generate_lines

@@ -111,7 +111,7 @@ class Lines:
         """Return for each variable a tensor per measure, without waiting for the device.
 
         Args:
-            kernels: From `kernels`.
+            kernels: From `Lines.kernels`.
             base: (variables, streams) addresses.
             scalars: The index of each variable's row of scalars, and the rows.
             flush: True to treat denormals as zero.

@@ -57,7 +57,7 @@ def config_value(symbol: object) -> Any:
 
 
 def _session_of(x: Any, purpose: str) -> Session:
-    """Return the Keras session of a tensor's graph; initialize its new optimizer variables.
+    """Return the Keras session of a tensor's graph; first initialize new optimizer variables.
 
     Raise FailedPreconditionError if there is no session to `purpose` (a verb) the tensor in.
     """
