@@ -96,7 +96,7 @@ def _make_optimizer(
         packages: The package of each group. `packages[0].arguments` are arguments by default.
         name: The class of all groups. None takes `into[0]` of each package; different classes give
             a `Mixed`.
-        arguments: Arguments of the constructor; `momentum` of an SGD is 0.9 by default. With
+        arguments: Arguments of the constructor; a required `momentum` is 0.9 by default. With
             `masters`, parameters are bfloat16.
     """
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32

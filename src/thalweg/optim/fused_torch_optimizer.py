@@ -503,7 +503,7 @@ class FusedTorchOptimizer(TorchGroups):
         run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
-        """Raise NotImplementedError for a step that only torch supports but options exclude."""
+        """Raise NotImplementedError: the step requires torch's code, which options exclude."""
         if self.step_options.kinds.device:
             raise NotImplementedError(
                 f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"

@@ -1,4 +1,4 @@
-"""Trace of a forward pass with labels: numbers that show which outputs of a weight are used how.
+"""Trace of a forward pass: numbers, called labels, show how each output of a weight is used.
 
 An *output* of a weight is a row (or column) of it. A *label* is a number that identifies an output
 of a weight. Each product of a weight and activations has an integer tensor of labels, one per

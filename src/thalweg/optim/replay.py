@@ -542,7 +542,7 @@ class ReplayedStep:
 
         Returns:
             (column, next numbers) pairs, [] if native code computes the scalars; and calls that
-            record the decision of `Spikes`. None in place of both if a step with all checks is
+            record the decision of `spikes`. None in place of both if a step with all checks is
             needed.
         """
         groups, fields = self.groups, vars(optimizer)
