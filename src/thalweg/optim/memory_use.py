@@ -190,9 +190,7 @@ class _Twins:
         return [original for original, _ in self._twins.values()]
 
     def of(self, argument: Any) -> Any:
-        """Return `argument` with twins of its parameters: a parameter, a pair with a name, or a
-        group.
-        """
+        """Return a parameter's twin, or a copy of a group or (name, parameter) pair with twins."""
         if isinstance(argument, Tensor):
             return self._twins.setdefault(id(argument), (argument, _twin_of(argument)))[1]
         if isinstance(argument, dict) and "params" in argument:

@@ -160,8 +160,8 @@ class ReplayedStep:
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
         """Set `self._in_call` to native programs that compute the scalars of each step.
 
-        It stays None if Python must compute them. Return False if the step cannot be replayed:
-        gradients may be absent, and there are several rules or scalars come from Python.
+        `self._in_call` stays None if Python must compute scalars. Return False if gradients may be
+        absent, and there are several rules or scalars from Python: no replay is possible then.
         """
         try:
             if not has_scalars_in_call(transforms):
@@ -277,7 +277,7 @@ class ReplayedStep:
         return members, pass_members
 
     def _find_writers(self) -> dict[int, list[int]]:
-        """Return {id(tensor): positions of parameters whose updates write it}.
+        """Return {id(tensor): indices of the parameters whose updates write the tensor}.
 
         Slots of several parameters may share a storage, and so a version counter.
         """
@@ -308,9 +308,7 @@ class ReplayedStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Return True if each parameter of `owners` is in the group whose index `places` has for
-        it.
-        """
+        """Return True if the groups of the parameters `owners` have the indices `places`."""
         indices = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [indices.get(id(param)) for param in owners] == [*places]
 
@@ -482,7 +480,7 @@ class ReplayedStep:
     def _drop(optimizer: Any, status: int) -> None:
         """Remove the replay from the cache after a refusal, unless later steps may use it.
 
-        It stays if another set of gradients may have a replay of its own.
+        The replay stays if another set of gradients may have another replay.
         """
         cache = optimizer.step_cache
         is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None
@@ -542,11 +540,11 @@ class ReplayedStep:
         Args:
             step_count: The number of replayed steps so far.
             pairs: (sum of gradients, parameter) pairs; None for gradients in `grad`.
-            beyond_range: True if norms must be measured with more range.
+            beyond_range: True to measure norms in a wider range, after an overflow.
 
         Returns:
             (column, next numbers) pairs, [] if native code computes the scalars; and calls that
-            record the decision of the judge. None in place of both if a step with all checks is
+            record the decision of `spikes`. None in place of both if a step with all checks is
             needed.
         """
         groups, fields = self.groups, vars(optimizer)
@@ -581,7 +579,7 @@ class ReplayedStep:
     def _judge(
         self, gradients: ReplayedTransforms, step_count: int
     ) -> tuple[Scalars, Sequence[Call]] | None:
-        """Let the judge of steps decide by the measured gradients.
+        """Let the option `spikes` judge the step by its measured gradients.
 
         Return (scalars of gradient transforms by dtype, calls that record the decision). Return
         None if a step with all checks must decide. `self._reports` keeps the report of gradients

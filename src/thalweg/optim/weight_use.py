@@ -236,7 +236,10 @@ def _repeat_sets(sets: list[Flags]) -> list[Flags]:
 
 
 def _number_segments(sets: Sequence[Flags]) -> Indices:
-    """Return for each index the number of the largest set that contains it, or 0 for none."""
+    """Return an array with the number of the largest set around each index, or 0 for none.
+
+    Sets are numbered from 1, the largest first. Raise UndecidedError if two sets partly overlap.
+    """
     segments = np.zeros(len(sets[0]), np.int64)
     for index, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
         segments_inside = segments[flags]
