@@ -212,7 +212,7 @@ class Launch:
         """Write the scalars of the step to the rows of the kernel and of its reductions.
 
         Args:
-            scalars: {key of a place: {name: scalar}}. If the kernel has reductions, missing names
+            scalars: {place: {name: scalar}}; variables of a place have equal hyperparameters. If the kernel has reductions, missing names
                 are 0 until scalars are computed from the results.
         """
         offset = 0
