@@ -156,7 +156,7 @@ def _changing_outside(rule: Rule) -> set[str]:
 
 
 def _exception_of_decay(rule: Rule) -> str:
-    """Return a clause on rows without decay, such as "; no weight decay", or an empty text."""
+    """Return how a sparse gradient limits decay, such as "; no weight decay", or an empty text."""
     if rule.passes or rule.is_whole or "weight_decay" not in trace_formula(rule.update).scalars:
         return ""
     if "weight_decay" not in trace_formula(rule.update_sparse or rule.update).scalars:

@@ -304,7 +304,7 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
 def _iterate_members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
-    """Yield (group, saved key, parameter, title) for each parameter, matched by order.
+    """Yield (group, saved key, parameter, label for messages) for each parameter, by order.
 
     The group is a new dict with the saved options and torch's defaults, or the optimizer's group if
     a saved option is invalid.

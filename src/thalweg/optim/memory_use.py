@@ -228,7 +228,10 @@ def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
 
 
 def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
-    """Return the state of trainable parameters after their first step, without running the step."""
+    """Return the state of trainable parameters after their first step, without running the step.
+
+    The optimizer's `ParamState` objects create it; the optimizer's own state does not change.
+    """
     states_and_params: list[tuple[ParamState, list[Tensor]]] = []
     if isinstance(optimizer, RuleOptimizer):
         param_state, params, _ = cast("Any", optimizer).whole_state()

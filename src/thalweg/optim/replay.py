@@ -195,7 +195,7 @@ class ReplayedStep:
     def _make_launches(
         self, optimizer: Any, transforms: GradientTransforms, plans: Sequence[CachedPlan]
     ) -> None:
-        """Set `self.launches`: the kernels of the update with memory for scalars.
+        """Set `self.launches`: the kernels of the update, and memory for their scalars.
 
         If gradients are unscaled, clipped or judged, set `self._gradients` to their transforms,
         too.
@@ -434,7 +434,9 @@ class ReplayedStep:
         return self._take_with_scalars(optimizer, fields, flags)
 
     def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
-        """Run the native calls of passes and of the update; return 0, or the status of a refusal.
+        """Run the native calls of passes (stages before the update) and of the update.
+
+        Return 0, or the status of a refusal.
 
         `call_args` are the arguments of `GuardTable.replay`: step count, (gradient, parameter)
         pairs or None for `grad`, calls at the end of the step, and flags.

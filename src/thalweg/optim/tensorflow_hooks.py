@@ -123,7 +123,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         """Return a hyperparameter of a group as a scalar of a compute dtype.
 
         Raises:
-            InvalidArgumentError: The value is NaN; names the hyperparameter.
+            InvalidArgumentError: The value is NaN. The message names the hyperparameter.
         """
         if self.is_on_step_device(value):
             return value.detach().to(TORCH[dtype])

@@ -107,7 +107,13 @@ class WeightUse:
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
         """Record whether outputs are rows or columns of the weight; return True for columns.
 
-        A contradiction to earlier products is recorded, too.
+        Record a conflict with earlier products, too.
+
+        Args:
+            outputs, inputs: Flat indices of weight elements: of one input's outputs, and of one
+                output's inputs.
+            batch: The number of dimensions in front of the matrix.
+            row_size: The number of elements of a matrix row.
         """
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:

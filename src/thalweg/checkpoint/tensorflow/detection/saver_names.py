@@ -81,9 +81,9 @@ def _add_loss_scale(
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
-    """Add the file's loss scale, with notes, to the optimizer, if there is exactly one.
+    """Add the file's loss scale, with notes, to the optimizer, if there is exactly one optimizer.
 
-    If there is a scale but no optimizer, an optimizer of the first family without slots is added.
+    If there is a scale but no optimizer, add an optimizer of the first family that has no slots.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
