@@ -68,7 +68,6 @@ def _find_argument(
     name: str, names: list[str], signature: inspect.Signature
 ) -> tuple[str, Any] | None:
     """Return (argument, default) for the hyperparameter `name`, or None if no argument sets it."""
-
     parameters = signature.parameters
     for candidate in (name, *_ARGUMENTS.get(name, ())):
         if candidate in parameters:
@@ -147,7 +146,6 @@ def _describe_rows(rule: Rule) -> str:
 
 def _changing_outside(rule: Rule) -> set[str]:
     """Return names of slots that change in rows without gradient; "" stands for the variable."""
-
     if rule.update_untouched is None:
         return set()
     formula_graph = trace_formula(rule.update_untouched)
@@ -158,8 +156,7 @@ def _changing_outside(rule: Rule) -> set[str]:
 
 
 def _exception_of_decay(rule: Rule) -> str:
-    """Return a clause on rows without decay, such as "; no weight decay", or an empty text."""
-
+    """Return how a sparse gradient limits decay, such as "; no weight decay", or an empty text."""
     if rule.passes or rule.is_whole or "weight_decay" not in trace_formula(rule.update).scalars:
         return ""
     if "weight_decay" not in trace_formula(rule.update_sparse or rule.update).scalars:

@@ -13,7 +13,6 @@ def make_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
     With NO_COLOR in the environment the console writes no escape codes. Rich alone would drop only
     the colors and keep bold text and progress bars.
     """
-
     without_escape_codes = bool(os.environ.get("NO_COLOR"))
     return Console(
         stderr=stderr,

@@ -29,7 +29,6 @@ from thalweg._cli.race.target.summary import Summary, as_json, summarize, write_
 
 def race_to_targets(options: RaceOptions) -> None:
     """Run the remaining trials, print two tables or JSON, and save target.json and target.svg."""
-
     plan = _make_plan(options)
     output_paths = [options.out / "target.json", options.out / "target.svg"]
     check_writable(options.out, output_paths)
@@ -57,7 +56,6 @@ def race_to_targets(options: RaceOptions) -> None:
 
 
 def _make_plan(options: RaceOptions) -> StudyPlan:
-
     try:
         names = DEFAULT if options.optimizers is None else split_at_commas(options.optimizers)
         spaces = find_spaces(names)
@@ -74,7 +72,6 @@ def _begin(plan: StudyPlan, path: Path, resumes: bool) -> Results:
     Raises:
         click.UsageError: `resumes` is False, and the file has unfinished trials.
     """
-
     if resumes:
         return resume(plan, path)
     if has_unfinished(path):
@@ -86,7 +83,6 @@ def _begin(plan: StudyPlan, path: Path, resumes: bool) -> Results:
 
 
 def _print(console: Console, results: Results, summary: Summary, output_paths: list[Path]) -> None:
-
     plan = results.plan
     console.print("[bold]Steps to the target[/bold]", highlight=False)
     extra_cells = [
@@ -111,7 +107,6 @@ def _table(
     Costs are formatted by `cost_format`, or "-" if infinite. `extra_cells` is empty, or has a
     dict {heading: cell} for each row.
     """
-
     rows: list[dict[str, str]] = []
     for index, run in enumerate(ranking):
         ranks = str(run.first) if run.first == run.last else f"{run.first}-{run.last}"

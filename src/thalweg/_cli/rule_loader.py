@@ -18,7 +18,6 @@ def load_rule(name: str) -> Rule:
         RuleError: If the rule could not take a step.
         EntryError: If the file fails while it is imported.
     """
-
     try:
         rule = load(name)
     except RaceError as error:

@@ -158,9 +158,10 @@ def _clamp_to_one(values: Any) -> object:
 
 
 def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> Factor:
-    """Return the factor min(1, limit / (norm + epsilon)).
+    """Return the factor min(1, limit / (norm + epsilon)), computed in float64.
 
-    If norm and epsilon are 0, return 0 for a limit of 0, else 1.
+    If norm and epsilon are 0, return 0 for a limit of 0, else 1. With `is_float32`, the result is
+    only exact for float32 magnitudes; otherwise the unit of the factor holds an extreme exponent.
     """
     functions, device = vectors.functions_of(norm.root), vectors.place_of(norm.root)
     # Only a root of 0 is smaller than this bound.

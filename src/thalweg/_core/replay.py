@@ -212,8 +212,8 @@ class Launch:
         """Write the scalars of the step to the rows of the kernel and of its reductions.
 
         Args:
-            scalars: {key of a place: {name: scalar}}. If the kernel has reductions, missing names
-                are 0 until scalars are computed from the results.
+            scalars: {place: {name: scalar}}; variables of a place have equal hyperparameters. If
+                the kernel has reductions, missing names are 0 until these are computed.
         """
         offset = 0
         if self.measures is not None:

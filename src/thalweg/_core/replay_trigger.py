@@ -37,8 +37,8 @@ class ReplayTrigger:
     def take(self, optimizer: Any, cache: PlanCache, step_args: object) -> bool:
         """Build the replay, store it in `cache`, and take the step with it.
 
-        Return True if the step was taken. `cache.replay` is None if no replay is possible.
-        `self.read` becomes the replay's `read`.
+        Return True if the step was taken. Set `cache.replay` to None if no replay is possible.
+        Set `self.read` to the `read` of the new replay, or to None.
 
         Args:
             optimizer: The optimizer.

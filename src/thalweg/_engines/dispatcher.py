@@ -212,9 +212,9 @@ class Dispatcher:
         """Return True if kernels can update the variable at `index` by memory addresses.
 
         The variable must be aligned and dense, and contiguous if slots are encoded or formulas read
-        vectors. Slots and copy must have the variable's strides. If a condition fails, warn once
-        per variable. For a sparse gradient, return False without a warning if the gradient has too
-        many indices or the variable is not contiguous.
+        vectors. Slots and low-precision copy must have the variable's strides. If a condition
+        fails, warn once per variable. For a sparse gradient, return False without a warning if the
+        gradient has too many indices or the variable is not contiguous.
         """
         var, grad = request.variables[index], request.gradients[index]
         copy = None if request.copies is None else request.copies[index]

@@ -82,9 +82,10 @@ def check_scalars(rule: Rule, scalars: Scalars) -> None:
 
 
 def check_given(label: str, names: Iterable[str], scalars: Scalars, rule: Rule) -> None:
-    """Raise RuleError if scalars `names` that a function of a rule takes are missing.
+    """Raise RuleError if a name of `names` is not a key of `scalars`.
 
-    `label` names the function in the error.
+    `names` are the scalar arguments of a function of the rule; `label` names the function in the
+    error.
     """
     missing = [name for name in names if name not in scalars]
     if missing:

@@ -196,7 +196,7 @@ def _measure_layout() -> Layout:
 
 
 def _find_dims(samples: Sequence[Tensor]) -> int:
-    """Return the offset of the number of dimensions; sizes and strides must follow the number."""
+    """Return the offset of the number of dimensions; find the one that sizes and strides follow."""
     matches: list[set[int]] = []
     for tensor in samples:
         memory, dim_count = _read_impl(tensor), tensor.dim()

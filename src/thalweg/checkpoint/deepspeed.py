@@ -73,7 +73,7 @@ class ZeroFiles:
 def find_folder(path: Path) -> Path | None:
     """Return the folder with the optimizer states of the ranks, or None if there is none.
 
-    It is `path` itself, or else its subfolder that the text file "latest" in `path` names.
+    The folder is `path`, or else the subfolder that the text file "latest" in `path` names.
     """
     if any(_OF_RANK.fullmatch(file.name) for file in path.glob("*_optim_states.pt")):
         return path
@@ -257,8 +257,7 @@ def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 
 
 def _list_steps(files: ZeroFiles) -> list[Any]:
-    """Return one step count per parameter, from the state of its group, else from the group's
-    options.
+    """Return one step count per parameter, from the group's state, or else its options.
 
     In stage 3, the state of the first group counts for all groups. Raise if a count is missing.
     """

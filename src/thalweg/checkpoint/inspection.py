@@ -263,7 +263,7 @@ _COUNTERS = ("iterations", "global_step")
 def step_of(path: Path, description: Description) -> int | None:
     """Return the step count that a file records, or None if missing or damaged.
 
-    The first of these counts: "step" in the header, from a `CheckpointManager`; the integer scalar
+    Sources, the best first: "step" in the header, from a `CheckpointManager`; the integer scalar
     `iterations`, from Keras; the integer scalar `global_step`; the exponent of a saved power of
     beta2 or beta1, whose beta is in the header. No other tensors are read.
 

@@ -126,8 +126,7 @@ class JsonReader:
             raise InvalidConfigError(f"{mark} of {str(fields[mark])[:80]} is nothing.") from error
 
     def read_marked(self, mark: str, content: Any) -> object:
-        """Return the Python value of the dict {mark: content}, such as a tensor, tuple or NumPy
-        scalar.
+        """Return the Python value of the dict {mark: content}, such as a tensor or a tuple.
 
         Raises:
             NotFoundError: A tensor is missing in `tensors`.

@@ -301,8 +301,8 @@ class CheckpointManager:
     def _newest_readable(self) -> Path | None:
         """Return the path of the latest checkpoint, or None if the directory has none.
 
-        Raise the error of an unreadable file if the file's step or modification time is later, or
-        its format version newer. Warn of all other unreadable files.
+        Raise the error of an unreadable file that may be later: by its step or modification time,
+        or because its format version is newer. Warn of all other unreadable files.
         """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None

@@ -46,7 +46,6 @@ def describe_optimizer(optimizer: object, variables: Mapping[str, Tensor]) -> di
     """Return an optimizer's class and arguments as JSON.
 
     Args:
-        optimizer: The optimizer.
         variables: {name in a file: variable}; arguments that are variables are encoded by name.
 
     Returns:
@@ -75,7 +74,7 @@ def describe_differences(
     Args:
         saved_config: The description in the file.
         config: The description of the existing optimizer.
-        loaded_names: Names of arguments that loading sets; different numbers are no difference.
+        loaded_names: Names of arguments that loading sets; different numbers give no line.
     """
     if saved_config["class"] != config["class"]:
         return [f"the optimizer is {config['class']}, in the file it is {saved_config['class']}"]
@@ -314,7 +313,6 @@ def prepare_schedules(optimizer: object, states: Mapping[str, object], must_matc
     """Return the `Loading` that sets the states of an optimizer's schedules; nothing is set yet.
 
     Args:
-        optimizer: The optimizer.
         states: The states from `list_schedule_states`.
         must_match: False to ignore states that are missing or belong to no schedule.
 

@@ -93,10 +93,11 @@ def _make_optimizer(
 
     Args:
         state: The state that will be loaded.
-        packages: The package of each group.
-        name: The rule of all groups; None for the first choice of each package. Different rules
-            give a `Mixed`.
-        arguments: Arguments of the constructor. With `masters`, parameters are bfloat16.
+        packages: The package of each group. `packages[0].arguments` are arguments by default.
+        name: The class of all groups. None takes `into[0]` of each package; different classes give
+            a `Mixed`.
+        arguments: Arguments of the constructor; a required `momentum` is 0.9 by default. With
+            `masters`, parameters are bfloat16.
     """
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32
     names = [name or package.into[0] for package in packages]

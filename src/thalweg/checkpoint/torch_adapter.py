@@ -128,7 +128,7 @@ class TorchOptimizerAdapter:
     def _arguments(self) -> dict[str, Any]:
         """Return {name: value} of everything that must equal the saved optimizer.
 
-        These are the group options that are not numbers, the number of groups, the rule, and the
+        The values are the group options other than numbers, the number of groups, the rule, and the
         arguments of a fused optimizer.
         """
         groups = self.optimizer.param_groups
@@ -420,7 +420,7 @@ def without_converted(
 ) -> dict[str, Any]:
     """Return a copy of `description` without the arguments that `convert=True` may change.
 
-    These are state storage, split weights and random rounding. Masters are among them if
+    The arguments are state storage, split weights and random rounding. Masters are among them if
     `description` or `other_config` has split weights.
     """
     names = {keyword.name for option in _CONVERTIBLE for keyword in option.keywords()}

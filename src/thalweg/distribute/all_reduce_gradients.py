@@ -56,7 +56,7 @@ def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
     equal, one short message is sent, and the pairs are returned unchanged.
 
     Raises:
-        ReplicaMismatchError: The gradients differ by more than a None. Every rank raises it.
+        ReplicaMismatchError: Gradients that are not None differ. Every rank raises it.
     """
     local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
     if (

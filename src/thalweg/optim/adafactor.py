@@ -43,9 +43,7 @@ class Adafactor(FusedTorchOptimizer, torch.optim.Adafactor):
 
     @staticmethod
     def _rule_by_shape(group: Group, param: Tensor) -> Rule:
-        """Return the rule of a parameter: with row and column means for matrices, else with one
-        mean.
-        """
+        """Return a parameter's rule: row and column means for matrices, else elementwise means."""
         root_floor, of_variable = _read_eps(group["eps"])
         if root_floor is None:
             root_floor = torch.finfo(param.dtype).eps

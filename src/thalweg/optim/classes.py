@@ -77,10 +77,10 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         """Raise if torch's step would write outside a tensor; replace some momenta by copies.
 
         Torch would add a sparse gradient to a momentum with a storage offset at the wrong elements.
-        `state` receives a copy of such a momentum.
+        A copy replaces such a momentum in `state`.
 
         Raises:
-            InvalidArgumentError: A dense gradient has a sparse momentum, or an index is out of
+            InvalidArgumentError: A dense gradient has a sparse momentum, or a row index is out of
                 range.
             LayoutError: A tensor has no memory for its elements.
         """

@@ -95,7 +95,7 @@ class Operands:
 
 
 def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Return (parameters, slots or their blocks, each once) of an optimizer."""
+    """Return (parameters, slots) of an optimizer; base tensors replace slots that are views."""
     params = params_of(optimizer.param_groups)
     names = {slot.name for rule in optimizer._rules() for slot in rule.element_slots} | {MASTER}
     slots: dict[int, Tensor] = {}
@@ -173,8 +173,8 @@ def _step(
 ) -> None:
     """Take a step of the optimizer with the handle `optimizer`.
 
-    `parameters` has the parameters with a gradient. `gradients` has an entry for each parameter of
-    the optimizer; None skips the parameter.
+    The step updates tensors of the graph: `parameters`, which have a gradient, and `slots`.
+    `gradients` has an entry for each parameter of the optimizer; None skips the parameter.
     """
     taker = _optimizers[optimizer]
     operands = taker.step_cache.operands
@@ -208,9 +208,9 @@ def _share_versions() -> Generator[None]:
 def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
     """Copy a graph's tensors into the optimizer's for a `with` block, and results back after it.
 
-    At the end the optimizer's tensors get their own values again: a graph may pass copies that it
-    writes back later, or never. `pairs` are (tensor of the optimizer, tensor of the graph). A pair
-    that shares memory is skipped.
+    After the block, the optimizer's tensors also get their former values back: the graph decides
+    whether to write the results to them. `pairs` are (tensor of the optimizer, tensor of the
+    graph). A pair that shares memory is skipped.
     """
     copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
     backups = [target.clone() for target, _ in copies]

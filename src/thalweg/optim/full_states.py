@@ -90,8 +90,8 @@ def _select_slots(optimizer: Any, group: Group, param: Tensor) -> dict[str, Slot
 def _cut_slot(full: Tensor, param: Any, slot: Slot) -> Tensor:
     """Return this rank's part of a full slot as a DTensor.
 
-    Return `full` itself if its shape does not fit. Decode an encoded slot if the optimizer keeps
-    numbers.
+    Return `full` itself if it has an unexpected shape. An encoded slot is decoded first if the
+    optimizer stores floats for this DTensor.
     """
     codec = codec_of(slot, param)
     if slot.is_shaped:
@@ -117,9 +117,9 @@ def _cut_like(full: Tensor, param: Any, template: Tensor) -> Tensor:
 
 
 def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
-    """Return this rank's part of a slot with a shape of its own.
+    """Return this rank's part of a slot not shaped like its parameter, as a DTensor.
 
-    Return `full` itself if its shape does not fit.
+    Return `full` itself if it has an unexpected shape.
     """
     from torch.distributed.tensor import DTensor
 

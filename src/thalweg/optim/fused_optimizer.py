@@ -188,9 +188,7 @@ class FusedOptimizer(GroupChecks):
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:
-        """If the `with` block raises, remove the groups that it added, with state, hooks and
-        buffers.
-        """
+        """If the `with` block raises, remove the added groups, with state, hooks and buffers."""
         cache, count, former_params = self.step_cache, len(self.param_groups), list(self.state)
         heard, flat = list(cache.heard), cache.flat
         former_grads = [] if flat is None else [(param, param.grad) for param in flat.params]
@@ -221,7 +219,7 @@ class FusedOptimizer(GroupChecks):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply options to new parameters: state format, hooks, flat buffers, diagnostics, judge.
+        """Apply options to new parameters: formats, hooks, flat buffers, diagnostics, `spikes`.
 
         Args:
             is_copy: True if all parameters are new; False if those of the last group are.
@@ -289,8 +287,8 @@ class FusedOptimizer(GroupChecks):
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the groups as `torch.optim.Optimizer.state_dict` does.
 
-        If the options are on, a group also has `state_storage` (the codecs of slots), `round` and
-        `seed`.
+        The option `state_storage` adds the codecs of slots to groups. The option `round` adds
+        `round` and `seed`.
 
         Raises:
             FailedPreconditionError: The call is in a block of `swapped()`.
@@ -386,7 +384,7 @@ class FusedOptimizer(GroupChecks):
         return loss
 
     def _note_loss(self, loss: object) -> None:
-        """Report the loss of a closure to the diagnostics and to the judge of steps."""
+        """Report the loss of a closure to the diagnostics and to `spikes`."""
         if self.step_cache.diagnosing is not None:
             self.step_cache.diagnosing.note_loss(loss)
         if (judge := self.step_options.judge) is not None:
@@ -411,7 +409,7 @@ class FusedOptimizer(GroupChecks):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
-        """Take a step with the gradients or their sums; reuse the last plan if it fits."""
+        """Take a step with the gradients or their sums; reuse the last plan if possible."""
         cache = self.step_cache
         recording = (
             nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
@@ -438,7 +436,7 @@ class FusedOptimizer(GroupChecks):
 
     @contextmanager
     def _restore_params(self) -> Generator[None]:
-        """Restore the values of all parameters after the `with` block; suspend the judge of steps.
+        """Restore the values of all parameters after the `with` block; suspend `spikes` in it.
 
         Some rules decay parameters even at a rate of 0.
         """
@@ -524,8 +522,8 @@ class FusedOptimizer(GroupChecks):
     def _try_rebind(self) -> bool:
         """Run the last plan with new gradients or rates.
 
-        Return True if the step was taken, or skipped by a scaler or judge. Return False, with
-        nothing written, if the plan does not fit.
+        Return True if the step was taken, or skipped by GradScaler or `spikes`. Return False, with
+        nothing written, if the plan is for other parameters, options or gradients.
         """
         cache = self.step_cache
         if cache.rebind_target is None:
@@ -719,9 +717,7 @@ class FusedOptimizer(GroupChecks):
         return grad.to(param.dtype)
 
     def _add_progress_note(self, error: BaseException) -> None:
-        """Add a note to an error of a step: what was written, and which gradients stay in the
-        state.
-        """
+        """Add a note to a step's error: what was written, which gradients stay in the state."""
         cache = self.step_cache
         if cache.progress:
             add_note(error, cache.progress)
@@ -739,7 +735,7 @@ class FusedOptimizer(GroupChecks):
     ) -> list[Call]:
         """Return calls that record a step as taken; the step runs them with its writes.
 
-        They also clear accumulated sums and free gradients that `in_backward` left. If a device
+        Further calls clear accumulated sums and free gradients that `in_backward` left. If a device
         decides on the step, a call adds the decision to a counter on the device.
 
         Args:
@@ -778,9 +774,7 @@ class FusedOptimizer(GroupChecks):
         return [*calls, partial(vars(self.step_cache).update, {"sums": None})]
 
     def _take_step(self, single_param: Tensor | None = None) -> None:
-        """Take a step of all parameters that have a gradient, or of a single one in the backward
-        pass.
-        """
+        """Update all parameters that have a gradient, or `single_param` in the backward pass."""
         raise NotImplementedError
 
 

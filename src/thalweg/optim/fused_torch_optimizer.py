@@ -202,8 +202,8 @@ class FusedTorchOptimizer(TorchGroups):
     ) -> ParamState:
         """Return the state of a rule from `param_states`; create it there if missing.
 
-        The class of the group at `group_index` defines its numbers. If the state is missing, delete
-        states of rules that no group uses.
+        The class of the group at `group_index` defines the numbers of a new state. Before a state
+        is created, states of rules that no group uses are deleted.
         """
         if rule not in param_states:
             # Options may have chosen other rules since the last step.
@@ -276,7 +276,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return a plan of one rule's update, bound to its gradients: the last plan if it fits.
+        """Return a plan of one rule's update with its gradients; reuse the last plan if possible.
 
         Args:
             step: The adapter and the (gradient, parameter) pairs of the rule.
@@ -462,8 +462,8 @@ class FusedTorchOptimizer(TorchGroups):
         Args:
             state_dict: A dict from `state_dict`.
             convert: True to convert slots in another codec, or stored as numbers, and states of
-                other packages (see docs/migrate-optimizers.md); and to continue a state of other
-                random bits with the optimizer's own. Otherwise these states raise.
+                other packages (see docs/migrate-optimizers.md); and to ignore saved `round` and
+                `seed` that differ from the optimizer's. Otherwise these states raise.
             allow_loss: True to leave out, with a warning, parts of other packages without a
                 counterpart. Otherwise these parts raise.
 
@@ -503,9 +503,7 @@ class FusedTorchOptimizer(TorchGroups):
         run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
-        """Raise NotImplementedError: the engines do not support the step, and options exclude
-        torch's.
-        """
+        """Raise NotImplementedError: the step requires torch's code, which options exclude."""
         if self.step_options.kinds.device:
             raise NotImplementedError(
                 f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"

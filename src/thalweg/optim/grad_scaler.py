@@ -32,9 +32,7 @@ class GradScalerMixin:
     step_cache: Any
 
     def scalar_devices(self, params: Sequence[Tensor]) -> Homes:
-        """Return the device that alone holds per-parameter numbers, or None; and their device if it
-        is None.
-        """
+        """Return (device that alone holds the numbers or None, device of the numbers else)."""
         if is_host(params) or not self._counts_on_device():
             return _ON_THE_HOST
         return device_of(params), CPU
@@ -72,7 +70,7 @@ class GradScalerMixin:
         raise NotImplementedError
 
     def _skip_overflowed_step(self) -> bool:
-        """Record a skipped step and return True if `torch.amp.GradScaler` found an overflow."""
+        """Return True, and record a skipped step, if GradScaler found an overflow; else False."""
         found_inf = vars(self).get("found_inf")
         if found_inf is None or not number(found_inf):  # 0 where there were no gradients to look at
             return False

@@ -137,9 +137,7 @@ class Options:
         return {name: overrides[name] if name in overrides else hypers[name] for name in names}
 
     def numbers(self, keeps_tensor: Callable[[Any], bool]) -> dict[str, Any]:
-        """Return the hyperparameters by name as floats; tensors for which `keeps_tensor` is True
-        stay.
-        """
+        """Return {hyperparameter: float}; tensors for which `keeps_tensor` is True stay tensors."""
         if self._moving:
             moving = {name: self._hypers[name] for name in self._moving}
             moving = {name: x if keeps_tensor(x) else number(x) for name, x in moving.items()}
@@ -235,9 +233,9 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 
 
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return {key of a group: hyperparameters that it sets} of keys with floats only.
+    """Return {option: hyperparameters that the option sets} of options with floats only.
 
-    Leave out keys that set the same hyperparameter.
+    If several options set one hyperparameter, leave out all of them.
     """
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():

@@ -43,7 +43,7 @@ class JudgedSteps(StepSource):
     def _restore_calls(
         self, params: list[tuple[Tensor, Any]], states: list[tuple[Tensor, dict[str, Any]]]
     ) -> list[Call]:
-        """Return calls that restore copies of parameters and state; newer entries are removed.
+        """Return calls that restore copies of parameters and state, and remove newer entries.
 
         Return [] if parameters were added or reshaped since the copy.
 

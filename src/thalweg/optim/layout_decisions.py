@@ -247,9 +247,7 @@ class _Decisions(Iterable[ParamLayout]):
         return use.layout()
 
     def _undecided_error(self, undecided: Sequence[tuple[str, Tensor, str]]) -> Exception:
-        """Return the error about undecided parameters; `undecided` has (name, parameter, reason) of
-        each.
-        """
+        """Return the error about parameters; `undecided` has (name, parameter, reason) tuples."""
         name, param, reason = undecided[0]
         owner = self._params.modules[id(param)][0]
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""

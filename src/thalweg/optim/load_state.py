@@ -231,7 +231,7 @@ def fit_state(
 ) -> dict[str, Any]:
     """Return a state whose codecs, random bits and DTensors are as the optimizer stores them.
 
-    Return `saved_state` itself if it has none of these.
+    Return `saved_state` itself if the state and the optimizer have none of these.
 
     Args:
         notes: Receives warnings.
@@ -259,9 +259,7 @@ def fit_state(
 
 
 def warn_of(optimizer: object, lacking: Collection[str], notes: Collection[str]) -> None:
-    """Warn of entries that a loaded state lacks (`lacking`), and with each of the sentences in
-    `notes`.
-    """
+    """Warn of entries that a loaded state lacks (`lacking`), and with each text in `notes`."""
     label = _describe_optimizer(optimizer)
     messages = [state_mismatch.lacking_message(label, lacking)] if lacking else []
     for note in (*messages, *(f"{label}: {note}" for note in notes)):
@@ -306,10 +304,10 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
 def _iterate_members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
-    """Yield (group, saved key, parameter, title) for each parameter, matched by order.
+    """Yield (group, saved key, parameter, label for messages) for each parameter, by order.
 
-    The group has the saved options, completed as torch does. If a saved option is invalid, the
-    optimizer's group is yielded.
+    The group is a new dict with the saved options and torch's defaults, or the optimizer's group if
+    a saved option is invalid.
 
     Args:
         saved_groups: The groups of the state.
@@ -399,7 +397,7 @@ def _restore_numbers(
 def fit_slots(
     optimizer: Any, storage: StateStorage, group: Group, param: Tensor, entries: dict[str, Any]
 ) -> None:
-    """Convert numbers in `entries` to tensors of shape (); cast slots with shapes of their own.
+    """Convert numbers in `entries` to tensors of shape (); cast slots whose shape is not `param`'s.
 
     Args:
         optimizer: The optimizer, or the copy that loads the state.
@@ -438,7 +436,7 @@ def _resolve_views(entries: Mapping[str, object]) -> Iterator[tuple[str, Tensor]
 
 
 def _without_slots(saved_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with empty tensors in place of all that have dimensions."""
+    """Return a copy of a state in which empty tensors replace all tensors with dimensions."""
     states = {
         key: {
             name: entry.new_empty((0, 0)) if isinstance(entry, Tensor) and entry.dim() else entry
@@ -587,7 +585,7 @@ def _entry_specs(
 
 
 def _list_dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
-    """Return the dtypes that a saved tensor may have for `tensor`: its own dtype, then narrower.
+    """Return the dtypes that a saved tensor may have: the dtype of `tensor`, then narrower dtypes.
 
     `widens` is True if the optimizer keeps a master and the saved state does not.
     """

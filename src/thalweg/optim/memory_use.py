@@ -190,9 +190,7 @@ class _Twins:
         return [original for original, _ in self._twins.values()]
 
     def of(self, argument: Any) -> Any:
-        """Return `argument` with twins of its parameters: a parameter, a pair with a name, or a
-        group.
-        """
+        """Return a parameter's twin, or a copy of a group or (name, parameter) pair with twins."""
         if isinstance(argument, Tensor):
             return self._twins.setdefault(id(argument), (argument, _twin_of(argument)))[1]
         if isinstance(argument, dict) and "params" in argument:
@@ -230,7 +228,10 @@ def _copy_on_meta(optimizer: Any, twins: _Twins) -> Any:
 
 
 def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
-    """Return the state of trainable parameters after their first step, without running the step."""
+    """Return the state of trainable parameters after their first step, without running the step.
+
+    The optimizer's `ParamState` objects create it; the optimizer's own state does not change.
+    """
     states_and_params: list[tuple[ParamState, list[Tensor]]] = []
     if isinstance(optimizer, RuleOptimizer):
         param_state, params, _ = cast("Any", optimizer).whole_state()

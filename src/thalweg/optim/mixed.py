@@ -112,9 +112,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return _kind_named(group, self._named)
 
     def _choose_rule(self, group: Group) -> Rule:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the `Rule` for the options of a group; raise NotFoundError if an option is
-        missing.
-        """
+        """Return the `Rule` for a group's options; raise NotFoundError if one is missing."""
         kind = _kind_named(group, self._named)
         try:
             return kind._choose_rule(group)

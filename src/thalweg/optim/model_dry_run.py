@@ -145,9 +145,7 @@ class StandIns:
         return new
 
     def _param(self, param: nn.Parameter | None) -> nn.Parameter | None:
-        """Return the stand-in of a parameter: a meta tensor for two or more dimensions, else
-        zeros.
-        """
+        """Return a parameter's stand-in: a meta tensor from two dimensions on, else zeros."""
         if param is None or id(param) in self._copies:
             return None if param is None else self._copies[id(param)]
         dtype = torch.float32 if param.is_floating_point() else param.dtype
@@ -193,7 +191,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (positional, keyword) arguments of a forward pass.
 
-    They are `inputs`, or, if None, token ids or zeros that fit the signature.
+    The arguments are `inputs`, or, if None, token ids or zeros that fit the signature.
     """
     if isinstance(inputs, Mapping):
         return (), dict(inputs)

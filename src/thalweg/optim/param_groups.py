@@ -57,9 +57,9 @@ def groups(
             are multiplied.
         frozen: Selectors of parameters to leave out.
         width_scale: Optional. The same model with the widths for which `lr` was tuned, such as one
-            made on the device "meta", or a dict of its shapes by name. Rates and decays follow the
-            widths as those of MuAdam and MuSGD of mup do; see docs/width-scaling.md. In a pair of
-            two models, the dimensions that differ are the widths. Needs `rules` and `lr`.
+            made on the device "meta", or a dict of its shapes by name. Rates and decays are
+            scaled as by MuAdam and MuSGD of mup; see docs/width-scaling.md. The widths are the
+            dimensions in which the two models differ. Needs `rules` and `lr`.
         scale_decay: True to keep the product of rate and decay under `width_scale`, as mup does
             unless its `decoupled_wd` is True.
 

@@ -77,9 +77,7 @@ class _StoredNumbers:
         self._sizes = list(map(torch.UntypedStorage.nbytes, storages))
 
     def stands(self) -> bool:
-        """Return True if the state tensors still have the addresses, and their memory the size, of
-        construction.
-        """
+        """Return True if address and memory size of all state tensors are as at construction."""
         has_sizes = list(map(torch.UntypedStorage.nbytes, self._storages)) == self._sizes
         return has_sizes and list(map(Tensor.data_ptr, self._state_tensors)) == self._pointers
 
@@ -183,7 +181,7 @@ class Column(_StoredNumbers):
     def wrote(self, values: Sequence[object]) -> None:
         """Update `values` after new numbers were written, rounded to the dtype of the block.
 
-        Numbers of other dtypes than float32 and float64, except step counts, are left to `read`.
+        Do nothing for numbers that are not step counts, float32 or float64: `read` updates them.
         """
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
@@ -225,11 +223,10 @@ class ForeignColumn(_StoredNumbers):
         self.common = self.values[0] if len({*scalars}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls that write new numbers into the state tensors; the step runs them in its
-        commit.
+        """Return calls that write numbers into the state tensors; a step's commit runs the calls.
 
-        A step count is increased by its change since `read`, so that increments by other code stay.
-        A tensor shared by several parameters is increased once.
+        To a step count, a call adds the difference between the new count and the count that `read`
+        stored: increments by other code stay. A count shared by parameters is increased once.
 
         Args:
             values: One number per parameter, or a single number for all.

@@ -155,9 +155,7 @@ class ParamState:
         )
 
     def _contains_exactly(self, last_values: Sequence[object]) -> bool:
-        """Return True if the states have these objects as values, in this order, beside sums of
-        gradients.
-        """
+        """Return True if the states' values are these objects, in order; ignore gradient sums."""
         state_entries = self._owners_without_sums()
         values = chain.from_iterable(map(dict.values, state_entries))
         return sum(map(len, state_entries)) == len(last_values) and all(
@@ -165,9 +163,7 @@ class ParamState:
         )
 
     def _owners_without_sums(self) -> Sequence[Entries]:
-        """Return the states of the parameters without sums of gradients; copies if there are such
-        sums.
-        """
+        """Return the parameters' states; copies without gradient sums if there are sums."""
         if not self._kinds.sums:
             return self.owners
         return [{k: x for k, x in entries.items() if k != SUM} for entries in self.owners]
@@ -188,8 +184,8 @@ class ParamState:
             params: The parameters of a step.
             starts: {id(parameter): {name: initial value}}, where the rule's initial value does not
                 apply.
-            scalar_devices: (device that alone holds the numbers or None, device of numbers that the
-                host also holds).
+            scalar_devices: (device of numbers that the host does not read or None, device of
+                numbers that the host reads).
         """
         # Until `settle`, the state must not look like that of a finished step: this one may fail.
         self._settled_values = None
@@ -446,9 +442,7 @@ class ParamState:
         return targets
 
     def hold(self, groups: Sequence[Group]) -> bool:
-        """Return True if all groups still have the options that `options` read last; False for new
-        groups.
-        """
+        """Return True if no group is new and all still have the options that `options` read."""
         cached_options = self.options_by_place
         return len(groups) == len(cached_options) and all(
             group_index in cached_options and cached_options[group_index].hold(group)
@@ -491,9 +485,7 @@ class ParamState:
         return slots if self.locals is None else list(map(self.locals.records, slots))
 
     def made_of(self, param: Tensor) -> Entries:
-        """Return the new entries of a parameter that its state lacks until the step is written; or
-        {}.
-        """
+        """Return {name: new entry} of a parameter, before the step writes them; {} if none."""
         return self._fresh.get(id(param), {})
 
     @property

@@ -1,4 +1,4 @@
-"""Trace of a forward pass: how each weight is used, and how its outputs are divided.
+"""Trace of a forward pass: numbers, called labels, show how each output of a weight is used.
 
 An *output* of a weight is a row (or column) of it. A *label* is a number that identifies an output
 of a weight. Each product of a weight and activations has an integer tensor of labels, one per
@@ -73,9 +73,7 @@ class ProjectionTrace(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function, record its use of weights and labelled tensors, return its
-        result.
-        """
+        """Run a torch function; record its use of weights and labels; return its result."""
         del types
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
@@ -304,7 +302,7 @@ class ProjectionTrace(TorchFunctionMode):
         self._set_labels(output, halves[0])
 
     def _mark_uses(self, name: str, labelled: Sequence[Tensor], max_dim: int | None) -> None:
-        """Record that a function reduces outputs of weights, or selects the largest.
+        """Record that a function reduces the outputs of weights, or selects the largest outputs.
 
         A maximum along `max_dim` selects if this dimension has all outputs of a weight.
         """

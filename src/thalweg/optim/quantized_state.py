@@ -132,7 +132,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Reshape encoded slots in a state dict to the dimensions of their parameters.
 
-    DTensors have these dimensions, too.
+    Slots of DTensors have these dimensions already.
 
     Args:
         state_dict: The optimizer's state dict. Copies replace the states of parameters that change.
@@ -166,15 +166,15 @@ def _normalize_slots(
     problems: list[str],
     unrecorded: list[object],
 ) -> Mapping[str, Any]:
-    """Return the state of a parameter with encoded slots in the optimizer's shape.
+    """Return a copy of a parameter's state, with encoded slots in the optimizer's shape.
 
-    The saved shape of the parameter is compared and removed.
+    The entry with the saved shape of the parameter is checked, and left out of the copy.
 
     Args:
         entries: The state.
         storage: {slot: codec} that the saved group names.
         problems: Receives a message if shapes differ.
-        unrecorded: Receives the title if encoded slots come without a shape.
+        unrecorded: Receives `label` if encoded slots come without a saved shape.
     """
     shape = entries.get(SHAPE)
     if shape is None:

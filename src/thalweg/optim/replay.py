@@ -160,8 +160,8 @@ class ReplayedStep:
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
         """Set `self._in_call` to native programs that compute the scalars of each step.
 
-        It stays None if Python must compute them. Return False if the step cannot be replayed:
-        gradients may be absent, and there are several rules or scalars come from Python.
+        `self._in_call` stays None if Python must compute scalars. Return False if gradients may be
+        absent, and there are several rules or scalars from Python: no replay is possible then.
         """
         try:
             if not has_scalars_in_call(transforms):
@@ -195,7 +195,7 @@ class ReplayedStep:
     def _make_launches(
         self, optimizer: Any, transforms: GradientTransforms, plans: Sequence[CachedPlan]
     ) -> None:
-        """Set `self.launches`: the kernels of the update with memory for scalars.
+        """Set `self.launches`: the kernels of the update, and memory for their scalars.
 
         If gradients are unscaled, clipped or judged, set `self._gradients` to their transforms,
         too.
@@ -252,7 +252,9 @@ class ReplayedStep:
         )
         guards.write_block(step)
         self._gradient_owners = [param for param, *_ in step.gradients]
-        self._storages = [tensor.untyped_storage() for tensor in step.written_tensors]
+        # Without the lock, other threads may replace the memory of a tensor that kernels write.
+        written_tensors = step.written_tensors if guards.releases_lock else ()
+        self._storages = [tensor.untyped_storage() for tensor in written_tensors]
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
@@ -275,7 +277,7 @@ class ReplayedStep:
         return members, pass_members
 
     def _find_writers(self) -> dict[int, list[int]]:
-        """Return {id(tensor): positions of parameters whose updates write it}.
+        """Return {id(tensor): indices of the parameters whose updates write the tensor}.
 
         Slots of several parameters may share a storage, and so a version counter.
         """
@@ -306,9 +308,7 @@ class ReplayedStep:
         )
 
     def _are_in_groups(self, owners: Sequence[Tensor], places: Sequence[int]) -> bool:
-        """Return True if each parameter of `owners` is in the group whose index `places` has for
-        it.
-        """
+        """Return True if the groups of the parameters `owners` have the indices `places`."""
         indices = {id(p): place for place, group in enumerate(self.groups) for p in group["params"]}
         return [indices.get(id(param)) for param in owners] == [*places]
 
@@ -434,7 +434,9 @@ class ReplayedStep:
         return self._take_with_scalars(optimizer, fields, flags)
 
     def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
-        """Run the native calls of passes and of the update; return 0, or the status of a refusal.
+        """Run the native calls of passes (stages before the update) and of the update.
+
+        Return 0, or the status of a refusal.
 
         `call_args` are the arguments of `GuardTable.replay`: step count, (gradient, parameter)
         pairs or None for `grad`, calls at the end of the step, and flags.
@@ -457,13 +459,13 @@ class ReplayedStep:
         nothing has changed.
         """
         pairs, end_calls = None, ()
-        if self.snapshot.releases_lock:
-            pairs = self._hold_gradients()
         if self._has_sums:
             if optimizer.step_cache.sums.keys() != self._ids:
                 return False
             pairs = list(zip(optimizer._gradients(self._owners), self._owners, strict=True))
             end_calls = optimizer.clearing_sums()
+        elif self.snapshot.releases_lock:
+            pairs = self._hold_gradients()
         call_args = self.snapshot.replay_count, pairs, end_calls, flags
         if self._in_call is None and not all(sub_step.read() for sub_step in self.sub_steps):
             return False
@@ -480,7 +482,7 @@ class ReplayedStep:
     def _drop(optimizer: Any, status: int) -> None:
         """Remove the replay from the cache after a refusal, unless later steps may use it.
 
-        It stays if another set of gradients may have a replay of its own.
+        The replay stays if another set of gradients may have another replay.
         """
         cache = optimizer.step_cache
         is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None
@@ -540,11 +542,11 @@ class ReplayedStep:
         Args:
             step_count: The number of replayed steps so far.
             pairs: (sum of gradients, parameter) pairs; None for gradients in `grad`.
-            beyond_range: True if norms must be measured with more range.
+            beyond_range: True to measure norms in a wider range, after an overflow.
 
         Returns:
             (column, next numbers) pairs, [] if native code computes the scalars; and calls that
-            record the decision of the judge. None in place of both if a step with all checks is
+            record the decision of `spikes`. None in place of both if a step with all checks is
             needed.
         """
         groups, fields = self.groups, vars(optimizer)
@@ -579,7 +581,7 @@ class ReplayedStep:
     def _judge(
         self, gradients: ReplayedTransforms, step_count: int
     ) -> tuple[Scalars, Sequence[Call]] | None:
-        """Let the judge of steps decide by the measured gradients.
+        """Let the option `spikes` judge the step by its measured gradients.
 
         Return (scalars of gradient transforms by dtype, calls that record the decision). Return
         None if a step with all checks must decide. `self._reports` keeps the report of gradients

@@ -85,9 +85,7 @@ class TorchScalars(GroupScalars):
         self._rate = options.moving_rate
 
     def _moves(self) -> bool:
-        """Return True if option values other than the rate are tensors, which other code may write
-        to.
-        """
+        """Return True if an option other than the rate is a tensor: other code may change it."""
         return self.options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
@@ -135,8 +133,7 @@ class TorchScalars(GroupScalars):
     def _find_inputs(self) -> list[str]:
         """Return the hyperparameters that programs read at every step.
 
-        These are all float options. If a formula cannot be traced with all of them, it is the rate
-        alone.
+        Return all float options; or the rate alone if a formula cannot be traced with all options.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]
@@ -290,7 +287,7 @@ def _as_symbol(value: Any, number: Any) -> Any:
 
 
 def hold(options: Options | None, group: Group) -> bool:
-    """Return True if `group` has the same options; its rate may be another ordinary number.
+    """Return True if `group` still has `options`; its `lr` may be another number below 1e30.
 
     Return False if `options` is None.
     """

@@ -133,7 +133,7 @@ class ReplayedSubStep:
         return [*written_of(self.plan), *(column.views[0] for column in self.columns)]
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (address, count, format) of each run of numbers to which a step adds one value.
+        """Yield (address, length, format) of arrays: a step adds one value to a whole array.
 
         `KINDS` has the formats.
         """
@@ -165,8 +165,8 @@ class ReplayedSubStep:
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
         """Set the kernels that receive the scalars of the rule.
 
-        The native call itself computes the scalars of TensorFlow's rules if the state has no
-        numbers but the step count and `products`, running products of hyperparameters.
+        The native call computes the scalars of a TensorFlow rule if the only numbers in the state
+        are the step count and `products`, the keys of running products of hyperparameters.
         """
         self._launches = launches
         if self.is_torchs:
@@ -214,7 +214,7 @@ class ReplayedSubStep:
 
         Returns:
             (column, next numbers) pairs, with one number for all parameters or one for each. None
-            if options other than the rate changed, or if shared numbers would differ.
+            if an option other than the rate changed, or a shared number would become several.
         """
         for group_scalars in self._scalars.values():
             if not group_scalars.hold(groups[group_scalars.place]):

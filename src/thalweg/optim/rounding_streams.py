@@ -18,9 +18,9 @@ from thalweg.variable import REDUCED, dtype_name
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Place]:
-    """Return (index in the optimizer, positions of its elements) of each parameter.
+    """Return (index in the optimizer, positions of elements in the full tensor) per parameter.
 
-    The pair selects the parameter's random bits.
+    Each pair selects the random bits of a parameter.
 
     Raises:
         InvalidTypeError, NotImplementedError: As `check_params`.

@@ -354,8 +354,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             state_dict: As `state_dict` returns it.
-            convert: True to convert slots in another codec, or stored as numbers, and to continue a
-                state of other random bits with the optimizer's own. Otherwise these states raise.
+            convert: True to convert slots in another codec, or stored as numbers, and to ignore
+                saved `round` and `seed` that differ from the optimizer's. Otherwise these raise.
             allow_loss: As in other classes; no other package's state is loaded into a rule.
 
         Raises:

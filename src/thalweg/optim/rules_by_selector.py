@@ -106,7 +106,7 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Raise InvalidArgumentError if `...` selects nothing, and a number selects all vectors."""
+        """Raise InvalidArgumentError if a number of dimensions leaves no parameters for `...`."""
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
         members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]

@@ -274,8 +274,8 @@ def _check_sub_step(sub_step: ReplayedSubStep) -> None:
 def are_numbers_in_call(part: ParamState) -> bool:
     """Return True if native code can compute a rule's scalars and per-parameter numbers.
 
-    Return False if scalars depend on reductions over all parameters or on reduced scalars, or if
-    `_is_number_in_call` returns False for a number.
+    Return False if the rule reduces over all parameters (`per_optimizer`), or reduces by means of
+    earlier reductions (`levels`), or if `_is_number_in_call` returns False for a number.
     """
     rule = part.rule
     has_reductions = rule.levels or rule.per_optimizer is not None

@@ -18,6 +18,8 @@ from thalweg.optim.state_mismatch import kind_of, told
 def check_slots(optimizer: Any, rule: Rule, indexed_params: Iterable[tuple[Tensor, int]]) -> None:
     """Raise InvalidTypeError for a slot that is not a tensor, or is not stored in its codec.
 
+    An optional slot may be None.
+
     Args:
         indexed_params: (parameter, index of its group) pairs.
     """

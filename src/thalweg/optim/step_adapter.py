@@ -95,11 +95,11 @@ class ParamGroupAdapter(StepAdapter):
         return self.places
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
-        """Return (gradient, target) pairs, and the parameter behind each target.
+        """Return (gradient, target) pairs, and the parameters to which targets are copied.
 
-        A target is the parameter, its master or its offloaded copy. The second list has None for a
-        target that is the parameter; it is None if all targets are. If gradients are clipped, rows
-        of equal index in a sparse gradient are summed first.
+        A target is the parameter, its master or its offloaded copy. The second result is a list,
+        with None for targets that are parameters; or None if all are. If gradients are clipped,
+        rows of equal index in a sparse gradient are summed first.
 
         Args:
             pairs: (gradient, parameter) pairs.
@@ -162,7 +162,7 @@ class ParamGroupAdapter(StepAdapter):
         """Return a (gradient, parameter) pair in the form that the engines take.
 
         A sparse gradient becomes `IndexedSlices` on the parameter's device. A complex pair becomes
-        two real views, and `self._real` receives the parameter of the view.
+        two real views; then `self._real` receives {id(parameter's view): parameter}.
         """
         if grad.layout == torch.sparse_coo:
             rows = rows_of(grad, *self.names_of([param]))
@@ -227,9 +227,7 @@ class ParamGroupAdapter(StepAdapter):
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        """Return a list of optimizer-wide slots for each parameter that has them, old states
-        first.
-        """
+        """Return the optimizer-wide slots of each parameter that has them, old states first."""
         optimizer, param_state = self.optimizer, self.part
         states = [
             optimizer.state.get(param)
@@ -247,10 +245,10 @@ class ParamGroupAdapter(StepAdapter):
         return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
-        """Return (index in the optimizer, element positions) of each variable, for random bits.
+        """Return (index in the optimizer, positions in the full tensor) of each variable.
 
-        Return () if neither rounding nor codecs of DTensors need them. Without rounding, indices
-        are None.
+        A pair selects random bits. Without stochastic rounding, return () unless codecs encode
+        slots of DTensors; then all indices are None.
         """
         optimizer, param_state = self.optimizer, self.part
         params = [self._real.get(id(var), var) for var in variables]
@@ -326,15 +324,15 @@ class ParamGroupAdapter(StepAdapter):
         raise NotImplementedError
 
     def split_key(self, key: Any) -> tuple[int, dict[str, Any]]:
-        """Return (group index, {name: scalar}) of the parameters with a key.
+        """Return (group index, {name: scalar}) for the parameters with the key `key`.
 
-        The dict is new. It has numbers of the state, such as the step count, `is_first`, and
-        scalars of options and codecs, but no hyperparameters of the group. A number on a device is
-        a tensor with an element per parameter.
+        Parameters with equal scalars have one key. The new dict has numbers of the state, such as
+        the step count, the flag `is_first`, and scalars of options and codecs, but no
+        hyperparameters. A number on a device is a tensor with an element per parameter.
 
         Args:
-            key: An element of the result of `group_variables`: the group index, or a tuple of the
-                index and the values that differ between parameters. None if nothing differs.
+            key: The group index, or a tuple of this index and numbers that differ between
+                parameters, as from `group_variables`. None if all parameters have one key.
         """
         param_state = self.part
         group_index, *differing_scalars = key if isinstance(key, tuple) else (key,)
@@ -393,7 +391,9 @@ class TorchStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[group]
 
     def prepare_scalars(self, key: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} of a key's parameters: options, numbers, results of `prepare`.
+        """Return {name: scalar} for the parameters with the key `key`; see `split_key`.
+
+        Scalars are hyperparameters, results of `split_key`, and results of the rule's `prepare`.
 
         Raises:
             InvalidArgumentError: The rule's `prepare` fails with these options.

@@ -44,9 +44,10 @@ class SetChanges:
         self._changes, self._patience = 0, 2
 
     def note_planned(self, gradients: int, trainable: int) -> None:
-        """Count a step if a gradient is absent in it or in the last one.
+        """Count this step if a gradient is absent now or was absent in the step before.
 
-        At the limit of the count, set `needs_plan`, reset the count and double the limit.
+        If the count reaches a limit, set `needs_plan`, reset the count, and double the limit up to
+        `_longest_wait`.
 
         Args:
             gradients: The number of parameters with a gradient in the step.
@@ -60,9 +61,7 @@ class SetChanges:
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:
-        """Reset the number of changes to wait for, if the replay that ended had taken at least as
-        many steps.
-        """
+        """Reset the limit of the count, unless the replay that ended had taken fewer steps."""
         if steps >= self._patience:
             self._patience = 2
 
@@ -144,8 +143,8 @@ class StepCache:
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
         """Drop the present replay after a step that repeated its plan with all checks.
 
-        If the plans choose this step, `due_adapters` becomes `adapters`: the next step plans a
-        replay. Do nothing if the step was measured and `replay` repeats the last plans.
+        If the plans were repeated often enough, `due_adapters` becomes `adapters`: the next step
+        plans a replay. Do nothing after a measured step if `replay` still repeats these plans.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

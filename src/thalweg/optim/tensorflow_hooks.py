@@ -74,9 +74,9 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return None if keys is None else [keys[member] for member in self._members]
 
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} of the variables with a key, in a compute dtype.
+        """Return {name: scalar} in a compute dtype, for the parameters with the key `group`.
 
-        A vector on a device has only the elements of parameters with a gradient.
+        A tensor of per-parameter numbers has an element for each parameter with a gradient.
         """
         scalars = self._scalars_of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
@@ -94,7 +94,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[dtype, group]
 
     def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} of a key's parameters: options, numbers, results of `prepare`."""
+        """Return {name: scalar} in a compute dtype, for all parameters with the key `key`."""
         rule = self.part.rule
         group_index, state_scalars = self.split_key(key)
         values = self.hypers(dtype, group_index)
@@ -123,7 +123,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         """Return a hyperparameter of a group as a scalar of a compute dtype.
 
         Raises:
-            InvalidArgumentError: The value is NaN; names the hyperparameter.
+            InvalidArgumentError: The value is NaN. The message names the hyperparameter.
         """
         if self.is_on_step_device(value):
             return value.detach().to(TORCH[dtype])
@@ -137,7 +137,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.part.options(group_index, self.optimizer).given()
 
     def next_number(self, column: AnyColumn, key: Hashable) -> Any:
-        """Return the number of a column after the step, for the parameters with a key."""
+        """Return the number in `column` after the step, for the parameters with the key `key`."""
         group_index, state_scalars = self.split_key(key)
         state_scalar = state_scalars[column.name]
         if column.name == STEP:

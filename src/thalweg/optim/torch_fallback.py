@@ -44,11 +44,11 @@ def check_memories(optimizer: Any) -> None:
 
 
 def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bool) -> None:
-    """Check one parameter as `check_memories` does; copy slots that torch would corrupt.
+    """Raise for one parameter as `check_memories` does; copy slots that torch would corrupt.
 
     Args:
-        state: The parameter's state, in which copies replace such slots.
-        coalesces: True if torch's step coalesces gradients, which may leave one row.
+        state: The parameter's state, in which the copies replace the slots.
+        coalesces: True if torch's step coalesces sparse gradients.
     """
     gradient = param.grad
     named_tensors: dict[str, Any] = {"": param, "The gradient of ": gradient}

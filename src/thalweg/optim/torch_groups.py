@@ -115,7 +115,10 @@ class TorchGroups(FusedOptimizer):
     def _describe_difference(
         cls, group: Group, group_index: int, other_group: Group, index: int
     ) -> str:
-        """Return a message about the first shared option in which two groups differ; "" if none."""
+        """Return a message about the first option that differs in two groups but must be equal.
+
+        Return "" if there is none.
+        """
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
                 f"{name} of group {group_index} is {show_value(group.get(name))}, and of group"

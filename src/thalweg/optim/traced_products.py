@@ -22,8 +22,8 @@ def product_roles(
         weight_index: The index of the weight in `operands`.
 
     Returns:
-        A letter per dimension, as for `WeightUse.add_product`; and for each dimension its index in
-        the result, counted from the end, or None.
+        A letter per dimension, as for `WeightUse.add_product`; and the index of each dimension in
+        the result, counted from the end: None for a dimension that the result lacks.
     """
     name = name.strip("_")
     if name == "einsum":

@@ -107,7 +107,13 @@ class WeightUse:
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
         """Record whether outputs are rows or columns of the weight; return True for columns.
 
-        A contradiction to earlier products is recorded, too.
+        Record a conflict with earlier products, too.
+
+        Args:
+            outputs, inputs: Flat indices of weight elements: of one input's outputs, and of one
+                output's inputs.
+            batch: The number of dimensions in front of the matrix.
+            row_size: The number of elements of a matrix row.
         """
         transposed = False
         if (outputs % row_size).any() or inputs.max() >= row_size:
@@ -236,7 +242,10 @@ def _repeat_sets(sets: list[Flags]) -> list[Flags]:
 
 
 def _number_segments(sets: Sequence[Flags]) -> Indices:
-    """Return for each index the number of the largest set that contains it, or 0 for none."""
+    """Return an array with the number of the largest set around each index, or 0 for none.
+
+    Sets are numbered from 1, the largest first. Raise UndecidedError if two sets partly overlap.
+    """
     segments = np.zeros(len(sets[0]), np.int64)
     for index, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
         segments_inside = segments[flags]

@@ -78,8 +78,7 @@ class BaseWidths:
         self._shapes = shapes
 
     def scale(self, name: str, options: Group, scale_decay: bool) -> WidthFactor:
-        """Scale the learning rate of a parameter, and the weight decay inversely; return the
-        factor.
+        """Scale a parameter's learning rate, and its weight decay inversely; return the factor.
 
         Args:
             name: The name of the parameter.

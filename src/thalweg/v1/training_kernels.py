@@ -178,12 +178,12 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
         )
     if sparse:
         grad = IndexedSlices(grad, arguments["indices"])
-    scalars = _scalars_of(kernel, name, arguments)
-    kernel.check(arguments, sparse)
-    rule = kernel.choose(arguments)
-    if sparse:
-        rule = _as_sparse_rule(rule)
     with _LOCK if arguments["use_locking"] else contextlib.nullcontext():
+        scalars = _scalars_of(kernel, name, arguments)
+        kernel.check(arguments, sparse)
+        rule = kernel.choose(arguments)
+        if sparse:
+            rule = _as_sparse_rule(rule)
         outcome = run_step(OneRule(rule, scalars, slots), PlanCache(), [(grad, var)])
     raise_first(outcome.errors)
 

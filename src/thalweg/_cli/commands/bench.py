@@ -60,7 +60,6 @@ def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
     Raises:
         click.BadParameter: A rule is unknown, updates matrices, or has too many slots.
     """
-
     entries: dict[str, BenchmarkedRule] = {}
     names = _split_value(value)
     if not names:
@@ -164,7 +163,6 @@ def bench(
       thalweg bench --rules optim:AdamW --set state_storage=8bit
       thalweg bench --rules Adam,mine.py:MyRule
     """
-
     try:
         shape_set = sets.load(shapes)
     except ValueError as error:
@@ -192,7 +190,6 @@ def bench(
 
 
 def _print_table(table_of_width: Callable[[int], object], warning: str) -> None:
-
     console = make_console()
     if warning:
         console.print(Text(f"Warning: {warning}", style="bold red"), soft_wrap=True)
@@ -202,7 +199,6 @@ def _print_table(table_of_width: Callable[[int], object], warning: str) -> None:
 def _try_options(
     name: str, entry: BenchmarkedRule, options: dict[str, object], shapes: ShapeSet
 ) -> None:
-
     try:
         try_options(entry, options, shapes.dtypes)
     # A constructor or a step may raise any exception.
@@ -239,7 +235,6 @@ def _check_memory(
     shapes: Any, entries: dict[str, BenchmarkedRule], peer_names: tuple[str, ...]
 ) -> None:
     """Raise ClickException if free memory is too small for a rule together with all peers."""
-
     free_bytes = memory.available_bytes()
     needed_bytes = max(
         compare.needed_bytes(shapes, entry, peer_names) for entry in entries.values()
@@ -260,7 +255,6 @@ def _measure_all(
     options: dict[str, object],
     quiet: bool,
 ) -> list[Any]:
-
     _check_memory(shapes, entries, peer_names)
     rows: list[Any] = []
     has_explained = quiet

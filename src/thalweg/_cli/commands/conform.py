@@ -17,7 +17,8 @@ from thalweg._cli.console import make_console
 from thalweg._cli.options import Whole, split_values
 from thalweg._cli.progress import show_busy, watch_fraction
 from thalweg._cli.terminal_escape import escape_text
-from thalweg.conform import ConformError, Divergence, Outcome, atlas, compare, svg
+from thalweg.conform import ConformError, Divergence, Outcome, compare, svg
+from thalweg.conform import atlas as conform_atlas
 from thalweg.conform.external_optimizers import load_class
 from thalweg.conform.thalweg_optimizers import find_like, find_rule
 
@@ -158,7 +159,6 @@ def _as_json(value: object) -> object:
 
 
 def _print(name: str, rule_name: str, outcome: Outcome, note: str) -> None:
-
     console = make_console(soft_wrap=True)
 
     def line(text: str, style: str = "") -> None:
@@ -205,15 +205,14 @@ def _list_arguments(values: dict[str, object]) -> str:
 
 
 def _draw(path: Path, list_path: Path | None, steps: int, as_json: bool) -> None:
-
     if path.suffix.lower() != ".svg":
         raise click.BadParameter(f"'{path}' must end in .svg.", param_hint="--atlas")
     if not path.absolute().parent.is_dir():
         raise click.BadParameter(f"'{path.parent}' is not a folder.", param_hint="--atlas")
     try:
-        table = atlas.read_list(list_path)
+        table = conform_atlas.read_list(list_path)
         with watch_fraction("importing") as progress:
-            survey = atlas.survey(table, steps, progress)
+            survey = conform_atlas.survey(table, steps, progress)
     except ConformError as error:
         raise NothingToCompare(str(error)) from error
     options = [

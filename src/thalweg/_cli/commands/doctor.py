@@ -74,7 +74,6 @@ def doctor(as_json: bool) -> None:
 
 
 def _examine_machine() -> dict[str, Any]:
-
     own_versions = {"thalweg": __version__, "python": platform.python_version()}
     return {
         "versions": {**own_versions, **{name: _version_of(name) for name in _PACKAGES}},
@@ -122,7 +121,6 @@ def _try_step() -> str:
 
 def _threads_of_a_step() -> dict[str, object]:
     """Return {"number": threads of a CPU step, "trouble": why only one, or empty}."""
-
     with warnings.catch_warnings():
         # The returned "trouble" says the same as the warning.
         warnings.simplefilter("ignore")
@@ -141,7 +139,6 @@ def _version_of(package: str) -> str | None:
 
 def _processor() -> dict[str, object]:
     """Return the processor's name with its tuning, or with the error if it is not supported."""
-
     name = machine_code.processor()
     try:
         return {"name": name, **machine_code.tuning()._asdict()}
@@ -162,7 +159,6 @@ def _describe_processor(processor: dict[str, object]) -> str:
 
 def _describe_gpus() -> list[dict[str, str]]:
     """Return a dict per GPU: "name", "architecture", and "steps", the kind of kernels."""
-
     gpus: list[dict[str, str]] = []
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
@@ -181,7 +177,6 @@ def _describe_gpus() -> list[dict[str, str]]:
 
 def _kernels_folder() -> dict[str, object]:
     """Return {"folder": path, "trouble": why no kernel can be saved or empty, "files": count}."""
-
     folder, trouble = str(kernel_cache.kernels_folder()), ""
     if not private_directory.AVAILABLE:
         trouble = "who may write to a folder cannot be seen on this system"

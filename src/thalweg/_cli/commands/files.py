@@ -60,7 +60,6 @@ def inspect_(path: str, tree: bool, as_json: bool) -> None:
       thalweg inspect --tree model.ckpt-5
       thalweg inspect --json weights.h5
     """
-
     with _watch_progress(path) as progress:
         listing = list_file(path, progress)
     if as_json:
@@ -87,7 +86,6 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
       thalweg verify run7/*.safetensors
       thalweg verify --json run7/checkpoint-12.safetensors
     """
-
     reports: list[dict[str, object]] = []
     for path in paths:
         try:
@@ -132,7 +130,6 @@ def diff(first_path: str, second_path: str, rules: str | None, as_json: bool) ->
       thalweg diff run7/checkpoint-11.safetensors run7/checkpoint-12.safetensors
       thalweg diff model.ckpt-5 converted.safetensors
     """
-
     with ExitStack() as stack:
         lines = differences(
             first_path,
@@ -212,7 +209,6 @@ def convert(
       thalweg convert --to tf run7/checkpoint-12.safetensors back.ckpt
       thalweg convert optimizer.pt optimizer.safetensors
     """
-
     existing = [file for file in (out, f"{out}.index") if os.path.lexists(file)]
     if existing and not force:
         raise click.ClickException(f"{existing[0]} is there: give another OUT, or --force.")
@@ -304,7 +300,6 @@ def _watch_progress(path: str) -> Iterator[Progress | None]:
 
 def _bytes_of(path: str) -> int:
     """Return the total size of the files of a checkpoint."""
-
     base = locate_checkpoint(path).path
     files = [base, *glob.glob(f"{glob.escape(base)}.data-*")]
     return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
@@ -338,7 +333,6 @@ def _print_summary(listing: Listing) -> Iterator[str]:
 
 
 def _print_table(listing: Listing) -> Any:
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("tensor", overflow="fold")
     table.add_column("dtype")
@@ -356,7 +350,6 @@ def _print_table(listing: Listing) -> Any:
 
 
 def _print_tree(listing: Listing) -> object:
-
     root = Tree(Text(escape_text(listing.path)))
     branches: dict[tuple[str, ...], Tree] = {(): root}
     for tensor in listing.tensors:

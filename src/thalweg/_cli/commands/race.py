@@ -213,7 +213,6 @@ def race(context: click.Context, **values: Any) -> None:
       thalweg race --nproc 2
       thalweg race --target --trials 5 --studies 3
     """
-
     options = RaceOptions(**values)
     _check_options(context, options.target)
     problems = options.problems or tuple(PROBLEMS)[: None if options.target else 1]
@@ -280,7 +279,6 @@ _REASONS = {
 
 
 def _choose_contestants(options: RaceOptions) -> list[Contestant]:
-
     try:
         contestants = line_up(
             split_at_commas(options.optimizers) if options.optimizers is not None
@@ -296,7 +294,6 @@ def _choose_contestants(options: RaceOptions) -> list[Contestant]:
 
 def _check_page(page: Path, output_paths: list[Path], contestants: list[Contestant]) -> None:
     """Raise an error if the page is not writable or no contestant can record diagnostics."""
-
     check_writable(page.parent, [page], "--report")
     if os.path.realpath(page) in map(os.path.realpath, output_paths):
         raise click.BadParameter(f"the race writes '{page}' itself.", param_hint="--report")
@@ -312,7 +309,6 @@ def _check_page(page: Path, output_paths: list[Path], contestants: list[Contesta
 
 def _run_race(options: RaceOptions, output_paths: list[Path]) -> None:
     """Run the race on this rank; rank 0 shows the progress and writes the files."""
-
     strategy, contestants = Strategy(), _choose_contestants(options)
     problem, seeds = options.problems[0], range(options.seed, options.seed + options.seeds)
 
@@ -372,7 +368,6 @@ def _make_events_directory(logdir: Path | None, problem: str) -> Iterator[Path |
 
 
 def _print_race(console: Any, result: RaceOutcome, output_paths: list[Path]) -> None:
-
     race = result.race
     console.print(f"[bold]{race.problem.description}[/bold]", highlight=False)
     ranks = f" on {race.ranks} ranks" if race.ranks > 1 else ""

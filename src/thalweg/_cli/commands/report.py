@@ -40,7 +40,6 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
       thalweg report run.jsonl
       thalweg report run.jsonl -o page.html --title "GPT-2 small, rate 6e-4"
     """
-
     history = _read(run)
     out = out or run.with_suffix(".html")
     check_writable(out.parent, [out])
@@ -65,7 +64,6 @@ def report(run: Path, out: Path | None, title: str | None, as_json: bool) -> Non
 
 
 def _read(run: Path) -> History:
-
     if not run.is_file() or run.stat().st_size < LARGE:
         return read_history(run)
     name = escape_text(run.name)

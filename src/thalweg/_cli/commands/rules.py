@@ -38,7 +38,6 @@ def rules(as_json: bool) -> None:
       thalweg rules
       thalweg rules --json
     """
-
     if as_json:
         click.echo(json.dumps([_describe_rule(rule) for rule in RULES], indent=2))
         return
@@ -104,7 +103,6 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _print_code(console: Console, text: str) -> Any:
-
     if not console.is_terminal or console.no_color:
         return Text(text)
     return Syntax(text, "python", background_color="default", theme="ansi_dark", word_wrap=True)
@@ -115,7 +113,6 @@ _HOSTS = ("prepare", "per_optimizer", "per_variable")
 
 def sweep_words(rule: Rule) -> str:
     """Return a description of the sweeps of a step over memory, with the purpose of each."""
-
     *pass_names, _ = sweeps_in_order(rule)
     parts = [
         f"{' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))}" for names in pass_names
@@ -149,7 +146,6 @@ def formula_source(rule: Rule) -> str:
 
     A function without available source is represented by a comment.
     """
-
     attributes = ((part, getattr(rule, part)) for part in (*_HOSTS, *FORMULAS))
     parts = [
         (part, function) for part, attribute in attributes for function in _functions_of(attribute)
@@ -232,7 +228,6 @@ def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]
 
 def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
     """Return a rule as JSON values, with the defaults of `cls`, or of the rule if None."""
-
     return {
         "name": rule.name,
         "slots": [
@@ -257,7 +252,6 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
     """Return the rule `name` and the class in `thalweg.optim` that runs the rule, or None."""
-
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:
         return rules_by_name[name.lower()], None
@@ -276,7 +270,6 @@ def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
 
 def _of_torch(rule: Rule) -> Rule | None:
     """Return torch's rule of the same name as a rule of TensorFlow, or None."""
-
     # A user-defined rule may have the name of a built-in one.
     if rule not in RULES:
         return None
@@ -294,7 +287,6 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
         torchs: Optional. Torch's rule of equal name; its formula is printed, too.
         cls: Optional. The class of `thalweg.optim` that runs the rule.
     """
-
     console.print(Text(rule.name, style="bold green"))
     if rule.source:
         console.print(rule.source, markup=False, highlight=False, soft_wrap=True)
@@ -312,7 +304,6 @@ def _print_rule(console: Console, rule: Rule, torchs: Rule | None, cls: type[Any
 
 def _print_formulas(console: Console, texts: dict[str, str]) -> None:
     """Print {title: formula}: side by side if the console is wide enough, else in sequence."""
-
     widths = [max(map(len, text.splitlines())) for text in texts.values()]
     if len(texts) > 1 and sum(widths) + 3 <= console.width:
         table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)

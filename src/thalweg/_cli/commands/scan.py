@@ -91,7 +91,6 @@ def _as_json(script: Scanned) -> dict[str, object]:
 
 
 def _print_found(scripts: list[Scanned]) -> None:
-
     console = make_console(soft_wrap=True)
     for script in scripts:
         path = escape_text(script.path)
@@ -118,7 +117,6 @@ def _count_states(script: Scanned) -> str:
 
 
 def _format_line(path: str, name: Name) -> object:
-
     first, *other_lines = name.lines
     line = Text(f"{path}:{first}: {name.name}: ")
     if name.uses:
@@ -132,7 +130,6 @@ def _format_line(path: str, name: Name) -> object:
 
 
 def _print_names(markdown: bool, as_json: bool) -> None:
-
     names = table.names()
     if as_json:
         click.echo(json.dumps(names._asdict(), indent=2))

@@ -51,7 +51,6 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
       thalweg watch run.jsonl --once --layers 5
       thalweg watch run.jsonl --json
     """
-
     console = make_console()
     # Without escape codes a table cannot be redrawn in place.
     is_interactive = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
@@ -78,7 +77,6 @@ def watch(run: Path, once: bool, layers: int | None, as_json: bool) -> None:
 
 
 def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
-
     indices = rank_layers(latest.rows).indices[:layers].tolist() if latest.rows else []
     return {
         "step": latest.step,
@@ -95,7 +93,6 @@ def _as_json(latest: Latest, layers: int | None) -> dict[str, Any]:
 
 
 def _lay_out(latest: Latest, console: Console, layers: int | None) -> Group:
-
     renderables: list[RenderableType] = [Text(escape_text(latest.summarize()), style="bold")]
     notes: list[Text] = []
     if latest.rows:

@@ -620,7 +620,7 @@ class GuardTable:
                 in parts runs `MEASURE`, or `RUN_PASS` for each pass, and then `UPDATE`.
             end_calls: C functions that complete the step and return None. They run directly after a
                 replay without a difference.
-            flags: `replay_kernel.TABLED` and `replay_kernel.UNRECORDED`, or 0.
+            flags: `replay_kernel.TABLED` and `replay_kernel.UNRECORDED`, or 0; `PREPARED` is added.
 
         Returns:
             0 if the step was replayed. Otherwise a constant of `replay_kernel` for the first
@@ -628,7 +628,7 @@ class GuardTable:
         """
         if self._is_long:
             self._set_team()
-        if self.releases_lock:
+        if self.releases_lock and part not in (replay_kernel.MEASURE, replay_kernel.RUN_PASS):
             kernels = openmp.call_on_team(kernels_routine(), self._address, 1)
             end_calls = [kernels, partial(self._call, None, 0, replay_kernel.FINISH), *end_calls]
             flags |= replay_kernel.PREPARED

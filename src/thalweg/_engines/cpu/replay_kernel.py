@@ -792,7 +792,7 @@ def follow_state_numbers(program, member):
 
 
 def write_state_numbers(member):
-    """Write the new numbers in a member's records to its state; do nothing without a program."""
+    """Write the new numbers in a member's records to its state, if the member has a program."""
     if member[MEMBER_PROGRAM] != 0:
         for k in range(word(member[MEMBER_PROGRAM] + 8 * STATE_NUMBERS)):
             first = member[NUMBER_RECORDS] + STATE_NUMBER_BYTES * k

@@ -206,7 +206,11 @@ def _import(
     counter: Variable | None,
     hyperparameters: dict[str, object],
 ) -> tuple[save_restore.Snapshot, tuple[str, ...]]:
-    """Return (snapshot of a TensorFlow file's contents, names of omitted entries)."""
+    """Return (snapshot of a TensorFlow file's contents, names of omitted entries).
+
+    `optimizer`, `index` and `hyperparameters` are `optimizer`, `which` and keywords of `restore`.
+    The variable `counter`, if not None, receives the step count.
+    """
     targets = _find_destinations(checkpoint, rules)
     variables = _empty_variables(checkpoint, targets)
     checkpoint, detected = choose_optimizer(
@@ -286,7 +290,7 @@ def _carried_of_optimizer(
 ) -> dict[int, bool]:
     """Return {id of tensor: True if converted} for the tensors of an optimizer.
 
-    All scalars are True: they are arguments of the new optimizer, or follow from them.
+    All scalars are True: the new optimizer's arguments include or imply the scalars.
     """
     source = checkpoint.source
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()

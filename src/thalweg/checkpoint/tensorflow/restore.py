@@ -166,7 +166,7 @@ def _sort_for_optimizer(
 ) -> TensorFlowCheckpoint:
     """Return the checkpoint, in some cases sorted again by the class of `optimizer`.
 
-    These are name-based files with a class of `thalweg.v1`, and unclear files of Keras.
+    The cases are name-based files with a class of `thalweg.v1`, and unclear files of Keras.
     """
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
     if isinstance(checkpoint.source, KerasFile):

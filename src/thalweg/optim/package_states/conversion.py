@@ -201,13 +201,13 @@ def _convert_members(
     package: Package,
     conversion: Conversion,
 ) -> None:
-    """Convert the states of the parameters of a group in `conversion.state`, in place.
+    """Convert the states of a group's parameters in `conversion.state`, in place.
 
     Args:
         members: (parameter, saved key, title) of each parameter.
         pair: (group of the optimizer, saved group).
         package: The package of the saved group.
-        conversion: Its last report is extended, and so are its new values of parameters.
+        conversion: `reports[-1]` and `values`, the new values of parameters, are extended, too.
     """
     (group, saved_group), states = pair, conversion.state["state"]
     report = conversion.reports[-1]
@@ -289,7 +289,11 @@ def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[s
 def _convert_slot(
     optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes
 ) -> Tensor:
-    """Return the slot `value` in the optimizer's codec or dtype; add rounding to the report."""
+    """Return the slot `value` encoded in the optimizer's codec, or else decoded but not cast.
+
+    The report says if the value is rounded, by the codec or by a later cast to the slot's dtype.
+    Raise CheckpointMismatchError for a slot of a DTensor that has a codec.
+    """
     slot = next((slot for slot in rule.slots if slot.name == name), None)
     member.report.exact[name] = ""
     codec = None if slot is None or not slot.storage else codec_of(slot, member.param)

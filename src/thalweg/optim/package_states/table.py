@@ -161,7 +161,7 @@ def _rate_mean(member: Member) -> float:
 
 
 def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
-    """Return a function that reads SOAP's matrix for side 0 or 1, empty for a long side."""
+    """Return a function that reads SOAP's matrix for side 0 or 1, (0, 0) zeros if it is missing."""
 
     def read(member: Member) -> Tensor:
         """Return the matrix, or an empty tensor."""
@@ -176,9 +176,7 @@ def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
 
 
 def _rotate_back(member: Member) -> Tensor:
-    """Return SOAP's mean of gradients, rotated out of the eigenbasis; add rounding to the
-    report.
-    """
+    """Return SOAP's mean of gradients, rotated out of the eigenbasis; report the rounding."""
     mean = member.tensor("exp_avg")
     rows, columns = (_factor("Q", side)(member).to(mean) for side in (0, 1))
     mean = rows @ mean if rows.numel() else mean
@@ -222,7 +220,7 @@ def _keys(*names: str) -> frozenset[str]:
 def _bitsandbytes(
     name: str, class_name: str, slots: Mapping[str, Read], **rest: Any
 ) -> list[Package]:
-    """Return the table's rows for a class of bitsandbytes, with and without wrapped slots."""
+    """Return two packages for a class of bitsandbytes: slots in a dict of their own, or not."""
     options = _keys("lr", "betas", "eps", "weight_decay", *rest.pop("more", ()))
     return [
         Package(f"bitsandbytes.optim.{name}", (class_name,), _keys(key), options, slots,

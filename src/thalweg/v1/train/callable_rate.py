@@ -185,7 +185,7 @@ def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature of a function; for one decorated by `remember_source`, of the original.
+    """Return the signature of a function before its decoration by `remember_source`, if any.
 
     Raises:
         TypeError: The argument is not callable.

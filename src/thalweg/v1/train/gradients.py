@@ -288,7 +288,7 @@ def backward(
         apply: `apply(gradient, variable)` updates the variable.
 
     Returns:
-        The updated variables, in order. Their `grad` attributes are restored.
+        The updated variables, in the order of the updates. Their `grad` is as before the call.
 
     Raises:
         ValueError: No variable has a gradient.

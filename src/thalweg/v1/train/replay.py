@@ -182,9 +182,7 @@ class V1Replay(ReplayedApply):
         return len(pairs) == len(self._variables)
 
     def _is_over_pairs(self, pairs: list[Any]) -> bool:
-        """Return True if `pairs` are tuples (anything, variable) of the variables of this step, in
-        order.
-        """
+        """Return True if `pairs` are (any object, variable) tuples of this step's variables."""
         if not self.is_over(pairs) or set(map(type, pairs)) != {tuple}:
             return False
         return min(map(len, pairs)) == 2 and all(

@@ -265,8 +265,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
         """Return an operation that hands out tokens before the first step, so workers continue.
 
-        Each token holds the present global step. Gradients computed with it after the first step
-        are stale, and dropped.
+        Each token holds the present global step. Gradients computed with these tokens after the
+        first step are stale, and dropped.
 
         Args:
             num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. At least

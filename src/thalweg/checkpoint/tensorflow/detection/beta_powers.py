@@ -75,7 +75,6 @@ def with_steps(
     powers, `steps` is None, `notes` has the reason, and `unclear` the names of ambiguous betas.
 
     Args:
-        detected: The optimizer.
         powers: The powers of the optimizer by name, such as "beta1_power".
         counters: {name: step count} of variables in the file.
     """

@@ -88,7 +88,7 @@ def sorted_file(
 
 
 def _without_scale(file: KerasFile) -> KerasFile:
-    """Return the file with the optimizer inside a loss-scaling wrapper as its only optimizer.
+    """Return the file without its loss-scaling wrapper: the wrapped optimizer becomes the file's.
 
     A file without a loss-scaling wrapper is returned unchanged.
     """

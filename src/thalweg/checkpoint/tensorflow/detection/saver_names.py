@@ -81,9 +81,9 @@ def _add_loss_scale(
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
-    """Add the file's loss scale, with notes, to the optimizer, if there is exactly one.
+    """Add the file's loss scale, with notes, to the optimizer, if there is exactly one optimizer.
 
-    If there is a scale but no optimizer, an optimizer of the first family without slots is added.
+    If there is a scale but no optimizer, add an optimizer of the first family that has no slots.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
@@ -245,9 +245,9 @@ def _identify_by_stem(
 ) -> list[FoundOptimizer]:
     """Return the optimizers whose slots have this stem.
 
-    The family is the only one with as many slots as a variable has, or else the only one whose
-    number of slots is a divisor. Otherwise, return one optimizer without a family and with all
-    slots.
+    Optimizers have the only family with as many slots as a variable, or else the only family whose
+    number of slots divides a variable's. Otherwise, return one optimizer without a family and with
+    all slots.
     """
     slot_count = max(len(suffixes) for suffixes in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]

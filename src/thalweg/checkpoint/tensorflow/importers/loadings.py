@@ -105,8 +105,8 @@ def loading_training(
 ) -> AbstractContextManager[state.Loading]:
     """Return a context manager that yields the `Loading` of an OpenSeq2Seq training.
 
-    It sets masters, slots, beta powers, loss scale and step count. Accumulated gradients are set to
-    0, as in OpenSeq2Seq.
+    The `Loading` sets masters, slots, beta powers, loss scale and step count. It sets accumulated
+    gradients to 0, as in OpenSeq2Seq.
 
     Args:
         opt: The training step that `optimize_loss` made, or a `MixedPrecisionOptimizerWrapper`,

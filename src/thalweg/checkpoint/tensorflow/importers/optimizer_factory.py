@@ -89,7 +89,7 @@ def check_lost(detected: FoundOptimizer) -> None:
 def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
     """Return the slot families (classes with their slots) of a class of `thalweg.v1`.
 
-    Their title is the argument `name` or its default.
+    The title of the families is the argument `name` or its default.
     """
     class_names = [base.__name__ for base in cls.__mro__]
     optimizer_name = arguments.get("name") or _default_arguments(cls).get("name")

@@ -205,8 +205,8 @@ class LoggingTensorHook(SessionRunHook):
     def _log_values(self, values: dict[object, object]) -> None:
         """Log {tag: value} at level INFO, by `formatter` if there is one.
 
-        With a timer, record a trigger at this run. Text not from `formatter` then ends with the
-        seconds since the last log.
+        With a timer, record a trigger at this run. Without `formatter`, also log the seconds since
+        the last log.
         """
         seconds = None
         if self._timer is not None:

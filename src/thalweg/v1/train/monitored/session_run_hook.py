@@ -109,9 +109,7 @@ class SessionRunHook:
         """Return the additional fetches and feeds of the next run, or None."""
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Handle the end of a run; `run_values.results` are the values of the fetches of
-        `before_run`.
-        """
+        """Handle the end of a run; `run_values.results` has the values fetched for `before_run`."""
 
     def end(self, session: Any) -> None:
         """Handle the end of the session, which is about to be closed."""

@@ -126,9 +126,7 @@ class Checkpoint(Trackable):
 
     @property
     def save_counter(self) -> Variable:
-        """Variable that counts calls of `save` and numbers its files; it is saved and restored,
-        too.
-        """
+        """Variable that counts calls of `save`, numbers the files, and is saved and restored."""
         self._maybe_create_save_counter()
         return self._tracked[_COUNTER]
 

@@ -204,9 +204,7 @@ def _wait_for_another(directory: Path, previous: str | None, timeout: float | No
 
 
 def checkpoint_exists(checkpoint_prefix: Path) -> bool:
-    """Return True if there is a checkpoint with a prefix, in this library's format or in
-    TensorFlow's.
-    """
+    """Return True if a checkpoint of this library or of TensorFlow has the prefix."""
     return is_checkpoint(os.fspath(checkpoint_prefix))
 
 

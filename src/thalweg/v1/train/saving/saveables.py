@@ -125,9 +125,7 @@ def join_parts(
 
 
 def whole_name(name: str, variable: GraphVariable) -> str:
-    """Return the name of the partitioned variable for a part's name; `name` itself if it is no
-    part.
-    """
+    """Return the name of the partitioned variable of a part, or `name` itself for no part."""
     info = variable._save_slice_info
     return name if info is None else name.removesuffix(f"/part_{info.index}")
 

@@ -111,7 +111,7 @@ class Restoration:
         return reachable
 
     def bind(self, node: int, owner: object) -> None:
-        """Restore a position's value into an object, and the values of its children and slots.
+        """Restore values into an object, and into the object's children and slots.
 
         Either all values are set, or none. A value of a missing object is stored in the parent, and
         restored when the object is created.
@@ -181,9 +181,7 @@ class Position:
         return self._restoration.graph
 
     def is_simple_variable(self) -> bool:
-        """Return True if the position is a variable without children whose value is not restored
-        yet.
-        """
+        """Return True if the position is an unrestored variable without children."""
         restoration, node = self._restoration, self._node
         return node in restoration.unused and not restoration.nodes[node].children
 
