@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+import operator
+import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -359,6 +363,35 @@ def test_v1_functions_accept_their_old_arguments(name: str) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float32, [2, 2])
         assert_equal(session.run(call(x), {x: SQUARE}), expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["elementwise", "nn", "nn_v1", "compat.legacy", "compat.removed_in_v2", "compat.v1.layers"],
+)
+def test_functions_are_pickled_by_name_and_annotated(name: str) -> None:
+    module = importlib.import_module(f"thalweg.tf.{name}")
+    public = [label for label in getattr(module, "__all__", vars(module)) if label[0] != "_"]
+    for function in filter(inspect.isfunction, (getattr(module, label) for label in public)):
+        assert pickle.loads(pickle.dumps(function)) is function
+        parameters = inspect.signature(function).parameters
+        assert set(get_type_hints(function)) == {*parameters, "return"}, function
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("arg_max", "Return the index"),
+        ("nn.conv2d", "`use_cudnn_on_gpu` is ignored."),
+        ("nn.depthwise_conv2d", "`rate` is an older name of `dilations`."),
+        ("nn.separable_conv2d", "`rate` is an older name of `dilations`."),
+        ("nn.embedding_lookup", "ids are always validated."),
+        ("nn.softmax", "`dim` is an older name of `axis`."),
+        ("layers.batch_normalization", "return the outputs of this layer for `inputs`."),
+    ],
+)
+def test_docstrings_of_v1_functions_describe_their_arguments(name: str, text: str) -> None:
+    assert text in operator.attrgetter(name)(tf.compat.v1).__doc__
 
 
 def test_v1_where_with_other_shapes_raises() -> None:

@@ -7,7 +7,6 @@ the message, as in TensorFlow 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -119,8 +118,7 @@ def assert_near(x: object, y: object, rtol: object = None, atol: object = None) 
 
 
 def _check_rank(
-    label: str,
-    condition: tuple[object, Callable[[int], bool], str],
+    condition: tuple[str, object, Callable[[int], bool], str],
     data: object = None,
     summarize: int | None = None,
     message: str | None = None,
@@ -128,10 +126,10 @@ def _check_rank(
 ) -> Any:
     """Check the number of dimensions: now if known, otherwise in each run.
 
-    `condition` is (tensor, function that returns True for a valid number, text about valid
-    numbers). `summarize` is ignored.
+    `condition` is (default of `name`, tensor, function that returns True for a valid number, text
+    about valid numbers). `summarize` is ignored.
     """
-    x, accepts, rank_text = condition
+    label, x, accepts, rank_text = condition
     source, name = tensor(x), name or label
     values, text = _data_and_message(data, message)
     text += f"The tensor must have {rank_text}"
@@ -144,7 +142,7 @@ def _check_rank(
     return None if _graph.executing_eagerly() else group(name=name)
 
 
-@with_common_arguments(partial(_check_rank, "assert_rank"))
+@with_common_arguments(_check_rank)
 def assert_rank(x: object, rank: int) -> Any:
     """Raise InvalidArgumentError unless `x` has `rank` dimensions.
 
@@ -161,30 +159,28 @@ def assert_rank(x: object, rank: int) -> Any:
         In graph mode an operation, otherwise None.
     """
     count = int(rank)
-    return x, lambda n: n == count, f"rank {count}"
+    return "assert_rank", x, lambda n: n == count, f"rank {count}"
 
 
-@with_common_arguments(partial(_check_rank, "assert_rank_at_least"))
+@with_common_arguments(_check_rank)
 def assert_rank_at_least(x: object, rank: int) -> Any:
     """Raise as `assert_rank` unless `x` has at least `rank` dimensions."""
     count = int(rank)
-    return x, lambda n: n >= count, f"rank {count} or more"
+    return "assert_rank_at_least", x, lambda n: n >= count, f"rank {count} or more"
 
 
-@with_common_arguments(partial(_check_rank, "assert_rank_in"))
+@with_common_arguments(_check_rank)
 def assert_rank_in(x: object, ranks: Iterable[int]) -> Any:
     """Raise as `assert_rank` unless `x` has one of several numbers of dimensions."""
     counts = [int(rank) for rank in ranks]
-    return x, lambda n: n in counts, f"a rank of {counts}"
+    return "assert_rank_in", x, lambda n: n in counts, f"a rank of {counts}"
 
 
 def assert_scalar(tensor: object, name: str | None = None, message: str | None = None) -> Tensor:
     """Return the tensor; raise InvalidArgumentError unless it has no dimensions."""
     source = as_tensor(tensor)
-    condition = source, lambda n: n == 0, "rank 0"
-    return _wait_for_check(
-        _check_rank("assert_scalar", condition, message=message, name=name), source
-    )
+    condition = "assert_scalar", source, lambda n: n == 0, "rank 0"
+    return _wait_for_check(_check_rank(condition, message=message, name=name), source)
 
 
 def assert_type(

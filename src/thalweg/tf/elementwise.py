@@ -16,8 +16,9 @@ from thalweg import _graph
 from thalweg._base.static_shape import UNKNOWN
 from thalweg.errors import InvalidArgumentError
 from thalweg.indexed_slices import IndexedSlices
+from thalweg.tf import operators
 from thalweg.tf.convert import call, pair, tensor
-from thalweg.tf.operators import binary, name_function, unary
+from thalweg.tf.operators import name_function
 from thalweg.variable import as_dtype, divide_tensors, numpy_copy
 
 __all__ = [
@@ -47,6 +48,7 @@ def _rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
 
 _LINEAR = 40.0  # beyond that log(1 + exp(x)) is x in float64, too; torch's own limit is 20
 
+unary, binary = (functools.partial(make, __name__) for make in (operators.unary, operators.binary))
 # What NumPy and torch call `mod` and `floor_divide` round alike in TensorFlow: downwards.
 abs = unary(torch.abs, "abs")
 acos = unary(torch.acos, "acos")

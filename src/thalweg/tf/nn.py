@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +12,13 @@ from torch.nn import functional
 
 from thalweg import _graph
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
-from thalweg.tf import convolution, normalization, ranking, sampled_losses
+from thalweg.tf import convolution, normalization, operators, ranking, sampled_losses
 from thalweg.tf.clipping import global_norm
 from thalweg.tf.convert import call, is_tensor, named_in_graphs, pair, sizes, tensor
 from thalweg.tf.convolution import *
 from thalweg.tf.elementwise import sigmoid, softplus, tanh
 from thalweg.tf.missing import attribute_of
 from thalweg.tf.normalization import *
-from thalweg.tf.operators import unary
 from thalweg.tf.partitioned_lookup import look_up
 from thalweg.tf.ranking import *
 from thalweg.tf.sampled_losses import *
@@ -34,6 +34,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "weighted_cross_entropy_with_logits", "xw_plus_b", "zero_fraction",
 ]  # fmt: skip
 
+unary = partial(operators.unary, __name__)
 relu = unary(torch.relu, "relu")
 relu6 = unary(functional.relu6, "relu6")
 elu = unary(functional.elu, "elu")

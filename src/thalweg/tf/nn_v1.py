@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from thalweg.tf import nn as newer
+from thalweg.tf import signatures
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.normalization import batch_moments, normalized
-from thalweg.tf.signatures import with_older_arguments
 
 __all__ = [
     "conv1d", "conv2d", "conv2d_transpose", "crelu", "depthwise_conv2d", "depthwise_conv2d_native",
@@ -18,10 +19,12 @@ __all__ = [
     "weighted_cross_entropy_with_logits",
 ]  # fmt: skip
 
+with_older_arguments = partial(signatures.with_older_arguments, __name__)
 _SAMPLING = (
     "weights biases labels inputs num_sampled num_classes num_true sampled_values"
     " remove_accidental_hits partition_strategy name"
 )
+_RATE = "`rate` is an older name of `dilations`"
 
 softmax = with_older_arguments(newer.softmax, "logits axis name dim", {"dim": "axis"}, axis=None)
 log_softmax = with_older_arguments(
@@ -41,6 +44,7 @@ conv2d = with_older_arguments(
     newer.conv2d,
     "input filter strides padding use_cudnn_on_gpu data_format dilations name filters",
     {"filter": "filters"},
+    note="`use_cudnn_on_gpu` is ignored",
     strides=None,
     padding=None,
     use_cudnn_on_gpu=True,
@@ -52,11 +56,14 @@ conv2d_transpose = with_older_arguments(
     input=None,
 )
 depthwise_conv2d = depthwise_conv2d_native = with_older_arguments(
-    newer.depthwise_conv2d, "input filter strides padding rate name data_format dilations"
+    newer.depthwise_conv2d,
+    "input filter strides padding rate name data_format dilations",
+    note=_RATE,
 )
 separable_conv2d = with_older_arguments(
     newer.separable_conv2d,
     "input depthwise_filter pointwise_filter strides padding rate name data_format dilations",
+    note=_RATE,
 )
 moments = with_older_arguments(
     newer.moments, "x axes shift name keep_dims keepdims", {"keep_dims": "keepdims"}, keepdims=None

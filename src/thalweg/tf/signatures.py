@@ -11,7 +11,7 @@ from thalweg.tf.operators import name_function
 
 Result = TypeVar("Result")
 
-_REQUIRED = inspect.Parameter.empty
+_MISSING = inspect.Parameter.empty
 
 
 def bind_arguments(
@@ -29,6 +29,14 @@ def bind_arguments(
         raise TypeError(f"{name}() {error}; its arguments are {parameter_names}.") from None
 
 
+def set_signature(function: Any, signature: inspect.Signature) -> None:
+    """Set a function's `__signature__`, and its `__annotations__` to those of the signature."""
+    hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    hints["return"] = signature.return_annotation
+    function.__signature__ = signature
+    function.__annotations__ = {name: x for name, x in hints.items() if x is not _MISSING}
+
+
 def with_common_arguments(
     finish: Callable[..., Any], order: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -41,12 +49,15 @@ def with_common_arguments(
         finish: `finish(result, ...)` returns the final result. Its further parameters are added.
         order: Names of all arguments, separated by spaces; by default those of `function` first.
     """
-    common_parameters = dict(list(inspect.signature(finish).parameters.items())[1:])
+    finish_signature = inspect.signature(finish)
+    common_parameters = dict(list(finish_signature.parameters.items())[1:])
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         inner_parameters = inspect.signature(function).parameters
         parameters = {**inner_parameters, **common_parameters}
-        signature = inspect.Signature([parameters[name] for name in order.split() or parameters])
+        signature = finish_signature.replace(
+            parameters=[parameters[name] for name in order.split() or parameters]
+        )
 
         @functools.wraps(function)
         def apply(*args: object, **kwargs: object) -> Any:
@@ -54,45 +65,49 @@ def with_common_arguments(
             inner = {name: arguments.pop(name) for name in inner_parameters if name in arguments}
             return finish(function(**inner), **arguments)
 
-        apply.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        set_signature(apply, signature)
         return apply
 
     return decorate
 
 
 def with_older_arguments(
+    module: str,
     function: Callable[..., Result],
     order: str,
     newer_by_older: Mapping[str, str] | None = None,
     label: str = "",
+    note: str = "",
     **defaults: object,
 ) -> Callable[..., Result]:
     """Return a function with TensorFlow 1's arguments that calls a function of TensorFlow 2.
 
     Args:
+        module: Name of the module that defines the returned function.
         function: The function of TensorFlow 2, called with keyword arguments.
         order: Names of TensorFlow 1's arguments in order, separated by spaces. Names unknown to
             `function` and without a newer name are ignored.
         newer_by_older: {TensorFlow 1's name: TensorFlow 2's name}. Values for both names raise
             ValueError. If both are None, the default of `function` applies.
         label: Name of the returned function, by default that of `function`.
+        note: Optional end of the docstring's sentence about the arguments.
         defaults: Defaults of TensorFlow 1 that differ from those of `function`. Arguments unknown
             to `function` are None by default.
     """
-    newer_parameters, newer_by_older = inspect.signature(function).parameters, newer_by_older or {}
+    newer_signature = inspect.signature(function, eval_str=True)
+    newer_parameters, newer_by_older = newer_signature.parameters, newer_by_older or {}
     names, label = order.split(), label or function.__name__
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    unknown = inspect.Parameter("unknown", kind, default=None, annotation=object)
 
-    def find_default(name: str) -> object:
+    def convert_parameter(name: str) -> inspect.Parameter:
         newer_name = newer_by_older.get(name, name)
         is_alternative = newer_name != name and newer_name in names
-        if name in defaults or is_alternative or newer_name not in newer_parameters:
-            return defaults.get(name)
-        return newer_parameters[newer_name].default
+        newer = newer_parameters.get(newer_name, unknown)
+        default = defaults.get(name, None if is_alternative else newer.default)
+        return inspect.Parameter(name, kind, default=default, annotation=newer.annotation)
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature(
-        [inspect.Parameter(name, kind, default=find_default(name)) for name in names]
-    )
+    signature = newer_signature.replace(parameters=[convert_parameter(name) for name in names])
 
     def apply(*args: object, **kwargs: object) -> Any:
         bound = bind_arguments(signature, label, args, kwargs)
@@ -104,22 +119,14 @@ def with_older_arguments(
                 values[name] = older_value
             elif older_value is not None:
                 raise ValueError(f"Cannot specify both '{older_name}' and '{name}' of {label}().")
-            if values[name] is None and newer_parameters[name].default is not _REQUIRED:
+            if values[name] is None and newer_parameters[name].default is not _MISSING:
                 del values[name]
         return function(**{name: x for name, x in values.items() if name in newer_parameters})
 
-    apply.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    doc = _describe(function.__name__, names, newer_by_older, set(newer_parameters))
-    return name_function(apply, label, doc)
-
-
-def _describe(
-    name: str, names: Sequence[str], newer_by_older: Mapping[str, str], newer_names: set[str]
-) -> str:
-    """Return the docstring of a function of TensorFlow 1 that calls TensorFlow 2's `name`."""
-    text = f"Compute `{name}` of TensorFlow 2, with TensorFlow 1's arguments"
-    text += "".join(
-        f"; `{older}` is an older name of `{newer}`" for older, newer in newer_by_older.items()
-    )
-    ignored = [argument for argument in names if argument not in {*newer_by_older, *newer_names}]
-    return text + "".join(f"; `{argument}` is ignored" for argument in ignored) + "."
+    set_signature(apply, signature)
+    ignored = [name for name in names if name not in {*newer_by_older, *newer_parameters}]
+    notes = [f"`{older}` is an older name of `{name}`" for older, name in newer_by_older.items()]
+    notes += [f"`{name}` is ignored" for name in ignored] + [note] * bool(note)
+    first_line = (function.__doc__ or "").partition("\n")[0]
+    doc = f"{first_line}\n\n{'; '.join(['The arguments are those of TensorFlow 1', *notes])}."
+    return name_function(apply, label, doc, module)

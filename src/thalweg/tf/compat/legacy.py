@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ from thalweg import _graph, v1
 from thalweg._graph.eager_or_graph import EagerOrGraphMeta
 from thalweg.errors import InvalidArgumentError, InvalidTypeError
 from thalweg.indexed_slices import IndexedSlices
-from thalweg.tf import arrays, elementwise, nn, reductions
+from thalweg.tf import arrays, elementwise, nn, reductions, signatures
 from thalweg.tf.compat.behavior import begins_graphs
 from thalweg.tf.convert import call, pair, tensor
-from thalweg.tf.signatures import with_older_arguments
 from thalweg.variable import Variable as EagerVariable
 from thalweg.variable import as_dtype
 
@@ -75,6 +75,7 @@ def constant(
     return _graph.constant(value, dtype, sizes, name, verify_shape)
 
 
+with_older_arguments = partial(signatures.with_older_arguments, __name__)
 _KEEP = {"keep_dims": "keepdims"}
 (
     reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod, reduce_any, reduce_all,
@@ -100,6 +101,7 @@ norm = with_older_arguments(
 embedding_lookup = with_older_arguments(
     nn.embedding_lookup,
     "params ids partition_strategy name validate_indices max_norm",
+    note="ids are always validated",
     partition_strategy="mod",
     validate_indices=True,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from thalweg import _graph
 from thalweg._graph import GraphKeys
 from thalweg.errors import InvalidArgumentError
-from thalweg.tf import arrays, reductions, slicing
+from thalweg.tf import arrays, reductions, signatures, slicing
 from thalweg.tf.arrays import linspace as lin_space
 from thalweg.tf.checks import check_numerics
 from thalweg.tf.convert import call, pair, tensor
@@ -31,7 +32,6 @@ from thalweg.tf.operators import name_function
 from thalweg.tf.python_functions import numpy_function as py_func
 from thalweg.tf.python_functions import print_identity as Print
 from thalweg.tf.random import categorical
-from thalweg.tf.signatures import with_older_arguments
 from thalweg.variable import dtype_name
 
 __all__ = [
@@ -104,6 +104,7 @@ def accumulate_n(
     return add_n(inputs, name or "AccumulateN")
 
 
+with_older_arguments = partial(signatures.with_older_arguments, __name__)
 arg_max, arg_min = (
     with_older_arguments(
         function,

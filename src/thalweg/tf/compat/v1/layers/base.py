@@ -19,7 +19,7 @@ from thalweg.tf import elementwise, nn
 from thalweg.tf.compat.v1 import initializers
 from thalweg.tf.convert import call, tensor
 from thalweg.tf.operators import name_function
-from thalweg.tf.signatures import bind_arguments
+from thalweg.tf.signatures import bind_arguments, set_signature
 
 _NN_NAMES = (
     "elu", "gelu", "leaky_relu", "log_softmax", "relu", "relu6", "selu", "sigmoid", "silu",
@@ -272,13 +272,14 @@ def as_function(layer: type[Layer], name: str, order: str = "") -> Callable[...,
         order: Names of all arguments, separated by spaces, if the order differs.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    _, inputs, *call_params = inspect.signature(layer.call).parameters.values()
-    layer_params = inspect.signature(layer).parameters.values()
-    reuse = inspect.Parameter("reuse", kind, default=None)
+    call_signature = inspect.signature(layer.call, eval_str=True)
+    _, inputs, *call_params = call_signature.parameters.values()
+    layer_params = inspect.signature(layer, eval_str=True).parameters.values()
+    reuse = inspect.Parameter("reuse", kind, default=None, annotation=object)
     params = [param for param in (inputs, *layer_params, *call_params, reuse) if param.kind is kind]
     params_by_name = {param.name: param for param in params}
     names = order.split() or params_by_name
-    signature = inspect.Signature([params_by_name[param_name] for param_name in names])
+    signature = call_signature.replace(parameters=[params_by_name[label] for label in names])
     call_names = ["inputs", *(param.name for param in call_params)]
 
     def apply(*args: object, **kwargs: object) -> Any:
@@ -287,5 +288,7 @@ def as_function(layer: type[Layer], name: str, order: str = "") -> Callable[...,
         options = {"_scope": arguments.get("name"), "_reuse": arguments.pop("reuse", None)}
         return layer(**arguments, **options)(**call_arguments)
 
-    apply.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    return name_function(apply, name, layer.__doc__ or "")
+    set_signature(apply, signature)
+    first_line = f"Create a `{layer.__name__}` and return the outputs of this layer for `inputs`."
+    doc = f"{first_line}\n\n{inspect.getdoc(layer) or ''}"
+    return name_function(apply, name, doc, layer.__module__)

@@ -100,7 +100,7 @@ class BatchNormalization(Layer):
         self._of_gamma = (gamma_initializer, gamma_regularizer, True, gamma_constraint)
         self._of_beta = (beta_initializer, beta_regularizer, True, beta_constraint)
         self._moving_initializers = (moving_mean_initializer, moving_variance_initializer)
-        self._has_scale_and_center = (scale, center)
+        self._parts = (scale, center)  # pickles contain this name
         self.gamma: Any = None
         self.beta: Any = None
         self.moving_mean: Any = None
@@ -114,7 +114,7 @@ class BatchNormalization(Layer):
             )
         shape = (self.channels(input_shape, self.axis),)
         kind = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
-        scale, center = self._has_scale_and_center
+        scale, center = self._parts
         if scale:
             self.gamma = self.add_weight("gamma", shape, kind, *self._of_gamma)
         if center:

@@ -231,16 +231,17 @@ class _LayerNorm(layers.Layer):
 
     def __init__(self, center: bool, scale: bool, starts: tuple[int, int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._has_center_and_scale, self._first_axes = (center, scale), starts
+        self._parts = (center, scale)  # pickles contain this name
+        self._first_axes = starts
         self._beta: object = None
         self._gamma: object = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         axes = range(len(input_shape))[self._first_axes[1] :]
         shape = [self.channels(input_shape, axis) for axis in axes]
-        if self._has_center_and_scale[0]:
+        if self._parts[0]:
             self._beta = self.add_weight("beta", shape, None, zeros_initializer)
-        if self._has_center_and_scale[1]:
+        if self._parts[1]:
             self._gamma = self.add_weight("gamma", shape, None, ones_initializer)
 
     def call(self, inputs: Tensor) -> Any:
