@@ -8,6 +8,7 @@ Engines bind the same names to their own versions.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -561,11 +562,20 @@ def sqrt(x: Any) -> Any:
     """
     if isinstance(x, torch.Tensor) and x.dtype is torch.float32:
         return widened(x).sqrt().to(x.dtype)
-    # Torch's roots are not correctly rounded on the CPU.
-    if isinstance(x, torch.Tensor) and x.dtype is torch.float64 and x.is_cpu:
+    if isinstance(x, torch.Tensor) and x.dtype is torch.float64 and _has_host_memory(x):
+        # MKL's roots, which torch takes on the CPU, are not correctly rounded.
         with np.errstate(invalid="ignore"):
             return torch.from_numpy(np.asarray(np.sqrt(x.detach().numpy())))  # pyright: ignore
     return _namespace(x).sqrt(x)
+
+
+def _has_host_memory(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor has elements on the CPU; False for a DTensor or FakeTensor.
+
+    Triton's interpreter runs GPU kernels on CPU tensors, which then count as those of a device.
+    """
+    has_elements = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return has_elements and tensor.is_cpu and os.environ.get("TRITON_INTERPRET") != "1"
 
 
 def absolute(x: Any) -> Any:
