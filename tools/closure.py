@@ -23,7 +23,7 @@ from typing import NamedTuple
 BOUNDS = {
     "optim": (17_900, 23_400),
     "optim.tensorflow": (18_800, 24_500),
-    "keras": (17_150, 22_350),
+    "keras": (17_150, 22_400),
     "checkpoint": (22_225, 28_900),
 }
 

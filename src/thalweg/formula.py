@@ -574,7 +574,9 @@ def _has_host_memory(tensor: torch.Tensor) -> bool:
 
     Triton's interpreter runs GPU kernels on CPU tensors, which then count as those of a device.
     """
-    has_elements = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    tensor_class: Any = type(tensor)
+    base_class: Any = torch.Tensor
+    has_elements = tensor_class.__torch_dispatch__ is base_class.__torch_dispatch__
     return has_elements and tensor.is_cpu and os.environ.get("TRITON_INTERPRET") != "1"
 
 

@@ -251,10 +251,7 @@ class ReplayedStep:
             writer_indices=writers,
         )
         guards.write_block(step)
-        self._gradient_owners = [param for param, *_ in step.gradients]
-        # Without the lock, other threads may replace the memory of a tensor that kernels write.
-        written_tensors = step.written_tensors if guards.releases_lock else ()
-        self._storages = [tensor.untyped_storage() for tensor in written_tensors]
+        self._hold_memory(step, guards.releases_lock)
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
@@ -490,6 +487,15 @@ class ReplayedStep:
             return
         if status not in _STEADY:
             cache.forget_replay()
+
+    def _hold_memory(self, step: GuardedStep, releases_lock: bool) -> None:
+        """Keep the parameters of gradients, and with `releases_lock` all memory that is written.
+
+        Without the lock, other threads may replace the memory of a tensor that kernels write.
+        """
+        self._gradient_owners = [param for param, *_ in step.gradients]
+        written_tensors = step.written_tensors if releases_lock else ()
+        self._storages = [tensor.untyped_storage() for tensor in written_tensors]
 
     def _hold_gradients(self) -> list[tuple[Tensor | None, Tensor]]:
         """Return (gradient or None, parameter) pairs that keep the memory of gradients alive.

@@ -71,6 +71,27 @@ def with_common_arguments(
     return decorate
 
 
+def _rename_arguments(
+    values: dict[str, Any],
+    newer_by_older: Mapping[str, str],
+    newer_parameters: Mapping[str, inspect.Parameter],
+    label: str,
+) -> None:
+    """Replace older names in `values`; remove arguments of None for which a default applies.
+
+    Raises:
+        ValueError: An argument of the function `label` has a value under both names.
+    """
+    for older_name, name in newer_by_older.items():
+        older_value = values.pop(older_name)
+        if values.get(name) is None:
+            values[name] = older_value
+        elif older_value is not None:
+            raise ValueError(f"Cannot specify both '{older_name}' and '{name}' of {label}().")
+        if values[name] is None and newer_parameters[name].default is not _MISSING:
+            del values[name]
+
+
 def with_older_arguments(
     module: str,
     function: Callable[..., Result],
@@ -113,14 +134,7 @@ def with_older_arguments(
         bound = bind_arguments(signature, label, args, kwargs)
         bound.apply_defaults()
         values = bound.arguments
-        for older_name, name in newer_by_older.items():
-            older_value = values.pop(older_name)
-            if values.get(name) is None:
-                values[name] = older_value
-            elif older_value is not None:
-                raise ValueError(f"Cannot specify both '{older_name}' and '{name}' of {label}().")
-            if values[name] is None and newer_parameters[name].default is not _MISSING:
-                del values[name]
+        _rename_arguments(values, newer_by_older, newer_parameters, label)
         return function(**{name: x for name, x in values.items() if name in newer_parameters})
 
     set_signature(apply, signature)

@@ -36,7 +36,7 @@ class NovoGrad(RuleOptimizer):
         grad_averaging: True to multiply h by 1 - beta1.
         use_locking: See `Optimizer`.
         name: Name of the optimizer.
-        as_shipped: True for v = |g|^2 in every step, as in OpenSeq2Seq, which does not store the
+        as_shipped: True for `v = |g|^2` in every step, as in OpenSeq2Seq, which does not store the
             average; `beta2` has no effect then.
 
     Differs from:
