@@ -270,7 +270,8 @@ class Variable(torch.nn.Parameter):
     """Tensor that training updates in place.
 
     A variable is a leaf of torch's autograd and a parameter for `torch.nn.Module`. Results of
-    operations are of class `torch.Tensor`. Names are not made unique, as in TensorFlow's eager mode.
+    operations are plain tensors (`torch.Tensor`). Names are not made unique, as in TensorFlow's
+    eager mode.
 
     Args:
         initial_value: A number, nested list, NumPy array, tensor, variable, or a callable without
