@@ -8,7 +8,6 @@ Engines bind the same names to their own versions.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -19,7 +18,7 @@ import torch
 
 from thalweg._base import scalars
 from thalweg._base.composed_formula import ChainedFormula as ChainedFormula
-from thalweg._base.device_numbers import widened
+from thalweg._base.device_numbers import is_interpreted, widened
 from thalweg._base.execution_context import is_ours
 from thalweg._base.lazy import lazy, offered
 from thalweg._base.locks import importing
@@ -577,7 +576,7 @@ def _has_host_memory(tensor: torch.Tensor) -> bool:
     tensor_class: Any = type(tensor)
     base_class: Any = torch.Tensor
     has_elements = tensor_class.__torch_dispatch__ is base_class.__torch_dispatch__
-    return has_elements and tensor.is_cpu and os.environ.get("TRITON_INTERPRET") != "1"
+    return has_elements and tensor.is_cpu and not is_interpreted()
 
 
 def absolute(x: Any) -> Any:

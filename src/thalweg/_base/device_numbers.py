@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 
@@ -14,6 +15,11 @@ from torch import Tensor
 WITHOUT_FLOAT64 = {"mps"}
 # Types of devices without decompositions of matrices.
 WITHOUT_DECOMPOSITIONS = {"mps"}
+
+
+def is_interpreted() -> bool:
+    """Return True if Triton interprets programs with NumPy, on CPU tensors (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

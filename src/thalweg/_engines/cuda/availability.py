@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 
+from thalweg._base.device_numbers import is_interpreted as is_interpreted
 from thalweg._base.locks import importing
 from thalweg._engines.engine_selection import EngineName
 
@@ -18,11 +18,6 @@ AMD_ARCHITECTURES = ("gfx90a", "gfx942")
 _NEVER_RUN = (
     "kernels for AMD GPUs have been compiled, but never run; thalweg.engine('cuda') selects them"
 )
-
-
-def is_interpreted() -> bool:
-    """Return True if Triton interprets programs with NumPy, on CPU tensors (TRITON_INTERPRET=1)."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
