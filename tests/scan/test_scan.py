@@ -132,6 +132,10 @@ VERDICTS = [
     (Use(("train", "AdamOptimizer"), 1, CallArguments(1, ("beta1",))), "there", ""),
     (Use(("train", "MonitoredTrainingSession"), 1, CallArguments(0, ("master", "config", "hooks"))),
      "changed", "ignores 'master', 'config'"),
+    (Use(("compat", "v1", "nn", "conv2d"), 1, CallArguments(2, ("use_cudnn_on_gpu",))),
+     "changed", "ignores 'use_cudnn_on_gpu'"),
+    (Use(("compat", "v1", "map_fn"), 1, CallArguments(2, ("dtype", "back_prop"))),
+     "changed", "ignores 'dtype', 'back_prop'"),
 ]  # fmt: skip
 
 

@@ -165,8 +165,8 @@ def map_fn(
         fn: `fn(row)` returns a tensor, or nested lists, tuples and dicts of tensors. `row` has the
             structure of `elems`.
         elems: A tensor, or nested lists, tuples and dicts of tensors, with equal numbers of rows.
-        dtype: Ignored, as are `parallel_iterations`, `back_prop`, `swap_memory`, `infer_shape` and
-            `fn_output_signature`: dtypes are inferred from `fn`.
+        dtype, fn_output_signature: Ignored: dtypes are inferred from `fn`.
+        parallel_iterations, back_prop, swap_memory, infer_shape: Ignored.
 
     Raises:
         InvalidArgumentError: There are no rows; in graph mode raised by a run.

@@ -23,7 +23,7 @@ class Variable(metaclass=EagerOrGraphMeta):
         trainable: True if `minimize` without a list of variables includes it. By default False if
             `synchronization` is `ON_READ`, otherwise True.
         validate_shape: In graph mode False leaves the shape open.
-        caching_device: Ignored, as are `variable_def` and `import_scope`.
+        caching_device, variable_def, import_scope: Ignored.
         dtype: Optional; converts the initial value.
         constraint: Optional. A function that an optimizer applies after each update.
         synchronization: `ON_READ` means a separate value for each replica of a strategy.

@@ -265,9 +265,9 @@ def _signature(function: Any) -> inspect.Signature:
 def _ignored(function: object, call: CallArguments) -> str:
     """Describe arguments of the call that the function ignores by its docstring, or return ""."""
     documented = (function, *((function.__init__,) if isinstance(function, type) else ()))
-    document = " ".join(filter(None, map(inspect.getdoc, documented)))
-    ignored = set(re.findall(r"(\w+): (?:Optional\. )?Ignored\b", document))
-    for names in re.findall(r": (?:Optional\. )?Ignored,? as (?:is|are) ([^:.]*)", document):
-        ignored |= set(re.findall(r"`(\w+)`", names))
+    document = " ".join(" ".join(filter(None, map(inspect.getdoc, documented))).split())
+    entries = re.findall(r"((?:\w+, )*\w+): (?:Optional\. )?Ignored\b", document)
+    entries += re.findall(r"((?:`\w+`(?:, | and ))*`\w+`) (?:is|are) ignored[.;,]", document)
+    ignored = {name for names in entries for name in re.findall(r"\w+", names)}
     ignored_names = [name for name in call.keywords if name in ignored]
     return f"ignores {', '.join(map(repr, ignored_names))}" if ignored_names else ""

@@ -144,7 +144,8 @@ def slice_input_producer(
         tensor_list: Tensors or arrays with equal numbers of rows.
         num_epochs: Optional. Number of times that each row is returned. Later runs raise
             OutOfRangeError.
-        shuffle, seed, capacity, shared_name: As in `input_producer`.
+        shuffle, seed, capacity: As in `input_producer`.
+        shared_name: Ignored.
         name: Optional. The name scope.
 
     Raises:

@@ -43,7 +43,7 @@ def create_slot(
         primary: The variable or tensor of the slot.
         val: The initial value: a tensor, array or number.
         name: Last part of the slot's name.
-        colocate_with_primary: Ignored, like `copy_xla_sharding`.
+        colocate_with_primary, copy_xla_sharding: Ignored.
     """
     return _make_slot(primary, val, name, None)
 

@@ -49,7 +49,7 @@ def MonitoredTrainingSession(
     """Return a `MonitoredSession` with hooks for checkpoints, summaries and the step rate.
 
     Args:
-        master: Ignored, like `config`.
+        master, config: Ignored.
         is_chief: Must be True.
         checkpoint_dir: Optional. The folder of checkpoints. The newest checkpoint is restored, and
             new checkpoints are saved. With `torch.distributed`, pass it on rank 0 only.

@@ -76,7 +76,7 @@ class SessionManager:
         """Return a new session, restored from a checkpoint or else initialized.
 
         Args:
-            master: Ignored, like `config`.
+            master, config: Ignored.
             init_op: Optional. Initializes the variables if there is no checkpoint.
             saver: Optional. Restores the checkpoint.
             checkpoint_dir: Optional. A folder, whose newest checkpoint is restored.
@@ -258,7 +258,7 @@ class ChiefSessionCreator(SessionCreator):
 
     Args:
         scaffold: Optional. A `Scaffold` with the operations that prepare the session.
-        master: Ignored, like `config`.
+        master, config: Ignored.
         checkpoint_dir: Optional. A folder, whose newest checkpoint is restored.
         checkpoint_filename_with_path: Optional. The prefix of a checkpoint, instead of a folder.
 

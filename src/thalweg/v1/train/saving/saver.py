@@ -183,7 +183,7 @@ class Saver:
             write_meta_graph: Ignored.
             write_state: True to list the checkpoint in the file `checkpoint` and delete old
                 checkpoints.
-            strip_default_attrs: Ignored, like `save_debug_info`.
+            strip_default_attrs, save_debug_info: Ignored.
 
         Returns:
             The prefix of the checkpoint, for `restore`; None if there are no variables.
