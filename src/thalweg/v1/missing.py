@@ -134,8 +134,8 @@ def not_provided(
 ) -> AttributeError:
     """Return the AttributeError for a name that a package lacks; the caller raises the error.
 
-    The message has the name's replacement. Without one it suggests a similar existing name, or else
-    `default_hint`.
+    The message has the name's replacement. If there is none, it has a similar existing name. If
+    there is no similar name, it has `default_hint`.
 
     Args:
         facade: The module that users import.
@@ -145,6 +145,7 @@ def not_provided(
         default_hint: Advice if there is neither a replacement nor a similar name.
     """
     name = path.rpartition(".")[-1]
+    # Tools probe for names such as `__wrapped__`, and show no advice.
     if name.startswith("_"):
         return AttributeError(f"module {facade!r} has no attribute {path!r}", name=name)
     advice = replacements.get(path)

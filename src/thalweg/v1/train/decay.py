@@ -45,9 +45,9 @@ def exponential_decay(
     Args:
         learning_rate: A float or 0-d tensor; sets the dtype of the result.
         global_step: The variable that counts steps, or a number.
-        decay_steps: Steps for one factor of `decay_rate`.
+        decay_steps: Number of steps in which the rate is multiplied by `decay_rate`.
         decay_rate: The factor.
-        staircase: True to round the quotient down.
+        staircase: True to round global_step / decay_steps down to an integer.
         name: Name of the tensor in graph mode.
 
     Returns:
@@ -119,8 +119,8 @@ def polynomial_decay(
         decay_steps: Number of steps until `end_learning_rate` is reached.
         end_learning_rate: The final learning rate.
         power: The exponent; 1 is a line.
-        cycle: True to stretch the decay over the next multiple of `decay_steps` instead of staying
-            at the end.
+        cycle: False keeps the final rate after `decay_steps`. True replaces `decay_steps` in the
+            formula by its smallest multiple that is at least `global_step`.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
@@ -301,10 +301,11 @@ def follow_rate(
         rate: `rate(*inputs)` returns a 0-d tensor of `dtype`.
         inputs: The global step, then further numbers or tensors, which may be symbolic.
         dtype, name: Dtype and name of the tensor in graph mode.
-        rate_at: Optional. `rate_at(step)` returns an equal rate as a NumPy scalar for an int.
+        rate_at: Optional. `rate_at(step)` returns the rate at an int `step` as a NumPy scalar.
 
     Returns:
-        A `CallableRate` that reads `inputs` at each call; in graph mode, a symbolic tensor.
+        A `CallableRate`, which reads `inputs` at each call. If an input is symbolic, or a graph is
+        built, a symbolic tensor.
 
     Raises:
         ValueError: `inputs[0]`, the global step, is None.
@@ -328,7 +329,7 @@ def _make_rate(
         schedule: `schedule(*arguments)` returns the schedule.
         global_step: The variable, tensor or number of the step.
         arguments: Arguments of `schedule`, the initial rate first. A float64 initial rate gives
-            float64 rates; others give float32.
+            float64 rates; other initial rates give float32.
         name: The name of the rate or tensor; the default is the name of `schedule`.
 
     Returns:

@@ -107,6 +107,7 @@ class ExponentialMovingAverage(V1StateDict):
             raise ValueError("Name the variables to average: eager mode keeps no list of them.")
         variables = list(var_list)
         _check_sources(variables)
+        # The share 1 - d of the new value, in the dtype of the decay.
         weight = share_of(self._decay, self._num_updates, scalar_type(self._decay))
         commit_messages: list[str] = []
         with self._lock, making(self, variables, commit_messages):
@@ -120,7 +121,7 @@ class ExponentialMovingAverage(V1StateDict):
         return [var for var in distinct(variables) if self._slots.get(var, _AVERAGE) is None]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
-        """Make the averages that are lacking, with the values of their variables."""
+        """Create missing averages, with the values of the variables."""
         _check_sources(var_list)
         with outside_inference():
             for var in self._without_average(var_list):
@@ -150,8 +151,8 @@ class ExponentialMovingAverage(V1StateDict):
 
         Args:
             kind: The scalar type of the decay.
-            slots: Three lists with one entry per average: the average, its biased average or None,
-                its step count or None.
+            slots: Three lists with one tensor per average: the averages, the biased averages and
+                the step counts. The latter two have None for averages without debiasing.
             values: The new values, one per average.
             decay: The decay rate of the averages.
             count: The number of updates, or None.
@@ -211,9 +212,10 @@ class ExponentialMovingAverage(V1StateDict):
         )
 
     def _make_in_graph(self, source: Any) -> None:
-        """Create the average of a graph variable or tensor as a slot, with slots for its debiasing.
+        """Create the average of a graph variable or a symbolic tensor, and register it as a slot.
 
-        An average begins at a variable's initial value, or at 0 for a tensor.
+        The average of a variable begins at the variable's initial value. The average of a tensor
+        begins at 0; with `zero_debias`, also create its biased average and step count.
 
         Raises:
             InvalidTypeError: The shape of a tensor is unknown.
@@ -295,7 +297,7 @@ def _check_sources(sources: Sequence[Any]) -> None:
     """Raise unless all sources are symbolic tensors or eager variables of a supported dtype.
 
     Raises:
-        InvalidTypeError: A source has another type, or its dtype is not a supported float.
+        InvalidTypeError: A source has another type or an unsupported dtype.
     """
     for source in sources:
         if not _graph.is_symbolic(source) and not is_variable(source):

@@ -40,7 +40,7 @@ class State(TrackableSlots):
         self._slot_names: dict[str, int] = {}
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """Return the slot `name` of a variable, or None if it does not exist (yet).
+        """Return the slot `name` of a variable, or None if the slot does not exist (yet).
 
         If a `thalweg.distribute.Strategy` shards slots, return a copy of the full slot; all ranks
         must call this method.
@@ -69,7 +69,7 @@ class State(TrackableSlots):
         """Return a new list of all slots and optimizer-wide variables, sorted by name.
 
         In graph mode, it has only variables of the default graph; in eager mode, only eager
-        variables. Slots with a pending restored value are created first.
+        variables. In eager mode, slots whose values were restored in advance are created first.
         """
         self._settle()
         graph = graph_of()
@@ -166,7 +166,7 @@ class State(TrackableSlots):
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
 
     def _slot_title(self, var: object, op_name: str) -> str:
-        """Return a slot's name such as `w/Adam`; in eager mode a second one is `w/Adam_1`."""
+        """Return a slot's name such as `w/Adam`; in eager mode, `w/Adam_1` for the second slot."""
         name = f"{base_name(var)}/{op_name}"
         if _graph.is_symbolic(var):
             return scoped_name(var, name)
@@ -177,13 +177,14 @@ class State(TrackableSlots):
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
         """Return the optimizer-wide variable `name`; create it if missing.
 
-        A new variable gets a pending restored value instead of `initial_value`.
+        If a checkpoint was restored before, a new variable gets its value, not `initial_value`.
 
         Args:
             initial_value: A number, array or tensor, or a callable without arguments that returns a
                 value. The value sets the dtype; a float gives float32.
             name: The name of the variable; in a graph, the name scope is prepended.
-            colocate_with: A variable; its graph, or eager mode, gets the new variable.
+            colocate_with: A graph variable, in whose graph the new variable is created; or an eager
+                variable for eager mode.
         """
         graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:
@@ -205,8 +206,8 @@ class State(TrackableSlots):
     def _get_non_slot_variable(self, name: str, graph: object = None) -> Any:
         """Return the optimizer-wide variable `name` of a graph, or None if it does not exist.
 
-        Without `graph`, use the graph of the running session or of the hooks being called, else
-        eager mode.
+        If `graph` is None, select the graph of the running session, or the default graph while
+        hooks build operations. In all other cases, select the variable of eager mode.
         """
         session, step = _graph.current_session(), self._under_way
         if graph is None and session is not None:
@@ -221,7 +222,7 @@ class State(TrackableSlots):
 
     @property
     def _non_slot_dict(self) -> Mapping[tuple[str, object], object]:
-        """The variables of no variable, by name and graph; not to be written to."""
+        """Read-only {(name, graph or None): variable} of optimizer-wide variables."""
         return MappingProxyType(self._non_slots)
 
     def _non_slot_variables(self) -> list[object]:

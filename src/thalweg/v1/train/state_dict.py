@@ -80,7 +80,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _fitting(
         self, given: Mapping[str, object], variables: object, names: Names
     ) -> state.Loading:
-        """Check names, shapes and dtypes; return the values to load.
+        """Check names, shapes and dtypes; return a `Loading`, whose values `state.restore` writes.
 
         Args:
             given: {name: tensor or array}.
@@ -107,7 +107,18 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _state_parts(
         self, given: Mapping[str, object], variables: list[Tensor], names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Create missing slots; return (title for errors, [(entries, {name: value}, True)])."""
+        """Create missing slots; return (title, parts) for the check of a state.
+
+        Args:
+            given: {name: tensor} of the state to load.
+            variables: The variables of the state.
+            names: `names(variables)` returns one key per variable.
+
+        Returns:
+            title: Description of the state, for errors.
+            parts: [(entries of self, {name: tensor}, True)]. True means that `given` must contain
+                all entries. If variables are named by position, keys of `given` are renamed.
+        """
         # The existing slots decide: a variable may have another shape by now than its slots.
         self._create_for_state(variables, given)
         entries = self._entries(variables, names(variables))

@@ -1,7 +1,8 @@
 """`SyncReplicasOptimizer`: several workers take one step together.
 
-A worker's thread computes gradients; the chief's thread applies their means. A token lets a worker
-continue.
+Workers are threads that compute gradients. One further thread, the chief, applies the means of
+their gradients. They meet in the session's `Rendezvous`. There a worker waits for a token, the
+value of the global step, before it computes the next gradients.
 """
 
 from __future__ import annotations
@@ -263,10 +264,10 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         return self._chief_queue_runner
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
-        """Return an operation that hands out tokens before the first step, so workers continue.
+        """Return an operation that hands out tokens, for a run before the first step.
 
-        Each token holds the present global step. Gradients computed with these tokens after the
-        first step are stale, and dropped.
+        With a token, a worker can hand over further gradients before the first step is taken. The
+        token's value is the present global step, so gradients that arrive later are dropped.
 
         Args:
             num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. At least
@@ -305,7 +306,7 @@ class _RendezvousOps:
     """Factory of graph operations that use the running session's `Rendezvous`.
 
     Args:
-        pairs: (symbolic gradient, variable) pairs; no gradient is None.
+        pairs: (symbolic gradient, variable) pairs. Gradients are not None.
         opt: The optimizer that applies the means.
     """
 
@@ -316,17 +317,18 @@ class _RendezvousOps:
         self._opt = opt
 
     def here(self) -> Rendezvous:
-        """Return the rendezvous of the session that runs."""
+        """Return the rendezvous of the running session; the first call creates it."""
         session: Any = _graph.current_session()
+        # Optimizers of the same variables share a rendezvous.
         key = (Rendezvous, self._variables, tuple(self._kinds))
         return session.resource(key, lambda: Rendezvous(lambda: [kind() for kind in self._kinds]))
 
     def handle(self) -> _graph.SymbolicTensor:
-        """Return the rendezvous itself."""
+        """Return a symbolic tensor; a run of it returns the session's `Rendezvous` object."""
         return _graph.operation(self.here, [], "rendezvous", kind="pure", outputs=_graph.Output())
 
     def meet(self, stamp: _graph.SymbolicTensor) -> _graph.SymbolicTensor:
-        """Return an operation that hands over a worker's gradients and waits for a token.
+        """Add an operation that hands over a worker's gradients and waits for a token.
 
         Args:
             stamp: The local step at which the gradients were computed.
@@ -378,7 +380,7 @@ class _RendezvousOps:
     ) -> _graph.Operation:
         """Return an operation that hands out `count` tokens with the value of the global step.
 
-        With `check`, the operation raises if the rendezvous was stopped.
+        With `check`, a run of the operation raises if the rendezvous was stopped.
         """
 
         def put(leaf: Tensor) -> None:
@@ -392,7 +394,10 @@ class _RendezvousOps:
     def begin(
         self, global_step: _graph.GraphVariable, start_op: _graph.Operation
     ) -> _graph.Operation:
-        """Return an operation that starts the rendezvous at `global_step`, after `start_op`."""
+        """Return an operation that starts the rendezvous at `global_step`, also after a stop.
+
+        The operation runs after `start_op`.
+        """
         return _graph.operation(
             lambda leaf: self.here().begin(leaf.item()),
             [_graph.by_reference(global_step)],
@@ -402,7 +407,7 @@ class _RendezvousOps:
 
 
 class _ChiefQueueRunner(QueueRunner):
-    """Queue runner of the chief's thread; the thread's end also ends all waits of workers."""
+    """Queue runner whose only thread is the chief. When the thread ends, waiting workers raise."""
 
     def __init__(self, rendezvous_ops: _RendezvousOps, chief_op: _graph.Operation) -> None:
         super().__init__(enqueue_ops=[chief_op])
@@ -421,7 +426,7 @@ class _ChiefQueueRunner(QueueRunner):
 
 
 class _SyncReplicasHook(SessionRunHook):
-    """Session hook that starts a worker, and on the chief also the chief's thread."""
+    """Session hook that prepares a worker. With `is_chief`, it also starts the chief's thread."""
 
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
         self._optimizer = optimizer
@@ -430,7 +435,7 @@ class _SyncReplicasHook(SessionRunHook):
         self._tokens: _graph.Operation | None = None
 
     def begin(self) -> None:
-        """On the chief, create the operation that hands out the first tokens.
+        """With `is_chief`, create the operation that hands out the first tokens.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -443,7 +448,7 @@ class _SyncReplicasHook(SessionRunHook):
             self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Initialize the local step; on the chief, also hand out tokens and start the thread.
+        """Initialize the local step; with `is_chief`, hand out tokens and start the chief's thread.
 
         Raises:
             RuntimeError: A global variable is not initialized.
