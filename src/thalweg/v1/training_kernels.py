@@ -206,10 +206,8 @@ def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
 def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
     """Return {scalar of the rule: value} from {argument: value} of a call.
 
-    Include the kernel's `constants`; leave out tensors and options.
-
-    Raises:
-        InvalidArgumentError: A scalar has dimensions.
+    Include the kernel's `constants`; leave out tensors and options. Raise InvalidArgumentError if a
+    scalar has dimensions.
     """
     tensors = {"var", "grad", "delta", "indices", "use_locking", "name", *kernel.slots.split()}
     names = {**_SCALARS, **kernel.rule_names}

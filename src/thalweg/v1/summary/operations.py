@@ -135,7 +135,6 @@ def _make_summary(
 
     Args:
         name, collections, family: As in `scalar`.
-        tensor: The input of the operation.
         describe: `describe(tensor_value, tag)`, called in a run, returns the summary values.
     """
 

@@ -72,11 +72,10 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     def _apply_aggregated(self, pairs: GradsAndVars, global_step: Any, name: str | None) -> Any:
         """Apply gradients that need no sum over replicas.
 
+        Raise ValueError if `pairs` is empty.
+
         Returns:
             In eager mode, the result of `_apply`. In graph mode, an operation that takes the step.
-
-        Raises:
-            ValueError: `pairs` is empty.
         """
         if not pairs:
             raise ValueError("No variables provided.")
@@ -92,6 +91,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> object:
         """Update all variables whose gradient is not None, and the optimizer's state.
 
+        Raise ValueError if all gradients are None.
+
         Args:
             pairs: (gradient or None, variable) pairs.
             arguments, transforms: As in `_take`.
@@ -99,9 +100,6 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         Returns:
             The result of a subclass's `_finish`. None if there is no `_finish`, if there is a
             `global_step`, or if the step was replayed.
-
-        Raises:
-            ValueError: All gradients are None.
         """
         may_replay = transforms is NOTHING and arguments.sharing is None
         if may_replay and self._take_again(pairs, arguments.global_step, arguments.captured):
@@ -125,17 +123,14 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> bool:
         """Take a step by the cached replay; return True if the step was taken.
 
-        Return False if nothing changed, such as without a replay; the caller then takes a full
-        step. If the replay fails after calling users' functions, take a full step with their
-        results, and return True.
+        Return False if nothing changed; the caller then takes a full step. If the replay fails
+        after calling users' functions, take a full step with their results, and return True.
 
         Args:
             pairs: A list of (gradient, variable) pairs. For another type, return False.
             global_step, captured: As in `StepArguments`.
-            report: Optional. Records whether the step was taken. If None, return False where a new
-                replay would have to be built.
-            transforms: Transforms of the gradients before the update, without `decide`, `watch` and
-                `calls`.
+            report: Optional. Records whether the step was taken. If None, build no new replay.
+            transforms: Transforms without `decide`, `watch` and `calls`.
         """
         # An iterator could not be read again by the full step after a replay that fails.
         if type(pairs) is not list or thread.strategies or self._under_way is not None:
@@ -170,13 +165,11 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         copies: Copies = None,
         finished: list[object] | None = None,
     ) -> StepResult:
-        """Take one step, in eager mode or in a run of a session.
-
-        Variables, slots, counters and `global_step` are written in one commit.
+        """Take one step: write variables, slots, counters and `global_step` in one commit.
 
         Args:
             pairs: (gradient, variable) pairs. Gradients are not None.
-            arguments: Other arguments of the step.
+            arguments: The further arguments.
             transforms: Transforms of the gradients before the update.
             copies: One 16-bit tensor per pair, overwritten with the updated variable; or None.
             finished: Optional. A list; the result of `_finish` is appended to it.
@@ -226,7 +219,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         If the cached plan is reused, and `hooks.is_simple`, prepare a replay in `cache`.
 
         Args:
-            hooks: The adapter of the step, which calls the optimizer's hooks.
+            hooks: The adapter, which calls the optimizer's hooks.
             cache: The optimizer's plans; a new plan is stored.
             pairs, transforms, copies: As in `_take`.
         """
@@ -253,15 +246,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> object:
         """Compute gradients; apply and free each gradient inside the backward pass (GATE_NONE).
 
-        Args:
-            loss: A callable without arguments that returns the loss.
-            global_step, var_list, grad_loss, name: As in `Optimizer.minimize`.
-
-        Returns:
-            The result of `_finish`, or None with a `global_step`.
-
-        Raises:
-            BaseException: The first error of a callback; all updates are done before.
+        Return the result of `_finish`, or None with a `global_step`. Raise the first error of a
+        callback after all updates. See `Optimizer.minimize` for the arguments.
         """
         loss_value, variables = forward(loss, var_list)
         errors: list[BaseException] = []
@@ -299,10 +285,9 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
 
         At its end, restore the former `_under_way`. In a session, also restore the attributes of
         self that held symbolic tensors. The caller holds the locks.
-
-        TensorFlow's hooks receive only a gradient and a variable. Their implementations here read
-        the other arguments of the step from `self._under_way`.
         """
+        # TensorFlow's hooks receive only a gradient and a variable. Their implementations here read
+        # the other arguments of the step from `_under_way`.
 
         def begin_step() -> Sections:
             change, restored_attributes = vars(self).update, {"_under_way": self._under_way}

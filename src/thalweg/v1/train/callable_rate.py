@@ -136,11 +136,7 @@ class CallableRate(Argument):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> CallableRate:
-        """Return a new `CallableRate`: each call evaluates all rates and applies `function`.
-
-        `function` is a torch function, of which at least one argument is a `CallableRate`. The new
-        rate has no formula.
-        """
+        """Return a `CallableRate` without formula: each call applies `function` to the rates."""
         keyword_args = kwargs or {}
 
         def rate() -> object:
@@ -259,12 +255,7 @@ def _combine_rates(
     """Return a new `CallableRate`: each call evaluates both operands and applies an operator.
 
     The new rate has a formula if all rates have formulas of one step counter, and all other
-    operands are constants.
-
-    Args:
-        function: `function(left, right)` computes the operator.
-        name: The name of the new rate.
-        *operands: The left and the right operand, of which at least one is a `CallableRate`.
+    operands are constants. `function(left, right)` computes the operator.
     """
     rate = CallableRate(lambda: function(*map(_evaluate, operands)), name, _list_holders(*operands))
     rates = [operand for operand in operands if isinstance(operand, CallableRate)]

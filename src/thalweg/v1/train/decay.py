@@ -325,6 +325,8 @@ def _make_rate(
 ) -> object:
     """Return a learning rate computed by a schedule of `thalweg.schedules`.
 
+    Raise ValueError if `global_step` is None.
+
     Args:
         schedule: `schedule(*arguments)` returns the schedule.
         global_step: The variable, tensor or number of the step.
@@ -335,9 +337,6 @@ def _make_rate(
     Returns:
         In eager mode, a `CallableRate`, which reads `global_step` at each call. In graph mode, a
         symbolic tensor.
-
-    Raises:
-        ValueError: `global_step` is None.
     """
     dtype = as_dtype(kind_of(arguments[:1]))
     build_schedule = cache(lambda: schedule(*arguments))

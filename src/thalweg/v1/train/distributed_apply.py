@@ -76,13 +76,8 @@ class DistributedApply(GradientApplication, SlotOptimizer):
     ) -> None:
         """Sum gradients over the ranks; take a step with slots sharded over the ranks.
 
-        Args:
-            strategy: A strategy with `shard_slots=True`.
-            pairs: This rank's (gradient or None, variable) pairs.
-            global_step, name: As in `apply_gradients`.
-
-        Raises:
-            ValueError: No variable has a gradient on any rank.
+        Raise ValueError if no variable has a gradient on any rank.
+        `strategy` has `shard_slots=True`; `pairs` are this rank's.
         """
         with self._turn_lock(), self._locked():
             hooks = self._make_hooks(global_step, name, None)

@@ -121,10 +121,8 @@ def _get_or_create_global_step_read(graph: Any = None) -> object:
 def _increment_global_step(increment: int, graph: Any = None) -> object:
     """Return a symbolic tensor: a run adds `increment` to the global step, and returns the sum.
 
-    The addition waits for the tensor of `_get_or_create_global_step_read`.
-
-    Raises:
-        ValueError: The graph has no global step.
+    The addition waits for the tensor of `_get_or_create_global_step_read`. Raise ValueError if the
+    graph has no global step.
     """
     graph = graph or _graph.get_default_graph()
     step = get_global_step(graph)

@@ -118,10 +118,9 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
 
 
 def _are_followed(var_list: object) -> bool:
-    """Return True if autograd alone can differentiate by `var_list`.
+    """Return True if `var_list` is a list of leaf tensors, not nested, that all require gradients.
 
-    True for a non-empty list of leaf tensors that all require gradients. False if the list contains
-    a `torch.nested` tensor.
+    Return False for an empty list.
     """
     return (
         type(var_list) is list
@@ -134,15 +133,10 @@ def _are_followed(var_list: object) -> bool:
 
 
 def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
-    """Return a list of gradients, one per variable; None if the loss does not depend on it.
+    """Return one gradient or None per variable of a list for which `_are_followed` was True.
 
-    Call `torch.autograd.grad` directly. Call `tape.gradient` if this is not possible, such as for
-    a loss that is not a plain tensor.
-
-    Args:
-        loss: The value of the loss.
-        variables: Variables for which `_are_followed` was True before the loss was computed.
-        tape: The tape that recorded the loss.
+    Call `torch.autograd.grad`, or `tape.gradient` if the loss is not a plain tensor or a variable
+    has changed. `tape` has recorded the loss.
     """
     if (
         type(loss) is not torch.Tensor
@@ -269,10 +263,9 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
 
 
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
-    """Call `loss()`; return (value of the loss, list of variables).
+    """Call `loss()`; return (value of the loss, variables of `var_list` as a list).
 
-    The variables are those of `var_list`, flattened and each once. If `var_list` is None, they are
-    all trainable variables that the loss depends on.
+    For None, the variables are all trainable variables on which the loss depends.
     """
     if var_list is None:
         loss_value = loss()

@@ -175,14 +175,12 @@ class ExponentialMovingAverage(V1StateDict):
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
         """Create missing averages, and return an operation that updates all averages in each run.
 
-        An average begins at a variable's initial value, or at 0 for a symbolic tensor.
+        An average begins at a variable's initial value, or at 0 for a symbolic tensor. Raise
+        InvalidTypeError if a member has another type or dtype, or an unknown shape.
 
         Args:
             var_list: Variables and symbolic tensors; None for all trainable variables of the
                 default graph.
-
-        Raises:
-            InvalidTypeError: A member has another type or dtype, or an unknown shape.
         """
         graph = _graph.get_default_graph()
         if var_list is None:
@@ -215,10 +213,8 @@ class ExponentialMovingAverage(V1StateDict):
         """Create the average of a graph variable or a symbolic tensor, and register it as a slot.
 
         The average of a variable begins at the variable's initial value. The average of a tensor
-        begins at 0; with `zero_debias`, also create its biased average and step count.
-
-        Raises:
-            InvalidTypeError: The shape of a tensor is unknown.
+        begins at 0; with `zero_debias`, also create its biased average and step count. Raise
+        InvalidTypeError if the shape of a tensor is unknown.
         """
         average_name = scoped_name(source, f"{source.op.name}/{self._name}")
         if isinstance(source, GraphVariable):
@@ -296,8 +292,7 @@ class ExponentialMovingAverage(V1StateDict):
 def _check_sources(sources: Sequence[Any]) -> None:
     """Raise unless all sources are symbolic tensors or eager variables of a supported dtype.
 
-    Raises:
-        InvalidTypeError: A source has another type or an unsupported dtype.
+    Raise InvalidTypeError if a source has another type or an unsupported dtype.
     """
     for source in sources:
         if not _graph.is_symbolic(source) and not is_variable(source):

@@ -185,11 +185,10 @@ class QueueBase:
     def _list_components(self, vals: object) -> list[object]:
         """Return the components of an element as a list, in the order of `dtypes`.
 
+        Raise InvalidArgumentError if the names or the number of components differ.
+
         Args:
             vals: A dict {component name: value}, a list or tuple, or the only component.
-
-        Raises:
-            InvalidArgumentError: The names or the number of components differ.
         """
         if isinstance(vals, dict):
             names = self._component_names or ()
@@ -208,8 +207,7 @@ class QueueBase:
     def _check_element(self, values: Sequence[object]) -> Element:
         """Return a tuple of copies of the components as tensors.
 
-        Raises:
-            InvalidArgumentError: A component's dtype or shape differs from the queue's.
+        Raise InvalidArgumentError if a component's dtype or shape differs from the queue's.
         """
         tensors = []
         for entry, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
@@ -290,16 +288,8 @@ class QueueBase:
     def _dequeue_stacked(self, n: object, name: str, fewer: bool) -> object:
         """Remove `n` elements; return each component stacked along a new first dimension.
 
-        Args:
-            n: The number of elements.
-            name: The name of the operation.
-            fewer: True to return all remaining elements if the queue is closed and has fewer.
-
-        Returns:
-            The components, as `dequeue` returns them.
-
-        Raises:
-            InvalidArgumentError: The queue has no shapes.
+        If the queue is closed and has fewer elements, `fewer` allows to return these. The form of
+        the result is as of `dequeue`. Raise InvalidArgumentError if the queue has no shapes.
         """
         if None in self._shapes:
             raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {name}.")

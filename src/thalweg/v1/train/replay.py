@@ -119,12 +119,8 @@ class V1Replay(ReplayedApply):
     def _select_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
         """Return {name: rate} of `CallableRate`s that depend on `global_step` alone.
 
-        Their values at coming steps can be computed in advance. Return {} if there are other
-        callables, a rate of another counter, or a subclass's hook that computes hyperparameters.
-
-        Args:
-            optimizer: The optimizer.
-            functions: The optimizer's callable hyperparameters.
+        `functions` are all callable hyperparameters. Return {} if there are other callables, a rate
+        of another counter, or a subclass's hook that computes hyperparameters.
         """
         hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
         if self._functions or any(hooks):
@@ -139,9 +135,7 @@ class V1Replay(ReplayedApply):
     def _read_counters(self, may_have_changed: bool = True) -> list[Any]:
         """Read the counters; cache and return their values. The guards now expect these values.
 
-        Args:
-            may_have_changed: True to drop scalars computed for coming steps, because other code may
-                have written the counters.
+        With `may_have_changed`, drop the scalars of coming steps: other code wrote the counters.
         """
         steps, counts = -1, []
         # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
@@ -199,7 +193,6 @@ class V1Replay(ReplayedApply):
         If a step is not taken after users' functions were called, set `self.read` to their results.
 
         Args:
-            optimizer: The optimizer.
             cache: The plan cache; its replay is set to None if it cannot be used again.
             step_args: (pairs, global step, hyperparameters read by a session or None, transforms).
         """
@@ -273,9 +266,9 @@ class V1Replay(ReplayedApply):
         return self._found.compare(pairs, self.taken)
 
     def _retry(self, attempt: Callable[..., int], *args: Any) -> int:
-        """Return the status of `attempt(*args)`: 0 for success, or the code of the failed guard.
+        """Return `attempt(*args)`: 0 for success, or the code of the failed guard.
 
-        If the guard of the counters failed, read the counters and call `attempt` once more.
+        If the guard of the counters fails, read the counters and call `attempt` once more.
         """
         status = attempt(*args)
         if status == replay_kernel.FOREIGN_WRITE:
@@ -357,10 +350,7 @@ class V1Replay(ReplayedApply):
     ) -> Callable[[Dtype], dict[str, Any]]:
         """Return a function: `scalars_of(dtype)` returns {name: scalar} of this step.
 
-        Args:
-            optimizer: The optimizer.
-            values: {name: value} of the hyperparameters.
-            counts: The values of the counters before the step.
+        `counts` are the values of the counters before the step.
         """
         if not self._scalars:
             return lambda dtype: optimizer._scalars_of(values, dtype, None)
@@ -382,10 +372,7 @@ class V1Replay(ReplayedApply):
 
 
 def _values_without_calls(optimizer: Any) -> dict[str, Any]:
-    """Return {name: value} of the hyperparameters; the value of a callable is `_UNKNOWN`.
-
-    No function of the user is called.
-    """
+    """Return {name: value} of the hyperparameters; a callable is not called, and has `_UNKNOWN`."""
     functions = set(map(id, optimizer._functions()))
     if not functions:
         return optimizer._read_values()
@@ -410,8 +397,6 @@ def _compute_next_count(kind: Any, count: Any, factor: Any) -> Any:
 
     Args:
         kind: int, or the NumPy type of the counter, to which the result is rounded.
-        count: The present value of the counter.
-        factor: The factor, or None.
     """
     if factor is not None:
         return product(kind(count), factor).item()

@@ -256,7 +256,6 @@ class RuleOptimizer(Optimizer):
 
         Args:
             grad: The rows of the gradient.
-            var: The variable.
             indices: The indices of the rows, without repetitions.
             scatter_add: `scatter_add(variable, indices, rows)` adds rows. Unused here, but an
                 override may call it.

@@ -102,9 +102,7 @@ class State(TrackableSlots):
 
         Args:
             variables: Eager variables, or variables of one graph.
-            initial_value: The number.
-            slot_name: The slot's name for `get_slot`.
-            op_name: Last part of the slot variable's name.
+            slot_name, op_name: Name for `get_slot`; last part of the slot variable's name.
             kind: Optional. The rule's description of the slot.
         """
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
@@ -116,13 +114,11 @@ class State(TrackableSlots):
             self._take_slots(slot_name, missing, slots)
 
     def _get_or_make_slot(self, var: object, val: object, slot_name: str, op_name: str) -> Any:
-        """Return a slot of a variable; create it with the value `val` if missing.
+        """Return a slot of a variable; create the slot with the value `val` if missing.
 
         Args:
-            var: The variable.
             val: The initial value: a tensor, array or number.
-            slot_name: The slot's name for `get_slot`.
-            op_name: Last part of the slot variable's name.
+            slot_name, op_name: Name for `get_slot`; last part of the slot variable's name.
         """
         if self._slots.get(var, slot_name) is None:
             self._put_slot(var, val, slot_name, op_name)
@@ -146,14 +142,7 @@ class State(TrackableSlots):
         return self.get_slot(var, slot_name)
 
     def _put_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> None:
-        """Create and register a slot of a variable with an initial value.
-
-        Args:
-            var: The variable.
-            val: The initial value: a tensor, array or number.
-            slot_name: The slot's name for `get_slot`.
-            op_name: Last part of the slot variable's name.
-        """
+        """Create a slot and register it; see `_get_or_make_slot` for the arguments."""
         name = self._slot_title(var, op_name)
         if not _graph.is_symbolic(val):
             val = to_tensor(val, getattr(val, "dtype", var.dtype)).detach().to(var.device)
@@ -183,8 +172,7 @@ class State(TrackableSlots):
             initial_value: A number, array or tensor, or a callable without arguments that returns a
                 value. The value sets the dtype; a float gives float32.
             name: The name of the variable; in a graph, the name scope is prepended.
-            colocate_with: A graph variable, in whose graph the new variable is created; or an eager
-                variable for eager mode.
+            colocate_with: A graph variable for a new variable in its graph, or an eager variable.
         """
         graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:

@@ -107,17 +107,10 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _state_parts(
         self, given: Mapping[str, object], variables: list[Tensor], names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Create missing slots; return (title, parts) for the check of a state.
+        """Create missing slots; return (title for errors, [(entries, {name: tensor}, True)]).
 
-        Args:
-            given: {name: tensor} of the state to load.
-            variables: The variables of the state.
-            names: `names(variables)` returns one key per variable.
-
-        Returns:
-            title: Description of the state, for errors.
-            parts: [(entries of self, {name: tensor}, True)]. True means that `given` must contain
-                all entries. If variables are named by position, keys of `given` are renamed.
+        `entries` are those of self. The dict is `given`, with keys renamed if an old version wrote
+        it. True means that the dict must contain all entries.
         """
         # The existing slots decide: a variable may have another shape by now than its slots.
         self._create_for_state(variables, given)

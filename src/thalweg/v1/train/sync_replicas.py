@@ -237,7 +237,6 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             rendezvous_ops: The operations of the rendezvous.
             worker_pairs: The worker's (gradient or None, variable) pairs.
             gradient_means: Symbolic means of the gradients that are not None.
-            global_step: The global step.
         """
         graph = _graph.get_default_graph()
         mean_iterator = iter(gradient_means)
@@ -488,7 +487,6 @@ def _as_kind(grad: object, var: Tensor, name: str, kind: object) -> Any:
     Args:
         grad: A dense or sparse tensor, IndexedSlices, or None.
         var: The variable of the gradient.
-        name: The variable's name for messages.
         kind: `DenseAccumulator` or `SparseAccumulator`.
 
     Returns:

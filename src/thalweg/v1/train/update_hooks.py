@@ -229,13 +229,8 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """Return True if a variable is updated by hooks for resource variables, not by plain hooks.
 
         Return False for a variable with `use_resource=False` if any subclass defines a plain hook.
-        For other variables, the most derived class with a hook decides. Return True if this class
-        defines both kinds, or if no class defines a hook.
-
-        Args:
-            var: The variable.
-            resource: Names of the hooks for resource variables.
-            refs: Names of the plain hooks.
+        For other variables, the most derived class with a hook decides; if it defines both kinds,
+        or no class defines a hook, return True. `resource` and `refs` are the hooks' names.
         """
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]
         is_reference = getattr(handle_of(var), "is_resource", True) is False

@@ -103,10 +103,7 @@ class LARSOptimizer(RuleOptimizer):
     ) -> dict[str, object]:
         """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
 
-        Args:
-            values: {name: value} of the hyperparameters in this step.
-            dtype: The NumPy type of the result.
-            group: A `_Group`. ADAPTIVE has `adaptive` 1. Others have `adaptive` 0 and no decay.
+        The `_Group` ADAPTIVE has `adaptive` 1; other groups have `adaptive` 0 and no decay.
         """
         # TensorFlow's LARS passes Python floats to dense kernels, so they are rounded once. Its
         # sparse kernels get float32 tensors, as in other optimizers.

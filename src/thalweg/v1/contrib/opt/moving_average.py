@@ -180,11 +180,8 @@ class MovingAverageOptimizer(WrappingOptimizer):
     ) -> None:
         """Take an eager step of the wrapped optimizer, then update the averages in place.
 
-        If the update of the averages fails, the error gets a note that the step was taken.
-
-        Args:
-            pairs, global_step, name: As in `apply_gradients`.
-            variables: The variables with a gradient, each once.
+        `variables` are those with a gradient, each once. If the update of the averages fails, the
+        error gets a note that the step was taken.
         """
         check_variables(variables)
         self._ema._settle()

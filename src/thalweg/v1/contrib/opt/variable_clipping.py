@@ -143,10 +143,8 @@ class VariableClippingOptimizer(WrappingOptimizer):
 def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
     """Return `dims` as a list in which negative dimensions are replaced by dimensions >= 0.
 
-    If the rank of `var` is unknown, return `dims` unchecked as a list.
-
-    Raises:
-        InvalidArgumentError: `var` lacks a dimension.
+    If the rank of `var` is unknown, return `dims` unchecked as a list. Raise InvalidArgumentError
+    if `var` lacks a dimension.
     """
     shape = _graph.handle_of(var).shape
     dim_list = list(dims)

@@ -172,11 +172,6 @@ class DecoupledWeightDecayExtension(Optimizer):
 
         Wrap the extended optimizer's group in `_Spared` if `decay_var_list` lacks the variable.
         Without `decay_var_list`, return the extended optimizer's groups; None is a single group.
-
-        Args:
-            values: {name: value} of the hyperparameters, and "decay_var_list": variables or None.
-            variables: The variables of the step.
-            gradients: One gradient per variable.
         """
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         subset = values["decay_var_list"]

@@ -95,9 +95,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         In graph mode, a run of the step's operation calls this method. If an error occurs before
         the variables are written, the loss scale is restored.
 
-        Args:
-            pairs: (unscaled gradient or None, variable) pairs.
-            arguments, transforms: As in `GradientApplication._take`.
+        `pairs` have unscaled gradients or None; see `_take` for other arguments.
         """
         scale = self._loss_scale
         scale_weights = [_graph.resolve(var) for var in scale._weights.values()]
@@ -149,10 +147,6 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
 
         In a run, the operation calls `_apply`. But if the wrapped optimizer overrides hooks or
         `apply_gradients`, it builds its own operations, which are put into a branch (`cond`).
-
-        Args:
-            pairs: (unscaled gradient or None, variable) pairs.
-            global_step, name: As in `apply_gradients`.
         """
         if self._opt.takes_transforms() and not self._opt._is_recorded():
             return super()._apply_in_graph(pairs, global_step, name)

@@ -206,13 +206,9 @@ class LoggingTensorHook(SessionRunHook):
             self._log_values(session.run(self._current))
 
     def _log_values(self, values: dict[object, object]) -> None:
-        """Log values at level INFO, and record a trigger of the timer, if there is a timer.
+        """Log {tag: value} at level INFO, and record a trigger of the timer, if there is a timer.
 
-        The text is `formatter(values)`. Without `formatter`, it lists names and values, and the
-        seconds since the previous log.
-
-        Args:
-            values: {tag: value}.
+        The text is `formatter(values)`; by default tags, values and seconds since the last log.
         """
         seconds = None
         if self._timer is not None:

@@ -121,10 +121,8 @@ class CheckpointSaverHook(GlobalStepHook):
     def _saver_for(self, session: Any) -> Any:
         """Return the saver passed to the constructor, or else the scaffold's saver.
 
-        Without both, return the saver in the graph's collection SAVERS.
-
-        Raises:
-            FailedPreconditionError: The collection does not have exactly one saver.
+        Without both, return the saver in the graph's collection SAVERS. Raise
+        FailedPreconditionError if the collection does not have exactly one saver.
         """
         # The scaffold creates its saver in `finalize`, after the hook's construction.
         if self._saver is None and self._scaffold is not None:

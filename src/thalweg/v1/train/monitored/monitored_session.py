@@ -153,13 +153,11 @@ class MonitoredSession:
     ) -> object:
         """Call `before_run` of all hooks; return one feed dict for hooks and caller.
 
+        Raise FailedPreconditionError if a tensor is fed twice.
+
         Args:
-            context: Passed to the hooks.
             fetches_by_hook: A dict; {hook: fetches} of each hook is added in place.
             feed_dict: The caller's feeds, or None.
-
-        Raises:
-            FailedPreconditionError: A tensor is fed twice.
         """
         feeds: dict[Any, Any] = {}
         for hook in self._hooks:

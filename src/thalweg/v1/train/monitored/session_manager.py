@@ -159,7 +159,8 @@ class SessionManager:
         """Return (new session, True) after restoring a checkpoint, or (new session, False).
 
         The second case: `saver` is None, neither `directory` nor `prefix` is given, or `directory`
-        has no file `checkpoint`. If the restoration fails, close the session and raise.
+        has no file `checkpoint`. If the restoration fails, close the session and raise. Raise
+        InvalidArgumentError if both `directory` and `prefix` are given.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
@@ -167,9 +168,6 @@ class SessionManager:
                 over the folder's list of older checkpoints.
             prefix: The prefix of a checkpoint, or None.
             may_wait: True to wait up to `seconds` for the file `checkpoint`; False to look once.
-
-        Raises:
-            InvalidArgumentError: Both `directory` and `prefix` are given.
         """
         if directory and prefix:
             raise InvalidArgumentError(
@@ -223,10 +221,7 @@ class SessionManager:
 def _explain_not_ready(session: Session, op: object) -> str | None:
     """Run `op` in a session; return None if the session is ready, else the reason as text.
 
-    Args:
-        session: The session.
-        op: The operation that returns the names of uninitialized variables. Without it (None), the
-            session is ready.
+    `op` returns the names of uninitialized variables. If `op` is None, the session is ready.
     """
     if op is None:
         return None

@@ -222,10 +222,8 @@ class Checkpoint(Trackable):
         """Return the graph whose variables are saved or restored; None if there is no graph.
 
         It is the graph of `session`, if given. In graph mode it is the default graph. In eager mode
-        it is the only graph among the objects.
-
-        Raises:
-            InvalidArgumentError: The objects belong to several graphs.
+        it is the only graph among the objects. Raise InvalidArgumentError if the objects belong to
+        several graphs.
         """
         if session is not None:
             return session.graph

@@ -130,8 +130,7 @@ def init_from_checkpoint(
 def _resolve_prefix(ckpt_dir_or_file: Path) -> str:
     """Return the prefix of a folder's newest checkpoint; return another path unchanged.
 
-    Raises:
-        InvalidArgumentError: The folder has no checkpoint.
+    Raise InvalidArgumentError if the folder has no checkpoint.
     """
     path = os.fspath(ckpt_dir_or_file)
     if not os.path.isdir(path):
@@ -147,11 +146,10 @@ def _resolve_prefix(ckpt_dir_or_file: Path) -> str:
 def _find_variables(target: Any) -> list[GraphVariable]:
     """Return the variables of a target of `assignment_map`; [] for a name without a variable.
 
+    Raise InvalidTypeError if `target` has another type.
+
     Args:
         target: A variable, a partitioned variable, a list of parts, or a name.
-
-    Raises:
-        InvalidTypeError: `target` has another type.
     """
     if isinstance(target, str):
         graph = get_default_graph()
@@ -176,14 +174,11 @@ def _match_scope(
 ) -> dict[GraphVariable, str]:
     """Return {variable: name in the checkpoint} for the variables below the scope `target`.
 
+    Raise InvalidArgumentError if a scope does not end with "/", or a name is not in the checkpoint.
+
     Args:
         scope: The scope of the names in the checkpoint, ending with "/".
         target: The scope of the variables in the graph, ending with "/".
-        prefix: The prefix of the checkpoint, for errors.
-        shapes: {name in the checkpoint: shape}.
-
-    Raises:
-        InvalidArgumentError: A scope does not end with "/", or a name is not in the checkpoint.
     """
     outer = target[: target.rindex("/")] if "/" in target else ""
     if not scope.endswith("/") or not target.endswith("/"):

@@ -251,8 +251,7 @@ def values_of(
 def _as_step(global_step: Any) -> int:
     """Return a step count as an int.
 
-    Raises:
-        InvalidTypeError: `global_step` is not an integer, a tensor or a scalar array.
+    Raise InvalidTypeError if `global_step` is not an integer, a tensor or a scalar array.
     """
     if (
         not isinstance(global_step, (Integral, Tensor))

@@ -222,14 +222,7 @@ class Saver:
         return prefix
 
     def _write_list(self, prefix: str, directory: str, latest: str, meta_graph_suffix: str) -> None:
-        """Add a checkpoint to the file `checkpoint`; delete the files of old checkpoints.
-
-        Args:
-            prefix: The prefix of the new checkpoint.
-            directory: The folder of the file.
-            latest: The name of the file.
-            meta_graph_suffix: As in `save`.
-        """
+        """Add the checkpoint `prefix` to the list in file `latest`; delete old checkpoints."""
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
         sibling_paths = [

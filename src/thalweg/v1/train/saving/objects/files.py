@@ -115,13 +115,11 @@ def decode_graph(nodes: Any, source: str) -> ObjectGraph:
 def _decode_node(node: Any, position: Any, source: str) -> Node:
     """Return a node of the object graph from its JSON.
 
+    Raise DataLossError if `node` has another structure.
+
     Args:
         node: The JSON, a dict.
         position: `position(index)` returns `index`, or raises if it is not an index of a node.
-        source: The file, for errors.
-
-    Raises:
-        DataLossError: `node` has another structure.
     """
     kinds = {"children": dict, "values": list, "slots": list}
     if not isinstance(node, dict) or {key: type(entry) for key, entry in node.items()} != kinds:

@@ -122,10 +122,6 @@ def held_by(value: Any, graph: Any) -> Any:
 
     For a `Trackable`, it is the result of `_checkpointed()`, such as a wrapped optimizer. For a
     parameter or buffer with a variable in `graph`, it is this variable. Otherwise it is `value`.
-
-    Args:
-        value: The child.
-        graph: The graph whose variables are saved, or None.
     """
     if isinstance(value, Trackable):
         return value._checkpointed()
@@ -177,11 +173,8 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
 def _add_slots(members: list[ObjectMember], indices: dict[int, int]) -> None:
     """Append the slots of all optimizers in `members` to `members`, in place.
 
-    The attribute `slots` of the optimizers' members is extended, too.
-
-    Args:
-        members: The members.
-        indices: {id of an object: index in `members`}, extended in place.
+    Also extend the attribute `slots` of the optimizers' members, and `indices`, which is {id of an
+    object: index in `members`}.
     """
     variables = [(index, member) for index, member in enumerate(members) if member.is_variable]
     for keeper in [member for member in members if isinstance(member.held, TrackableSlots)]:

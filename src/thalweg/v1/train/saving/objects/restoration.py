@@ -260,10 +260,6 @@ class Walk:
         """Record an object as the target of its position's value; queue its children and slots.
 
         Children of the position that the object lacks are recorded in `_missing`.
-
-        Args:
-            node: The position.
-            owner: The object.
         """
         held = held_by(owner, self._values.graph)
         if (node, id(held)) in self._visited:
@@ -286,12 +282,7 @@ class Walk:
         """Queue a slot if its optimizer and its variable were both visited; else do nothing.
 
         If the slot does not exist and the optimizer does not create it now, the optimizer stores
-        the slot's position for its first step.
-
-        Args:
-            link: Positions of optimizer, variable and slot, and the slot's name.
-            node: The position of `held`.
-            held: The optimizer or the variable.
+        the slot's position for its first step. `held`, at `node`, is the optimizer or the variable.
         """
         ends: list[Any] = [
             held if end == node else self._objects.get(end, self._values.objects.get(end))
