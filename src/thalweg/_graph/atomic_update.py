@@ -13,9 +13,9 @@ from thalweg._graph.nodes import Nodes, Operation
 
 
 def as_one_update(call: Callable[[], object]) -> Any:
-    """Return the result of a call; its operations form one update, or join the enclosing one.
+    """Return the result of a call; its operations form one update, or join the enclosing update.
 
-    If the call wrote in place after computing its result, an operation after both is returned.
+    If the call wrote in place after computing its result, return an operation after both.
     """
     graph = get_default_graph()
     with graph.as_one():

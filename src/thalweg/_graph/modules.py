@@ -23,9 +23,8 @@ def call_module(
 ) -> Any:
     """Add one operation that calls `module`; return symbolic outputs in the module's structure.
 
-    Parameters and buffers become graph variables at the first call, named after the module's class
-    if the tensor has no name. Each run updates the buffers as the module does, and reads
-    `module.training`.
+    The first call creates graph variables for parameters and buffers, named after the module's
+    class if a tensor has no name. A run updates the buffers, and reads `module.training`.
 
     Raises:
         InvalidArgumentError: All shapes are known and do not fit the module.
@@ -69,14 +68,15 @@ def _call_functionally(
     is_outermost = not calls.is_mine()
     with calls:
         calls.begin_call(module, is_outermost)
-        # Tied weights are all named, so that torch need not look for them.
+        # All names of tied weights are in `tensors`, so torch need not search for them.
         result = torch.func.functional_call(
             module, tensors, tuple(args), dict(kwargs), tie_weights=False
         )
         calls.end_call()
     with no_grad():
         for name, buffer in buffers.items():
-            if tensors[name] is not buffer:  # the module put another tensor in its place
+            # The module may have assigned another tensor, such as `self.count = self.count + 1`.
+            if tensors[name] is not buffer:
                 buffer.copy_(tensors[name])
     return result
 
@@ -84,7 +84,7 @@ def _call_functionally(
 def _call_on_copies(
     module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any
 ) -> Any:
-    """Call a module on copies of its inputs, which it may write to and others need unchanged."""
+    """Call a module on copies of its inputs, because it writes to them in place."""
     args, kwargs = mapped(_clone_tensor, (tuple(args), dict(kwargs)))
     return _call_functionally(module, weights, buffers, args, kwargs)
 
@@ -107,7 +107,7 @@ def _scope_path(name: str) -> str:
 def _find_sparse_weights(
     module: torch.nn.Module, weights: Mapping[str, GraphVariable]
 ) -> set[GraphVariable]:
-    """Return the values of {parameter name: variable} that only sparse embeddings use."""
+    """Return the variables of {parameter name: variable} that only sparse embeddings use."""
     sparse: set[GraphVariable] = set()
     dense: set[GraphVariable] = set()
     for path, layer in module.named_modules(remove_duplicate=False):

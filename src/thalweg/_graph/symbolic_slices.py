@@ -1,4 +1,4 @@
-"""`SymbolicSlices`: the gradient of a few rows, before it has a value."""
+"""`SymbolicSlices`: some rows of a symbolic tensor, such as a sparse gradient."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SymbolicSlices(SymbolicRows):
 
     @classmethod
     def of(cls, source: SymbolicTensor) -> SymbolicSlices:
-        """Return slices of `source`, a tensor with `IndexedSlices` as its value in a run."""
+        """Return slices for `source`, a symbolic tensor whose value in a run is `IndexedSlices`."""
         slices = cls.__new__(cls)
         slices.source = source
         rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])
