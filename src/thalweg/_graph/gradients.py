@@ -164,6 +164,7 @@ class GradientsOfRun:
             zeros: For each of `xs`, True to return zeros, not None, if no y depends on it.
             retain_graph, create_graph: As in `torch.autograd.grad`.
         """
+        # Without `requires_grad`, a y depends on no x in this run, and autograd would raise.
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
         indices = [index for index, x in enumerate(xs) if x.requires_grad]
         ends = [xs[index] for index in indices]

@@ -114,6 +114,7 @@ class ReadWriteLock:
         another thread that held the lock exclusively, or 0.
         """
         lost_writer = self._writer if self._writing and mode != EXCLUSIVE else 0
+        # New objects, since a lost thread may hold the guard.
         self.__init__()
         self._readers, self._writing = int(mode == SHARED), mode == EXCLUSIVE
         self._writer = threading.get_ident()

@@ -175,6 +175,7 @@ class Operators(Symbolic):
             "__invert__",
             "__index__",
         )
+        # torch marks functions that write in place by a single "_" at the end.
         if (
             is_inplace
             or function_name in ("__setitem__", "__set__")
@@ -201,6 +202,7 @@ def _record_write(
     InvalidTypeError outside of hooks, and for methods that are not in `IN_PLACE`.
     """
     target = args[0] if args else None
+    # "_foreach_add_" becomes "_add_": it calls "add_" of each tensor.
     name = function_name.removeprefix("_foreach")
     if isinstance(target, Operators) and target._writes(function_name):
         return target._write(function_name, *args[1:], **kwargs)

@@ -95,6 +95,7 @@ def constant(
     if isinstance(value, torch.Tensor):
         check_held(value)
     tensor = as_asked(value, dtype).detach()
+    # A copy, since the caller may change the tensor later.
     if isinstance(value, torch.Tensor):
         tensor = tensor.clone()
     if shape is not None:

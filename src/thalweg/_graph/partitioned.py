@@ -105,6 +105,7 @@ def _delegate(name: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(self.as_tensor(), name)(*args)
 
 
+# Set on the class, where Python looks for the methods of operators.
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
     setattr(PartitionedVariable, f"__{_name}__", _delegate(f"__{_name}__"))
     setattr(PartitionedVariable, f"__r{_name}__", _delegate(f"__r{_name}__"))

@@ -118,6 +118,7 @@ class Frame(dict[SymbolicTensor, Any]):
             self._drop_variables()
             if self.undo:
                 self._undo_units(error)
+            # KeyboardInterrupt and the like are no failures of the operation.
             if isinstance(error, Exception):
                 self.failed, op = step, step.operation
                 error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")

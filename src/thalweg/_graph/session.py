@@ -147,6 +147,7 @@ class Session:
         except KeyError:
             fetches = [fetched_element(self.graph, fetch) for fetch in requests]
         self.plans_made += 1
+        # Another thread may have stored an equal plan meanwhile.
         return self._plans.setdefault(key, make_plan(fetches, feeds))
 
     def _execute_plan(
@@ -355,9 +356,11 @@ class Session:
         try:
             yield self
         finally:
+            # Not the last entry: interactive sessions may be closed in any order.
             thread.sessions.remove(self)
 
     def __enter__(self) -> Session:
+        # If a context cannot be entered, the stack leaves those entered before.
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.graph.as_default())
             stack.enter_context(self.as_default())

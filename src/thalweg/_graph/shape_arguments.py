@@ -93,6 +93,7 @@ class _Trial(dict[SymbolicTensor, Any]):
                 dtype=tensor.dtype,
                 device=torch.get_default_device(),
             )
+        # A user's Python function must not be called while the graph is built.
         elif tensor.dtype not in _INTEGERS or op.type == "PyFunc":
             raise InvalidArgumentError(f"'{tensor.name}' is no tensor of sizes.")
         elif op.type == "Const" or (op.kind == "pure" and op.inputs and not op.subgraphs):

@@ -91,6 +91,7 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
 
 def _needs_data(error: Exception) -> bool:
     """Return True if an error probably means that a function needs element values."""
+    # torch's errors about data that meta tensors lack contain the word.
     if "meta" in str(error) or isinstance(error, NotImplementedError):
         return True
     return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))

@@ -83,6 +83,7 @@ def run_by(
     """
     graph = subgraphs[0].results[0].graph
     operations = [op for subgraph in subgraphs for op in operations_of(subgraph)]
+    # The operation takes the session's lock, or none, as the strictest operation of its bodies.
     kinds = {op.kind for op in operations}
     op = add(
         graph,

@@ -124,6 +124,7 @@ class _Current(threading.local):
     """Variable scopes of this thread."""
 
     def __init__(self) -> None:
+        # Weak, so that a thread does not keep its graphs alive.
         self._states: weakref.WeakKeyDictionary[Graph, _ScopeState] = weakref.WeakKeyDictionary()
 
     def state_in(self, graph: Graph) -> _ScopeState:

@@ -175,6 +175,7 @@ def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
 
 def _can_copy(leaf: torch.Tensor, value: torch.Tensor) -> bool:
     """Return True if `copy_` can write the value to the leaf."""
+    # torch rejects writes to inference tensors outside of inference mode.
     has_form = leaf.shape == value.shape and leaf.dtype == value.dtype
     return has_form and not leaf.is_inference()
 

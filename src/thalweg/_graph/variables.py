@@ -486,6 +486,7 @@ def declared_shape(shape: object, value_shape: Any) -> Shape | UnknownShape:
 
 def needs_arguments(function: Callable[..., object]) -> bool:
     """Return True if a function requires arguments, or has no signature."""
+    # `bind` without arguments fails if an argument has no default.
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -515,6 +516,7 @@ def _constant_copy(value: object, dtype: object, name: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         check_held(value, f"The initial value of '{name}'")
     tensor = as_asked(value, dtype).detach()
+    # A parameter is not copied: a session's initialization reads its value at that time.
     is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
     return tensor.clone() if is_shared else tensor
 

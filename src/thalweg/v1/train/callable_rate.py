@@ -267,6 +267,7 @@ def _combine_rates(
             for operand in operands
         ]
         rate_value = function(*values)
+        # `[()]` makes a NumPy scalar of an array of shape ().
         return rate_value.numpy()[()] if isinstance(rate_value, Tensor) else rate_value
 
     constants = [operand for operand in operands if not isinstance(operand, CallableRate)]

@@ -235,6 +235,7 @@ def noisy_linear_cosine_decay(
     """
     noise = (initial_variance, variance_decay)
     inputs = (learning_rate, decay_steps, *noise, num_periods, alpha, beta)
+    # Its state is the random generator, which checkpoints save and restore.
     keeper = schedules.NoisyLinearCosineDecay(0.0, 0)
 
     def draw_config(*own: Any) -> Any:

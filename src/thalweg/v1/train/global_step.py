@@ -13,6 +13,7 @@ from thalweg._base.showing import show_value
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.variable import Variable
 
+# The global step of eager mode, once it was created.
 _eager: list[object] = []
 
 

@@ -131,6 +131,7 @@ class ExponentialMovingAverage(V1StateDict):
 
     def _begin_averages(self, variables: Sequence[Tensor]) -> None:
         """Set averages to the values of their variables."""
+        # Detached tensors, whose `copy_` is a function in C: no interruption splits the writes.
         averages = [self._slots.of(var, [_AVERAGE])[0].detach() for var in variables]
         pairs = zip(averages, variables, strict=True)
         atomic_section.run([partial(average.copy_, var.detach()) for average, var in pairs])

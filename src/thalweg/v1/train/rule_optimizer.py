@@ -223,6 +223,7 @@ class RuleOptimizer(Optimizer):
             op = operation(
                 self._update_with, [grad, by_reference(var), values], f"{kind}{self._kernel_name()}"
             )
+            # The slots are no inputs, so the session would not know that they are written.
             op.written += tuple(self._slots.all_of(var).values())
             return op
         return self._update_with(

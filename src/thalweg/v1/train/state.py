@@ -57,6 +57,7 @@ class State(TrackableSlots):
         if slot is not None and self._slots.parts_of(name) is not None:
             with self._locked():
                 return over(self._slots.whole(var, name), slot.name)
+        # The caller may write to the slot: replays compare such slots before a step.
         self._slots.handed_out([slot])
         return slot
 
@@ -176,6 +177,7 @@ class State(TrackableSlots):
         """
         graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:
+            # A beta may be a callable: the power begins with its first result.
             if is_function(initial_value):
                 initial_value = initial_value()
             if graph is None:

@@ -144,6 +144,8 @@ def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None)
         check_memories([counter for counter, _ in moves])
         return moved(moves, device_decision)
     calls: list[Call] = []
+    # Functions in C over detached tensors: torch calls Python for methods of a `Variable`, where an
+    # interruption would split the commit.
     for counter, factor in moves:
         if not is_host(counter):
             calls += counting_calls([(counter, factor)], torch.ones_like(counter, dtype=torch.bool))

@@ -252,6 +252,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         op = _graph.operation(
             count_step, [self._values()], "Assign", control_inputs=update_operations
         )
+        # The counters are no inputs, so the session would not know that they are written.
         op.written += tuple(self._non_slots_of(op.graph).values())
         return op
 

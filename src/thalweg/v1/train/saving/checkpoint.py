@@ -100,6 +100,7 @@ class Checkpoint(Trackable):
             setattr(self, name, child)
 
     def __setattr__(self, name: str, value: object) -> None:
+        # Checked before the attribute is set: an error changes nothing.
         if not name.startswith("_"):
             check_trackable(value, name)
             self._track_trackable(value, name, overwrite=name in self._tracked)

@@ -203,6 +203,7 @@ class EagerValues:
     def load_all(self, values: Mapping[GraphVariable, Tensor]) -> None:
         """Set all variables to their values; change none on an error."""
         pairs = zip(self._held(values), values.values(), strict=True)
+        # Detached tensors, whose `copy_` is a function in C: no interruption splits the writes.
         with writable():
             atomic_section.run([partial(leaf.detach().copy_, value) for leaf, value in pairs])
 
