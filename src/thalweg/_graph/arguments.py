@@ -1,7 +1,7 @@
-"""Arguments of an operation: nested lists, tuples and dicts of symbolic tensors and objects.
+"""Arguments of an operation, and *fillers*: functions that return the arguments' values in a run.
 
-A *symbol* is a symbolic tensor, or a wrapper of one such as `Reference`. A *filler* is a function
-`fill(frame)` that returns arguments with the values of symbols in a run, from the run's `Frame`.
+Arguments are nested lists, tuples and dicts of plain objects and symbols. A *symbol* is a symbolic
+tensor, or a wrapper of one such as `Reference`. A run calls the filler with its `Frame`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Fil
 
 
 def _filler(nest: object) -> Filler | None:
-    """Return the filler of one argument; None if it contains no symbols and can be passed as is."""
+    """Return a function `fill(frame)` that copies `nest` with a run's values of its symbols.
+
+    Return None if `nest` contains no symbols.
+    """
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
     if isinstance(nest, Reference | DenseGradient):
@@ -159,9 +162,9 @@ def _are_all(items: Sequence[object], kind: type[object]) -> bool:
 def _nest_filler(
     nest: Any, items: Iterable[tuple[Any, Any]], copy_nest: Callable[[Any], Any]
 ) -> Filler | None:
-    """Return the filler of a list or dict; None if no item contains symbols.
+    """Return `_filler(nest)` for a list or dict with the (index or key, item) pairs `items`.
 
-    `items` are (index or key, item) pairs of `nest`. `copy_nest(nest)` returns a shallow copy.
+    `copy_nest(nest)` returns a shallow copy.
     """
     fillers = _find_fillers(items := list(items))
     if not fillers:

@@ -77,7 +77,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
 
 
 def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
-    """Return an array or tensor of the shape and dtype of `tensor` as a torch tensor, else None."""
+    """Return `value` as a torch tensor if its shape and dtype are those of `tensor`, else None."""
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
         return None

@@ -247,7 +247,7 @@ def _create_in_graph(
 def _initial_value(
     name: str, shape: Any, kind: torch.dtype | None, initializer: Any
 ) -> tuple[Any, Any]:
-    """Return (initial value or initializer, dtype or None); raise if the shape does not suit."""
+    """Return (initial value or initializer, dtype or None); raise for a bad or missing shape."""
     is_value = initializer is not None and not callable(initializer)
     if is_value and shape is not None:
         raise InvalidArgumentError("If initializer is a constant, do not specify shape.")

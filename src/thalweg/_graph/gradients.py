@@ -79,7 +79,10 @@ def _add_derivatives(
     zero: bool,
     name: str,
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
-    """Add one operation for all gradients; return {source: gradient} of dependent sources."""
+    """Add one operation for all gradients; return {source: gradient}; see `gradients`.
+
+    A source on which no target depends has no entry.
+    """
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:

@@ -116,7 +116,7 @@ def constant(
 
 
 def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return the elements and repetitions of the last (or of 0): a vector of length `capacity`.
+    """Return a vector of length `capacity`: the elements, then copies of the last element or of 0.
 
     Raise InvalidTypeError in eager mode, and InvalidArgumentError for more elements.
     """

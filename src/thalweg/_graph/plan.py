@@ -1,6 +1,6 @@
-"""`RunPlan`: the operations of a run in order, with the later uses of each output.
+"""`RunPlan`: the *steps* of a run in order. A step runs one operation.
 
-A *step* of a plan runs one operation. A *segment* is a sequence of steps that run under one lock.
+A *segment* is a sequence of steps that run under one lock.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class RunPlan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Report an error to others that wait for an operation which this run does not reach.
+        """Report an error to ranks that wait for an operation which this run does not reach.
 
         Call `abandoned(error)` of the first operation with this callback after the step `failed`,
         or of all steps if it is None. Do nothing if the failed operation itself has the callback.
@@ -150,8 +150,8 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
 
     Reads come before updates, unless data or control dependencies require another order. Step
     counters are assigned first (see `early_counters`). Fetches of reference variables come last.
-    Otherwise operations run in order of creation. Raise InvalidArgumentError if a placeholder is
-    needed and not fed.
+    All else runs in order of creation. Raise InvalidArgumentError if a placeholder is needed and
+    not fed.
     """
     backward = [
         op for op in _all_operations(fetches, fed) if isinstance(op.function, GradientsOfRun)
@@ -233,7 +233,7 @@ def _plan_block(
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
-    """Return `steps` with additional steps around each unit, so that a failed unit can be undone.
+    """Return `steps` with additional steps around each unit (update), so that it can be undone.
 
     The step before a unit records the values of variables; the step after it drops the record. In
     place, set the lock of all steps from a unit's first to its last step to `EXCLUSIVE`.

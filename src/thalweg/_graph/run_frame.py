@@ -91,8 +91,8 @@ class Frame(dict[SymbolicTensor, Any]):
     ) -> None:
         """Run steps in order; write `export(value)` of each fetched value into `results`.
 
-        On an error undo the writes of incomplete units, add a note that names the operation, and
-        raise the error again.
+        On an error undo the writes of incomplete units (updates), add a note that names the
+        operation, and raise the error again.
         """
         records = None
         step = steps[0]

@@ -1,7 +1,4 @@
-"""Name scopes, control dependencies, blocks and units of new operations.
-
-A *block* is the body of a branch or loop. A *unit* is a group of operations that form one update.
-"""
+"""Name scopes and dependencies of new operations; *blocks* (branch, loop) and *units* (update)."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class _NameScope(threading.local):
 
 
 class Block:
-    """Operations inside of a branch or loop body, which another operation runs.
+    """Group of operations inside of a branch or loop, which the operation of the branch runs.
 
     Attributes:
         outer: The enclosing block, or None.
@@ -45,7 +42,7 @@ class Block:
 
 
 class Unit:
-    """Operations that form one update: if one fails, a run undoes the writes of all.
+    """Group of operations that form one update: if one fails, a run undoes the writes of all.
 
     Attributes:
         block: The block in which the unit begins, or None.

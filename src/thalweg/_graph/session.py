@@ -182,7 +182,7 @@ class Session:
     def _carry_out(
         self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
     ) -> list[object]:
-        """Run the segments of a plan, each under its lock unless it is held; see `carry_out`."""
+        """Run a plan's segments, each under its lock if this thread lacks it; see `carry_out`."""
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count

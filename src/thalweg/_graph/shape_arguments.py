@@ -1,7 +1,6 @@
-"""Shapes as arguments: numbers, or symbolic tensors whose values a run computes.
+"""Shapes as arguments, partly symbolic; *trials* evaluate shapes with invented unknown sizes.
 
-A *trial* evaluates a shape with an invented number for each unknown size. A number that is equal in
-all trials is known.
+A number that is equal in all trials is known.
 """
 
 from __future__ import annotations

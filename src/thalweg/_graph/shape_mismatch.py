@@ -1,8 +1,8 @@
-"""Detection of shapes that cannot fit together although some sizes are unknown.
+"""Detection of contradicting shapes by *trials*, which run a function with invented unknown sizes.
 
-A *trial* runs a function with an invented number for each unknown size. It may fail because of this
-number. But if trials with several numbers fail in one well-known torch function, and sizes that are
-equal in all trials contradict each other, each run fails.
+A trial may fail because of the invented number. But if trials with several numbers fail in one
+well-known torch function, and sizes that are equal in all trials contradict each other, each run
+fails.
 """
 
 from __future__ import annotations

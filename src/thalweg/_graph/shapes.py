@@ -1,7 +1,7 @@
-"""Static shapes, dtypes and paths of gradients, found by running a function on meta tensors.
+"""Static shapes and dtypes, found by *trials*: calls on meta tensors with invented unknown sizes.
 
-A meta tensor has a shape and a dtype but no memory. A *trial* runs the function with an invented
-number for each unknown size. Sizes of the result that differ between trials are unknown.
+A meta tensor has a shape and a dtype but no memory. Sizes of the result that differ between trials
+are unknown. Trials also find the paths of gradients.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Output:
 def infer_outputs(function: Callable[..., object], arguments: Sequence[object], name: str) -> Any:
     """Return the result of `function(*arguments)` with an `Output` in place of each tensor.
 
-    The function runs on meta tensors. If it needs the values of elements, return a single `Output`
-    of unknown shape.
+    The function runs on meta tensors. If the function needs the values of elements, return a single
+    `Output` of unknown shape.
 
     Raises:
         InvalidArgumentError: The known sizes do not fit together.
@@ -250,7 +250,7 @@ def _merge_trials(results: Sequence[object], name: str) -> object:
 def _merge_outputs(first: object, trial: object, name: str) -> object:
     """Return an `Output` with the sizes that are equal in two trials; other sizes are None.
 
-    Return an object that is not an `Output` unchanged; raise InvalidTypeError if it differs.
+    Return other objects unchanged; raise InvalidTypeError if they differ between the trials.
     """
     if not isinstance(first, Output):
         if first is not trial and first != trial:

@@ -44,7 +44,7 @@ def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> 
     """Call a hook that updates `var`; return the operation of the update.
 
     `hook()` adds operations; if it returns None, the updates among them are grouped. If `var` has a
-    constraint, return the operation that applies it after the update. `owner` is the optimizer.
+    constraint, return the operation that applies the constraint. `owner` is the optimizer.
     """
     graph = var.graph
     count = len(graph.operations)

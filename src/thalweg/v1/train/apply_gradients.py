@@ -121,7 +121,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         report: ReplayResult | None = None,
         transforms: GradientTransforms = NOTHING,
     ) -> bool:
-        """Take a step by the cached replay; return True if the step was taken.
+        """Take a step by the cached replay of the last step; return True if the step was taken.
 
         Return False if nothing changed; the caller then takes a full step. If the replay fails
         after calling users' functions, take a full step with their results, and return True.
@@ -216,7 +216,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> StepResult:
         """Take the step by the plan in `cache`, or by a new plan; return a `StepResult`.
 
-        If the cached plan is reused, and `hooks.is_simple`, prepare a replay in `cache`.
+        A plan has checked tensors and prepared kernel calls. If the cached plan is reused, and
+        `hooks.is_simple`, prepare a replay in `cache`.
 
         Args:
             hooks: The adapter, which calls the optimizer's hooks.

@@ -170,8 +170,8 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
     """Decorate a function that returns a rate: set the rate's `source` at each call.
 
-    `source` becomes (decorated function, {name: argument}). Remove the formula if an argument
-    other than the step counter is not a constant, since its value may change.
+    `source` becomes (decorated function, {name: argument}). If an argument other than the step
+    counter is not a constant, remove the rate's formula (see `CallableRate.follow`).
     """
     signature = inspect.signature(function)
 
@@ -254,8 +254,8 @@ def _combine_rates(
 ) -> CallableRate:
     """Return a new `CallableRate`: each call evaluates both operands and applies an operator.
 
-    The new rate has a formula if all rates have formulas of one step counter, and all other
-    operands are constants. `function(left, right)` computes the operator.
+    The new rate has a formula (see `follow`) if all rates have formulas of one step counter, and
+    all other operands are constants. `function(left, right)` computes the operator.
     """
     rate = CallableRate(lambda: function(*map(_evaluate, operands)), name, _list_holders(*operands))
     rates = [operand for operand in operands if isinstance(operand, CallableRate)]

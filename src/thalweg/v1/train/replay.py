@@ -1,9 +1,9 @@
-"""Replays of `apply_gradients` of v1 optimizers: one native call takes a step.
+"""Replays: one native call repeats the last step of a v1 optimizer, if its *guards* (checks) hold.
 
-A replay repeats the last step with new gradients; see `_core/replay_apply.py`. *Guards* are
-conditions that the native call checks before it writes, such as unmoved memory. *Counters* are
-`global_step` and variables such as `beta1_power`, which each step multiplies or raises by 1. Their
-values are computed from the previous step, and a guard checks that no other code wrote them.
+A replay has new gradients; see `_core/replay_apply.py`. A guard is a condition that the call checks
+before it writes, such as unmoved memory. *Counters* are `global_step` and variables such as
+`beta1_power`, which each step multiplies or raises by 1. Their values are computed from the
+previous step, and a guard checks that no other code wrote them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class V1Replay(ReplayedApply):
         return decays if functions and follow_global_step else {}
 
     def _read_counters(self, may_have_changed: bool = True) -> list[Any]:
-        """Read the counters; cache and return their values. The guards now expect these values.
+        """Read `global_step` and other counters; cache and return the values, which guards expect.
 
         With `may_have_changed`, drop the scalars of coming steps: other code wrote the counters.
         """

@@ -1,8 +1,7 @@
-"""`SyncReplicasOptimizer`: several workers take one step together.
+"""`SyncReplicasOptimizer`: worker threads compute gradients, and a *chief* thread takes the steps.
 
-Workers are threads that compute gradients. One further thread, the chief, applies the means of
-their gradients. They meet in the session's `Rendezvous`. There a worker waits for a token, the
-value of the global step, before it computes the next gradients.
+The chief applies the means of the workers' gradients. They meet in the session's `Rendezvous`.
+There a worker waits for a token, the value of the global step, before it continues.
 """
 
 from __future__ import annotations
@@ -265,8 +264,9 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
         """Return an operation that hands out tokens, for a run before the first step.
 
-        With a token, a worker can hand over further gradients before the first step is taken. The
-        token's value is the present global step, so gradients that arrive later are dropped.
+        A token lets a waiting worker continue, so that it can hand over further gradients before
+        the first step. Its value is the present global step; gradients that arrive after the step
+        are dropped.
 
         Args:
             num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. At least

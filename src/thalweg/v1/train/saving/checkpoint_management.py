@@ -1,7 +1,4 @@
-"""Lists of checkpoints: a folder's file `checkpoint`, which names the newest checkpoints.
-
-The *prefix* of a checkpoint is the path of its files without endings such as ".safetensors".
-"""
+"""Lists of checkpoints: a folder's file `checkpoint` has their *prefixes*, paths without endings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`Restoration`: one restore of a checkpoint, which sets values of existing objects now.
+"""`Restoration`: one restore of a checkpoint. A *position* is an object's index in the file's list.
 
-Values of missing objects wait until the objects are created. A *position* is the index of an object
-in the file's list of objects. Each position has at most one value.
+Each position has at most one value. Values of existing objects are set now; values of missing
+objects wait until the objects are created.
 """
 
 from __future__ import annotations

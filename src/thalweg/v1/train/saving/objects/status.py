@@ -1,7 +1,4 @@
-"""Results of `Checkpoint.restore`. They report what was restored, and load values into sessions.
-
-A value *waits* if its object does not exist yet.
-"""
+"""Results of `Checkpoint.restore`. They report what was restored, and load values into sessions."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self._values.waiting()
 
     def assert_consumed(self) -> Self:
-        """Return self if no value waits and each existing variable was restored.
+        """Return self if no value waits for its object and each existing variable was restored.
 
         Raises:
             NotConsumedError: A value waits, or a variable has no value; the message has the names.
