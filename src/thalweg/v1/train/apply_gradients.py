@@ -169,7 +169,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
 
         Args:
             pairs: (gradient, variable) pairs. Gradients are not None.
-            arguments: The further arguments.
+            arguments: The global step, the name of the step, and others.
             transforms: Transforms of the gradients before the update.
             copies: One 16-bit tensor per pair, overwritten with the updated variable; or None.
             finished: Optional. A list; the result of `_finish` is appended to it.

@@ -76,8 +76,8 @@ class DistributedApply(GradientApplication, SlotOptimizer):
     ) -> None:
         """Sum gradients over the ranks; take a step with slots sharded over the ranks.
 
-        Raise ValueError if no variable has a gradient on any rank.
-        `strategy` has `shard_slots=True`; `pairs` are this rank's.
+        `strategy` has `shard_slots=True`; `pairs` are this rank's. Raise ValueError if no variable
+        has a gradient on any rank.
         """
         with self._turn_lock(), self._locked():
             hooks = self._make_hooks(global_step, name, None)

@@ -124,9 +124,9 @@ class FtrlOptimizer(RuleOptimizer):
     ) -> dict[str, object]:
         """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
 
-        `l2` includes the term of `beta`, and `beta` is 0. Raise InvalidArgumentError if the
-        learning rate is not above 0 and the gradients are sparse.
-        `group` is `_ROWS` for variables with sparse gradients, and None for others.
+        `l2` includes the term of `beta`, and `beta` is 0. `group` is `_ROWS` for variables with
+        sparse gradients, and None for others. Raise InvalidArgumentError if the gradients are
+        sparse and the learning rate is not above 0.
         """
         # beta joins l2 before the cast to the variable's dtype, both as operands of the rate.
         if group is _ROWS:

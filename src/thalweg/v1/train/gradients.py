@@ -265,7 +265,7 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
     """Call `loss()`; return (value of the loss, variables of `var_list` as a list).
 
-    For None, the variables are all trainable variables on which the loss depends.
+    If `var_list` is None, these are all trainable variables on which the loss depends.
     """
     if var_list is None:
         loss_value = loss()

@@ -291,10 +291,7 @@ class ExponentialMovingAverage(V1StateDict):
 
 
 def _check_sources(sources: Sequence[Any]) -> None:
-    """Raise unless all sources are symbolic tensors or eager variables of a supported dtype.
-
-    Raise InvalidTypeError if a source has another type or an unsupported dtype.
-    """
+    """Raise InvalidTypeError unless sources are symbolic tensors or variables of trained dtypes."""
     for source in sources:
         if not _graph.is_symbolic(source) and not is_variable(source):
             raise InvalidTypeError(

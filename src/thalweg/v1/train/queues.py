@@ -288,8 +288,8 @@ class QueueBase:
     def _dequeue_stacked(self, n: object, name: str, fewer: bool) -> object:
         """Remove `n` elements; return each component stacked along a new first dimension.
 
-        If the queue is closed and has fewer elements, `fewer` allows to return these. The form of
-        the result is as of `dequeue`. Raise InvalidArgumentError if the queue has no shapes.
+        With `fewer`, return fewer elements if the queue is closed and has fewer. The result has the
+        form of `dequeue`'s result. Raise InvalidArgumentError if the queue has no shapes.
         """
         if None in self._shapes:
             raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {name}.")

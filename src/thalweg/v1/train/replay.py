@@ -133,9 +133,10 @@ class V1Replay(ReplayedApply):
         return decays if functions and follow_global_step else {}
 
     def _read_counters(self, may_have_changed: bool = True) -> list[Any]:
-        """Read `global_step` and other counters; cache and return the values, which guards expect.
+        """Read `global_step` and the other counters; cache and return their values.
 
-        With `may_have_changed`, drop the scalars of coming steps: other code wrote the counters.
+        The guards then expect these values. With `may_have_changed`, drop the scalars of coming
+        steps, because other code may have written the counters.
         """
         steps, counts = -1, []
         # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
@@ -293,8 +294,8 @@ class V1Replay(ReplayedApply):
     def _are_alike(self, values: dict[str, Any]) -> bool:
         """Return True if the replay can take a step with these hyperparameters.
 
-        Those in tensors, in arrays and from functions may have new values, of shape () and not NaN.
-        All other values must be the objects of the last step.
+        Tensors, arrays and results of functions may have new values of shape (); arrays must not be
+        NaN. All other values must be the objects of the last step.
         """
         for name in self._moving:
             hyper = values.get(name)
@@ -372,7 +373,7 @@ class V1Replay(ReplayedApply):
 
 
 def _values_without_calls(optimizer: Any) -> dict[str, Any]:
-    """Return {name: value} of the hyperparameters; a callable is not called, and has `_UNKNOWN`."""
+    """Return {name: value} of the hyperparameters; `_UNKNOWN` replaces results of callables."""
     functions = set(map(id, optimizer._functions()))
     if not functions:
         return optimizer._read_values()

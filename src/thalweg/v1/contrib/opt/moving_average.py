@@ -106,7 +106,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         The returned `Saver` restores each value into the tensor that it was saved from.
 
         Args:
-            var_list: As in `Saver`. It must list a variable together with its average.
+            var_list: As in `Saver`. A variable and its average must both be listed, or neither.
             name, kwargs: As in `Saver`.
 
         Raises:

@@ -132,7 +132,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
-        """Return True if the GPU may decide whether to skip the step, without waiting for the GPU.
+        """Return True if a device may decide whether to skip the step; the host then need not wait.
 
         This requires eager mode, a `DynamicLossScale`, a variable outside of host memory, and a
         wrapped optimizer that is not itself a wrapper and keeps `apply_gradients`.

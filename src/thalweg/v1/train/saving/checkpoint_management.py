@@ -1,4 +1,4 @@
-"""Lists of checkpoints: a folder's file `checkpoint` has their *prefixes*, paths without endings."""
+"""Lists of checkpoints: a folder's file `checkpoint` has *prefixes*, paths without endings."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def generate_checkpoint_state_proto(
 
     Args:
         save_dir: The folder.
-        model_checkpoint_path: The prefix of the newest checkpoint. If `save_dir` is a relative
-            path, a relative prefix starts at the working directory; the result has it relative to
-            `save_dir`.
+        model_checkpoint_path: The prefix of the newest checkpoint. With a relative `save_dir`, a
+            relative prefix starts at the working directory, and is made relative to `save_dir`.
         all_model_checkpoint_paths: Optional. The prefixes of all kept checkpoints, oldest first.
             `model_checkpoint_path` is appended if it is not the last.
         all_model_checkpoint_timestamps: Optional. The time of each checkpoint, in seconds since

@@ -163,7 +163,7 @@ def fitting_values(
         reader: The reader of the checkpoint.
         prefix: The prefix of the checkpoint, for errors.
         variables: {name in the checkpoint: variable}. The value of a part of a partitioned variable
-            may be stored under the whole variable's name; it is cut.
+            may be stored under the whole variable's name, and is then cut.
         reshape: True to reshape values with equal numbers of elements to the variable's shape.
 
     Raises:

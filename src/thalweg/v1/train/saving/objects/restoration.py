@@ -180,7 +180,7 @@ class Position:
 
     @property
     def graph(self) -> Any:
-        """The graph that was built at the restore; None in eager mode."""
+        """The graph under construction at the restore; None in eager mode."""
         return self._restoration.graph
 
     def is_simple_variable(self) -> bool:
