@@ -85,6 +85,7 @@ def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
                 f"Tensor '{symbol.name}' is from another graph than the operation that takes it."
                 f"{hint}"
             )
+        # A run passes the leaf of a `Reference`, so its variable is not read before.
         if not isinstance(leaf, Reference):
             inputs[symbol] = None
     return tuple(inputs)
@@ -143,6 +144,7 @@ def _filler(nest: object) -> Filler | None:
     if kind in (list, tuple) and _are_all(items, SymbolicTensor):
         getter = itemgetter(*items)
         return getter if kind is tuple else lambda frame: [*getter(frame)]
+    # One call for the leaves of all variables, as in the step of an optimizer.
     if kind in (list, tuple) and items and all(type(item) is Reference for item in items):
         variables = [item.symbol for item in items]
         return lambda frame: kind(frame.session.leaves(variables))

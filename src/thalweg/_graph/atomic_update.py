@@ -26,6 +26,7 @@ def after_writes(graph: Nodes, outcome: object) -> Any:
     """Return `outcome`, or an operation after `outcome` and all in-place writes of the unit."""
     tail: Any = () if graph.unit is None else graph.unit.last_writes
     nodes = [getattr(leaf, "op", leaf) for leaf in leaves_of(outcome)]
+    # An operation that was added after the last write waits for it already.
     if not tail or max((getattr(op, "index", -1) for op in nodes), default=-1) > tail[0].index:
         return outcome
     return group(*(op for op in nodes if isinstance(op, Operation)))

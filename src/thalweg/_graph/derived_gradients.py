@@ -36,6 +36,7 @@ def made_of_gradients(
     if not present:
         return results
     inputs = [[sequence[index] for index in present] for sequence in (gradients, variables)]
+    # Without flows: new gradients are constants for further differentiation.
     outputs = [
         Output(dtypes[index], _shape_of_slot(variables[index], gradients[index]), ())
         for index in present

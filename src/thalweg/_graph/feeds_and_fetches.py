@@ -81,6 +81,7 @@ def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
         return None
+    # An unknown shape is not a tuple, so the result is NotImplemented, which is true.
     if tuple.__eq__(value.shape, shape) is not True:
         return None
     if kind is np.ndarray:

@@ -87,6 +87,7 @@ def _add_derivatives(
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
         return {}
+    # Each use must be a row lookup. None, which marks a target, needs a dense gradient.
     by_rows = [
         all(user is not None and x in user.sparse_flows for user in uses[x]) for x in connected
     ]

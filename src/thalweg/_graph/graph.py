@@ -42,6 +42,7 @@ class Graph(Nodes):
         It switches to graph mode, even inside of `eagerly`, which switches to eager mode.
         """
         lend_for_good()
+        # An enclosing `eagerly` has no effect inside of the block.
         previous_graph, thread.eager_blocks = thread.eager_blocks, 0
         thread.graphs.append(self)
         try:

@@ -54,6 +54,7 @@ def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
         return None
     axis_count = sum(component is not None and component is not ... for component in components)
     full_span = Span(None, None, None)
+    # Axes without a component are taken whole, as if the index ended with "...".
     if not any(component is ... for component in components):
         components = (*components, ...)
     sizes, item_shape = iter(shape), []

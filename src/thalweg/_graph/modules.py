@@ -39,6 +39,7 @@ def call_module(
             )
     node_name = node_name_from(type(module).__name__)
     prefix = graph.unique_name(node_name, mark_as_used=False)
+    # Outside of the current branch or loop, since all runs share the variables.
     with graph.control_dependencies(None):
         weights = {
             name: variable_of(graph, parameter, f"{prefix}/{_scope_path(name)}")
@@ -48,6 +49,7 @@ def call_module(
             name: Reference(variable_of(graph, buffer, f"{prefix}/{_scope_path(name)}"))
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
+    # The inputs of a module are values of the run, which other operations may need unchanged.
     call = functools.partial(
         _call_on_copies if _writes_to_inputs(module) else _call_functionally, module
     )

@@ -44,6 +44,7 @@ def placeholder(
         )
     graph, kind = get_default_graph(), as_dtype(dtype)
 
+    # Called only if a run needs the tensor, but does not feed it.
     def refuse_unfed() -> NoReturn:
         raise InvalidArgumentError(
             f"You must feed a value for placeholder tensor '{op.name}' with dtype "

@@ -48,6 +48,7 @@ def record(
     """
     arguments, keywords = prepare_nest(graph, tuple(args)), prepare_nest(graph, dict(kwargs))
     looked_up_tables = _find_sparse_table(function, arguments, keywords)
+    # Symbols among the keywords must be arguments, so that a run replaces them by values.
     if keywords and inputs_of(keywords, graph):
         call, arguments = functools.partial(_call_with, function), (arguments, keywords)
     else:
@@ -77,6 +78,7 @@ def _find_sparse_table(
     """Return {table} for an embedding lookup with sparse gradients; otherwise an empty set."""
     if function is not torch.nn.functional.embedding or not kwargs.get("sparse"):
         return frozenset()
+    # The signature is embedding(input, weight, ...).
     table = args[1] if len(args) > 1 else kwargs["weight"]
     return frozenset({table} if isinstance(table, SymbolicTensor) else ())
 

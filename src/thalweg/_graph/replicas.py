@@ -62,6 +62,7 @@ def _output_of(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
     shape = getattr(leaf, "shape", None) if axis is None else None
     if leaf.dtype is None:
         return Output(None, shape, ())
+    # torch itself says the dtype: a sum of small integers is int64, a quotient is a float.
     template = torch.zeros(1, dtype=leaf.dtype, device="cpu")
     template = template if axis is None else template.sum(0)
     return Output((template if op is ReduceOp.SUM else template / 1).dtype, shape, ())

@@ -109,6 +109,7 @@ class Session:
             InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
         """
         self._check_open()
+        # The usual case, without flattening the fetches and packing the results.
         is_single = isinstance(fetches, Operation | SymbolicTensor)
         requests = (fetches,) if is_single else tuple(leaves_of(fetches))
         try:
@@ -159,6 +160,7 @@ class Session:
         """Run a plan in a new frame; return the list of `export(value)` of each fetch."""
         frame, frames = Frame(self, feeds), thread.frames
         records = partial(_C._set_grad_enabled, torch.is_grad_enabled())
+        # Opened and closed in C: an interruption cannot leave the frame in place.
         with ContextSetting(lambda: ([partial(frames.append, frame)], [records, frames.pop])):
             try:
                 return self.carry_out(plan, frame, export)

@@ -192,6 +192,7 @@ def _run_trial(
             return _meta_tensor(leaf.symbol, size, rank).detach()
         return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
+    # autograd must record the call, since its graph tells the inputs that gradients reach.
     watching = contextlib.nullcontext() if watch is None else watch
     with eagerly(), torch.device("meta"), enable_grad(), watching:
         result = function(*mapped(trial_value, arguments))

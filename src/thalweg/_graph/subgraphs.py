@@ -81,6 +81,7 @@ def run_by(
         arguments: Nested lists, tuples and dicts of symbolic tensors and plain objects.
         outputs: Static description of each output.
     """
+    # What the bodies need from outside must be computed before the branch or loop.
     graph = subgraphs[0].results[0].graph
     operations = [op for subgraph in subgraphs for op in operations_of(subgraph)]
     # The operation takes the session's lock, or none, as the strictest operation of its bodies.

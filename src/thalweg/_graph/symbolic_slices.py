@@ -125,5 +125,6 @@ def _add_field(source: SymbolicTensor, name: str, output: Output) -> SymbolicTen
             return value
         return torch.tensor(value, dtype=torch.int64, device=torch.get_default_device())
 
+    # The "/" at the end means a complete name, which no name scope precedes.
     node_name = f"{source.op.name}_{name}/"
     return add(source.graph, node_name, get_field, (source,), outputs=[output]).outputs[0]

@@ -182,6 +182,7 @@ def variable_scope(
     outer = state.scope
     is_reentered = isinstance(name_or_scope, VariableScope)
     scope, last_name = _copy_scope(state, name_or_scope, default_name)
+    # As in TensorFlow, False does not end the reuse of an outer scope.
     scope.reuse = reuse or scope.reuse
     defaults = {"initializer": initializer, "regularizer": regularizer, "partitioner": partitioner}
     defaults |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}

@@ -414,6 +414,7 @@ def create_variable(
     check_constraint(constraint)
     # A session initializes the variable before it runs the operations of the current scope.
     with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
+        # `add` reserves the name below; the operations of the initial value use it as a scope.
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if deferred is None:
             arguments = graph, full, initial_value, shape, variable_dtype
@@ -560,5 +561,6 @@ def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> 
                 constraint=variable_constraint(tensor),
                 absolute=bool(tensor_name or name),
             )
+            # The tensor is stored, too, so that its id is not reused.
             graph.stand_ins[id(tensor)] = (tensor, variable)
         return graph.stand_ins[id(tensor)][1]

@@ -122,6 +122,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
         path = f"{module}.{name}" if module else name
         full = f"thalweg.v1.{module}" if module else "thalweg.v1"
         attributes = vars(sys.modules[full]).items()
+        # Imported modules are attributes of a module, too, and must not be suggested.
         names = [key for key, entry in attributes if not isinstance(entry, ModuleType)]
         replacements = {**INSTEAD, **_OF_OTHER_PACKAGES}
         raise not_provided("thalweg.v1", path, replacements, names, _TORCH)

@@ -340,6 +340,7 @@ def _make_rate(
         symbolic tensor.
     """
     dtype = as_dtype(kind_of(arguments[:1]))
+    # Built once for the formula, which `remember_source` removes if arguments are not constants.
     build_schedule = cache(lambda: schedule(*arguments))
     return follow_rate(
         lambda step, *own: schedule(*own)(step),

@@ -285,6 +285,7 @@ class ExponentialMovingAverage(V1StateDict):
         variables_by_name = {self.average_name(var): var for var in averaged.values()}
         if in_graph:
             for var in _graph.get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES):
+                # The averages are global variables, too, but their names are taken already.
                 if id(var) not in averaged:
                     variables_by_name.setdefault(base_name(var), var)
         return variables_by_name

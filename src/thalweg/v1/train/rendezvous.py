@@ -78,6 +78,7 @@ class SparseAccumulator:
         sums[previous_indices], counts[previous_indices] = self._sums, self._counts
         new_indices = torch.searchsorted(rows, indices)
         is_new = counts[new_indices] == 0
+        # Assigned first: `sums` is not initialized.
         sums[new_indices[is_new]] = values[is_new]
         sums[new_indices[~is_new]] += values[~is_new]
         counts[new_indices] += 1

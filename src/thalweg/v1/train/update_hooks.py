@@ -232,6 +232,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         For other variables, the most derived class with a hook decides; if it defines both kinds,
         or no class defines a hook, return True. `resource` and `refs` are the hooks' names.
         """
+        # Without this class, which defines all hooks.
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]
         is_reference = getattr(handle_of(var), "is_resource", True) is False
         if is_reference and any(name in vars(cls) for cls in classes for name in refs):

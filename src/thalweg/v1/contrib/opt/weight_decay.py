@@ -128,6 +128,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     _APPLIES = True
 
     def _while_decaying(self, variables: Iterable[object] | None) -> ContextSetting:
+        # As in TensorFlow, an empty list decays all variables.
         change, decay_scope = _DECAY_SCOPE.set, (self, list(variables or ()) or None)
         return ContextSetting(
             lambda: ([partial(change, decay_scope)], [partial(change, _DECAY_SCOPE.get())])
