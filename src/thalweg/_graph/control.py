@@ -139,6 +139,7 @@ def report_uninitialized_variables(
     name = name or "report_uninitialized_variables"
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
+    # The elements of TensorFlow's string tensors are bytes.
     def uninitialized_names() -> object:
         return np.array([x.op.name.encode() for x in variables if not _has_value(x)], dtype=object)
 

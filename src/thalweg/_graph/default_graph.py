@@ -47,6 +47,7 @@ def reset_default_graph() -> None:
 
 def disable_eager_execution() -> None:
     """Switch all threads to graph mode: calls build the default graph."""
+    # Programs for graphs call TensorFlow's methods, such as `get_shape`, on torch's tensors, too.
     lend_for_good()
     process.is_mode_fixed = True
     if process.eager:

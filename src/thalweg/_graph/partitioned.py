@@ -41,6 +41,7 @@ class PartitionedVariable:
     ) -> None:
         self.name, self.dtype, self.shape = name, dtype, Shape(shape)
         self._shards, self._partitions = list(variable_list), list(partitions)
+        # One concatenation for all uses, with TensorFlow's name.
         with self._shards[0].graph.name_scope(f"{name}/ConcatPartitions/"):
             shards, axis = list(self._shards), self.partition_axes[0]
             self._joined_tensor = self._shards[0].graph.call(

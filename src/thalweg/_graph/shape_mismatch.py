@@ -24,6 +24,7 @@ where"""
 _RELATIONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and
 logical_or logical_xor bitwise_and bitwise_or bitwise_xor and or xor"""
 _LOSSES = "mse_loss l1_loss smooth_l1_loss huber_loss"
+# Functions whose tensors must broadcast.
 _ELEMENTWISE = frozenset(f"{_ARITHMETIC} {_RELATIONS} {_LOSSES}".split())
 _REFLECTED = frozenset(("radd", "rsub", "rmul", "rdiv", "rtruediv", "rfloordiv", "rmod", "rpow"))
 

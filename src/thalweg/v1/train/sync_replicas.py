@@ -345,6 +345,7 @@ class _RendezvousOps:
                     gradients, leaves, names, self._kinds, strict=True
                 )
             ]
+            # Checked here: an error must be raised in the run of the worker that caused it.
             indices = [index for index, grad in enumerate(accumulated) if grad is not None]
             pairs = [(accumulated[index], leaves[index]) for index in indices]
             check_pairs(pairs, [names[index] for index in indices], scatter=self._opt._scatters())

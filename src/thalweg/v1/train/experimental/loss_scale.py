@@ -155,6 +155,7 @@ class DynamicLossScale(LossScale):
         gradients = [grad for grad in leaves_of(grads) if grad is not None]
         if _graph.executing_eagerly():
             finite = _are_finite(gradients)
+            # An infinite gradient counts as NaN, so that the largest magnitude is not needed.
             run(self.decide(not finite, 0.0).calls)
             return None, finite
         output = _graph.Output(torch.bool, (), ())

@@ -86,6 +86,7 @@ class MonitoredSession:
         self._was_finalized = self._graph.finalized
         self._hooks = list(hooks or ())
         self._grace_period = stop_grace_period_secs
+        # No error of a thread is dropped: `__exit__` decides which errors end the block quietly.
         self._coordinator = Coordinator(clean_stop_exception_types=())
         self._session: Session | None = None
         self._stop_requested = False

@@ -223,8 +223,10 @@ class Saver:
 
     def _write_list(self, prefix: str, directory: str, latest: str, meta_graph_suffix: str) -> None:
         """Add the checkpoint `prefix` to the list in file `latest`; delete old checkpoints."""
+        # As in TensorFlow, the list has the newest checkpoint only if none is ever deleted.
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
+        # Paths in the list are relative to its folder, and may not leave it.
         sibling_paths = [
             path for path in keeper.paths if _find_directory(path) == _find_directory(prefix)
         ]
