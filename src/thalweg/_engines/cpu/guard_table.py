@@ -162,6 +162,7 @@ class GuardTable:
         Items are compared by identity. The table keeps the present items alive.
         """
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
+        # The address of a dead item could become that of a new one.
         self._references.append([*items])
 
     def guard_dict(
@@ -318,7 +319,8 @@ class GuardTable:
         """Store a record for each tensor whose version counter a step increments.
 
         Args:
-            written_tensors, writer_indices: As in `GuardedStep`.
+            written_tensors: The tensors.
+            writer_indices: {id of a tensor: indices of the members that write it}.
         """
         self._writers = [
             np.array(writer_indices.get(id(tensor), ()), np.int64) for tensor in written_tensors
@@ -353,8 +355,8 @@ class GuardTable:
     def _set_tables(self) -> None:
         """Write the length and the address of each array of records to the block.
 
-        Also find torch's functions that detect tracing; set `detects_tracing` to True if there are
-        any.
+        Also look up torch's functions that detect tracing, which replays call. Set the attribute
+        `detects_tracing` to False if torch lacks one.
         """
         guard_functions = guards.find_guards()
         self._guards = _records(guard_functions, replay_kernel.GUARD_BYTES)
@@ -405,10 +407,11 @@ class GuardTable:
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Store records of members, variables with own step counts; enable the members' gradients.
+        """Store the records of members, which are variables that count their own steps.
 
-        The record of a gradient also gets `Member.spans`: replays set these chunk lengths to 0 to
-        skip a member. Arguments are as in `GuardedStep`. Call it after `_write_tensors`.
+        Also complete the record of each member's gradient: it is present, and has `Member.spans`,
+        the chunk lengths that a replay sets to 0 to skip the member. Arguments are as in
+        `GuardedStep`. Call it after `_write_tensors`.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]

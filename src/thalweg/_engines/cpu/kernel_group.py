@@ -130,11 +130,11 @@ class Group:
     def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
         """Return a `LineSweep` that measures rows and columns; the caller runs it.
 
-        Each member has its own scalars, 0 at first.
+        The scalars of each member are 0 at first.
 
         Args:
             measures, stages: As in `Reduction`.
-            base: (members, ...) addresses, as in the table; they are copied.
+            base: (members, ...) addresses of tensors, in the columns of `Table.base`; not kept.
         """
         with importing:
             from thalweg._engines.cpu.row_column_reductions import LineSweep
@@ -211,7 +211,7 @@ class Group:
 
         Args:
             formulas, stages: As in `Reduction`.
-            base: (members, streams) contiguous addresses, as in the table.
+            base: (members, streams) contiguous: addresses in the columns of `Table.base`; kept.
             rows: The number of rows of scalars, which are 0 at first: 1, or one for each member.
         """
         with importing:
