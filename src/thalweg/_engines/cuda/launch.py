@@ -63,6 +63,7 @@ class Compiled:
         Raises:
             RuntimeError: The driver cannot start the kernel.
         """
+        # Drivers refuse a launch without programs.
         if is_interpreted() or not all(grid):
             return _Interpreted(self._kernel, grid, arguments, aligned)
         device_index = next(
