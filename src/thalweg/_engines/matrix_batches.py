@@ -141,10 +141,11 @@ class Batch:
                 self.pass_values[name] = list(map(empty_like_elements, variables))
 
     def matrices(self, name: str, rows: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return a pass value of some variables as a tensor (len(rows), *shape), perhaps a view.
+        """Return values that a pass has computed, a tensor (len(rows), *shape), perhaps a view.
 
         Args:
-            rows: The indices of the variables in the batch.
+            name: The name of the values.
+            rows: The indices in the batch of the variables to return.
             shape: The shape of one variable in the stage.
         """
         if name in self._blocks:
@@ -153,9 +154,10 @@ class Batch:
         return torch.stack([self.pass_values[name][row].reshape(shape) for row in rows])
 
     def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
-        """Copy the output of a stage into a pass value.
+        """Overwrite values that a pass has computed by the output of a stage.
 
         Args:
+            name: The name of the values.
             rows: The indices in the batch of the variables that are overwritten.
             values: The new values, one for each of `rows`.
         """
@@ -191,9 +193,9 @@ class Batch:
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return a list of variables' indices in the batch for each distinct step number.
+        """Return for each distinct step number the indices in the batch of its variables.
 
-        Variables that are not due (see `is_due`) are left out.
+        Step numbers that are not due (see `is_due`) are left out.
         """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
@@ -372,6 +374,7 @@ def _call_divided(
 
 def _disable_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context manager that disables autocast, or does nothing on devices without it."""
+    # With autocast, torch would compute products of matrices in 16 bits.
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)

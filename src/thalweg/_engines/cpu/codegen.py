@@ -1,7 +1,4 @@
-"""Write the source of CPU kernels, which compute a formula for chunks (ranges of elements).
-
-A kernel's argument is a block of words with the addresses of a work table (`work_table.py`).
-"""
+"""Write the source of CPU kernels, which compute a formula for chunks (ranges of elements)."""
 
 from __future__ import annotations
 

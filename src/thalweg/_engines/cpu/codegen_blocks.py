@@ -137,11 +137,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return a statement that stores a number in element `i` of a tensor.
-
-        A split weight has two tensors, which store the upper and the lower bits. A number of an
-        encoded slot is prepared for its codec. Tensors in `random_streams` are rounded randomly.
-        """
+        """Return a statement that splits, prepares or rounds a number, and stores it in its tensor."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"

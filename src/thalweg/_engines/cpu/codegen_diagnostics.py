@@ -188,12 +188,7 @@ def _scale(name: str) -> list[str]:
 
 
 def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return lines that sum products over the rows of column `lane` of a block.
-
-    Args:
-        quantities: The names of the block's arrays `kept_{name}`.
-        sums: {name of a sum: the two quantities whose products it adds}.
-    """
+    """Return lines that sum products of two quantities over column `lane` of a block."""
     lines: list[str] = []
     for row in range(ROWS):
         index_text = f"lane + {row * COLUMNS}" if row else "lane"

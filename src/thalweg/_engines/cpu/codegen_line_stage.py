@@ -169,10 +169,7 @@ class LineStageKernel:
         ]
 
     def _combine(self, number: int, measure: Measure) -> list[str]:
-        """Return lines that combine the results of tiles for a measure with this index.
-
-        If formulas read the measure as a vector, the lines copy it to the vector.
-        """
+        """Return lines that combine tile results of a measure, and set its vector if it has one."""
         *arguments, count = _COMBINED[measure.over]
         result = f"result_{measure.makes}"
         lines = [

@@ -262,11 +262,7 @@ class _LongTile:
 
     @property
     def keep_row(self) -> list[str]:
-        """Return lines that reduce the partial results of a row to one number, and store it.
-
-        `below` is the row's index among the rows that are added at once. Return [] if there are no
-        measures over rows.
-        """
+        """Return lines that reduce and store the row with index `below`; [] without row measures."""
         if not self.has_row:
             return []
         first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))

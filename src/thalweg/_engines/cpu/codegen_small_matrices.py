@@ -439,10 +439,7 @@ class SmallMatrixKernel:
         return totals
 
     def _run_stage(self, stage: FusedStage) -> None:
-        """Append the lines of a fused stage.
-
-        Record the names of its results: slots in `_slot_values`, other vectors in `_vectors`.
-        """
+        """Append the lines of a fused stage, and record which variables hold its results."""
         formula, prefix = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: f"{letter}{place}" for name, place in self._place.items()}

@@ -49,11 +49,7 @@ _NEXT_ENTRY = "entry = int64(following[entry])"
 
 
 class _Row(Element, ABC):
-    """Writer of lines that update one row of the variable.
-
-    An entry is a row of the gradient's values. The kernel variable `entry` is the index of the
-    first entry for the row.
-    """
+    """Writer of lines that update one row; `entry` is the index of its first gradient row."""
 
     @abstractmethod
     def update_row(self) -> list[str]:

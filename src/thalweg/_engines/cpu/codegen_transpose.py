@@ -21,14 +21,12 @@ def load_into_lanes(
 ) -> list[str]:
     """Return lines that copy `count` matrices from memory to a stack array, interleaved.
 
-    Matrices of more than `SIDE` elements are copied in two steps.
-
     Args:
         source: The name of a pointer to the first matrix.
         target: The name of the array.
         shape: (rows, columns) of a matrix.
         load: The template of an expression that converts a stored number.
-        spare: The name of an array of equal size, which the first of two steps fills.
+        spare: The name of a second array, for matrices of more than `SIDE` elements.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:

@@ -301,10 +301,7 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_bfloat(code: Code, value: Value) -> Value:
-    """Return the bits of a number rounded to float32, then to bfloat16, ties to even.
-
-    NaN becomes 0x7FC0.
-    """
+    """Return the bits of a number rounded to float32, then to bfloat16; 0x7FC0 for NaN."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
     value = code.cast_to(value, FLOAT32)
     bits = write.bitcast(value.llvm, _I32)
@@ -395,11 +392,7 @@ def _float_of(code: Code, bits: Value) -> Value:
 
 
 def _dither_of(code: Code, step: Value, rank: Value) -> Value:
-    """Return a dither, the number from 0 to 1 that is added to a code before it is cut.
-
-    `rank` is the index of the dither, of `dither.PERIOD` in each step. If the number `step` is
-    negative, the result is 0.5.
-    """
+    """Return the dither, from 0 to 1, with index `rank` in a step; 0.5 if `step` is negative."""
     write = code.builder
     # Sums of 32 bits wrap, as those of `dithers_of` are masked.
     value, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
@@ -424,10 +417,7 @@ def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value
 
 
 def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
-    """Round a real code to an int8 code, by a dither; return its bits as a uint8.
-
-    See `dither.round_codes`.
-    """
+    """Round a real code to an int8 code, by a dither, and return the bits as a uint8."""
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)

@@ -324,10 +324,7 @@ def _larger(a, b):
 
 @triton.jit
 def peaks_of(x, PARTS: tl.constexpr):
-    """Return (rows, 1): the bits of the largest magnitude in a row's block, which has PARTS rows.
-
-    NaN counts as larger than infinity.
-    """
+    """Return (rows, 1) bits: the largest magnitude in each row's block of PARTS rows, or NaN."""
     if lacks_ptx():
         peaks = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     else:

@@ -232,10 +232,7 @@ class Writer(FormulaWriter):
         return pair if operation.startswith(BY_ROOT) else name
 
     def write_operation(self, operation: str, operands: list[str]) -> str:
-        """Return the expression of an operation.
-
-        If operations flush (see `Writer`), it flushes a result that may be denormal.
-        """
+        """Return the expression of an operation, with a flush if its result may need one."""
         if operation.startswith(BY_ROOT):
             options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"
@@ -309,10 +306,7 @@ def define_element(parameters: str, body: list[str]) -> str:
 
 
 class Element:
-    """Writer of the Triton function `element`, which updates the elements with the indices `at`.
-
-    The function's parameters p0, p1, ... are pointers to the streams.
-    """
+    """Writer of the Triton function `element`: it updates the elements with the indices `at`."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer

@@ -206,10 +206,7 @@ class _Element(Element):
         return [*lines, *super().update_element()]
 
     def read_value(self, stream: int) -> list[str]:
-        """Return lines that load a stream; an encoded slot is decoded.
-
-        With split weights, stream 0 has the upper bits, and stream `lower` is the full weight.
-        """
+        """Return lines that load a stream, decode a slot, or join a weight with its lower bits."""
         name = self.update.name_of(stream)
         # The variable's number is read together with its lower part.
         if self.update.lower is not None and stream == 0:

@@ -202,7 +202,7 @@ def code_dynamic8_positive(x, peaks, dithers, t0, t1, t2, t3, t4, t5, FLUSH: tl.
 
 @triton.jit
 def _number_at(rank, ends):
-    """Return the share of a code; `rank` is 4 * |code| + 2, or 2 * code + 3 if codes are positive."""
+    """Return the share of a code; `rank` is 4 * |code| + 2, or 2 * code + 3 for positive codes."""
     bits = rank.to(tl.int32, bitcast=True)
     place = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
     tenths = _TENTH + _multiply_add(place, _NINE_TENTHS, -_NINE_TENTHS)
