@@ -137,7 +137,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return a statement that splits, prepares or rounds a number, and stores it in its tensor."""
+        """Return a statement that splits, prepares or rounds a number, and stores the result."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"

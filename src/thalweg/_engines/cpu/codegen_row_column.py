@@ -262,7 +262,7 @@ class _LongTile:
 
     @property
     def keep_row(self) -> list[str]:
-        """Return lines that reduce and store the row with index `below`; [] without row measures."""
+        """Return lines that reduce and store the row `below`; [] without measures over rows."""
         if not self.has_row:
             return []
         first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
