@@ -295,6 +295,7 @@ class TracedUpdate:
         vectors = dict(update.vectors)
         self.scalar = name_scalars(*formulas, vectors=vectors)
         self.vectors = name_vectors(self.formula, vectors=vectors)
+        # Codes are rounded by a dither, which depends on the step and the position, too.
         has_positions = update.draws or bool(self.blocks)
         if has_positions:
             names = SCALARS if update.draws else SCALARS[:1]

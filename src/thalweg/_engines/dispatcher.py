@@ -345,6 +345,7 @@ def _check_memory(
     tensors: list[Tensor] = []
     labels: list[str] = []
     seen_ids: set[int] = set()
+    # The tensors of a variable that occurs twice do not overlap with themselves.
     for var, var_slots, name, copy in zip(variables, slots, names, copies, strict=True):
         layout.check_slots(var, layout.without_records(var_slots, codecs), name)
         if id(var) not in seen_ids:

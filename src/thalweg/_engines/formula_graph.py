@@ -34,6 +34,7 @@ class Node:
     def __init__(self, operation: str, args: tuple[Any, ...]) -> None:
         self.op, self.args = operation, args
 
+    # By identity: dicts call `==` only for equal hashes, which two living nodes do not have.
     __hash__ = object.__hash__
     __add__, __sub__, __mul__, __truediv__ = map(_make_binary, ROUNDED)
     __lt__, __le__, __gt__, __ge__ = map(_make_binary, ("<", "<=", ">", ">="))

@@ -26,6 +26,7 @@ from thalweg.errors import RuleError
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 ALL_FUNCTIONS = (*FUNCTIONS, "wide", "narrow")
+# By id, because global objects of a formula need not be hashable.
 _BY_FUNCTION = {id(getattr(formula, name)): name for name in ALL_FUNCTIONS}
 _ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in ALL_FUNCTIONS}
 _MEANS_MODULE = "thalweg._base.fused_stage"  # a name, because few formulas need it

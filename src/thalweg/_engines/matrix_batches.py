@@ -190,6 +190,7 @@ class Batch:
         if len(rows) < len(self.members):
             old_values = self.new_slot_values.get(name, self.vectors[name])
             values = _replace_rows(old_values.to(values.dtype, copy=True), rows, values)
+        # Later stages read the slot as it will be stored.
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
@@ -354,6 +355,7 @@ def _call_divided(
                 group_inputs[name] = division.take_slot(slots[name], argument, group)
             elif isinstance(argument, StageRandom):
                 argument.matrix_count = division.matrix_count(group)
+            # A number of each variable is repeated for its matrices.
             elif isinstance(argument, Tensor) and argument.dim():
                 group_inputs[name] = argument.repeat_interleave(division.matrix_count(group), 0)
         group_outputs = _call_function(call.stage, batch, group_inputs, label)
@@ -364,6 +366,7 @@ def _call_divided(
                 f" {', '.join(group_outputs)} for others."
             )
         for name, values in group_outputs.items():
+            # All groups together write all elements.
             target = outputs.setdefault(name, torch.empty_like(inputs[name]))
             if name in slots:
                 division.put_slot(slots[name], target, group, values)

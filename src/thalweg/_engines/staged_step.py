@@ -446,6 +446,7 @@ class StagedStep:
                 group.run_passes(columns.of_members(members))
             if self._rule.is_of_lines:
                 self._matrices.read_slots(slots)
+            # The kernels of small matrices have run the passes of their variables.
             for rule_pass in self._rule.passes if not self._are_short else ():
                 if isinstance(rule_pass, Pass):
                     self._run_pass(rule_pass, next(passes), self._with_numbers(columns))

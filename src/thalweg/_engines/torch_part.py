@@ -291,6 +291,7 @@ class TorchPart:
     @no_grad()
     def make_calls(self, columns: Columns) -> list[Call]:
         """Compute new values; return functions that copy them, or [] if `apply_flag` is false."""
+        # This waits for the device, unlike kernels, which read the flag themselves.
         if columns.apply_flag is not None and not columns.apply_flag:
             return []
         with set_denormals(self._flush):
@@ -444,6 +445,8 @@ def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key; variables with equal keys can be computed in one batch."""
     var = request.variables[member]
     stream = request.places[member][0] if request.places else None
+    # A variable is joined with others only if it fills complete blocks of codes, and if its random
+    # bits, which are in the order of memory, are in row-major order.
     blocks = [codec.block for codec in _list_codecs(request, member) if codec is not None]
     is_single = (
         isinstance(request.gradients[member], IndexedSlices)

@@ -218,6 +218,7 @@ class Elements(Sweep):
         for index, stage in enumerate(self.stages):
             scalar_texts = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *scalar_texts])})")
+        # Formulas in float64 read w0, w1, ...; formulas in the type of the update read n0, n1, ...
         if not all(self.are_like_update):
             lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
         if any(self.are_like_update):

@@ -118,6 +118,7 @@ class _TileReduction(Targets, ReductionText):
     """
 
     def __init__(self, value: int, reduce: str) -> None:
+        # Neither base calls `super().__init__`.
         Targets.__init__(self)
         ReductionText.__init__(self, reduce)
         self.value = value

@@ -245,6 +245,7 @@ class SmallMatrixKernel:
         setup = [*read_table("float64", STAGE_LITERAL), *arrays]
         # Groups of measures define their stages and headers again.
         definitions = "\n\n".join(dict.fromkeys(self._definitions)) + "\n"
+        # Some loops flush, and switch the processor's flag themselves; conversions must not.
         return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
@@ -443,6 +444,7 @@ class SmallMatrixKernel:
         formula, prefix = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: f"{letter}{place}" for name, place in self._place.items()}
+        # `plan_sweeps` leaves stages that read the third size to other kernels.
         inputs |= {name: str(count) for name, count in zip(SIZES, self._sides, strict=False)}
         inputs |= {name: f"{x.name}_{LINE}" for name, x in self._vectors.items()}
         inputs |= {name: f"{x.name}_{LINE}" for name, x in self._slot_values.items()}

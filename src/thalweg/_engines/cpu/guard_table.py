@@ -355,8 +355,8 @@ class GuardTable:
     def _set_tables(self) -> None:
         """Write the length and the address of each array of records to the block.
 
-        Also look up torch's functions that detect tracing, which replays call. Set the attribute
-        `detects_tracing` to False if torch lacks one.
+        Also look up torch's functions that detect tracing, which replays call. The attribute
+        `detects_tracing` becomes False if torch lacks one, else True.
         """
         guard_functions = guards.find_guards()
         self._guards = _records(guard_functions, replay_kernel.GUARD_BYTES)
@@ -442,6 +442,7 @@ class GuardTable:
             expected: Optional. The number that all elements must have before the next step.
                 `replay` returns a difference for other values.
         """
+        # Words 3, 4 and 5 of the record; see `COLUMN_BYTES` of `replay_kernel`.
         numbers, first = self._column_words[index], replay_kernel.COLUMN_BYTES // 8 * index
         numbers[first + 3] = number
         if expected is not None:
@@ -567,6 +568,7 @@ class GuardTable:
         """
         layout = self._layout
         record[replay_kernel.OWNER] = owner
+        # A missing gradient is a null pointer or an undefined TensorImpl, which has keys, too.
         if grad is None:
             autograd = _word(_word(id(param), layout.impl), layout.autograd)
             undefined = _word(autograd, layout.grad) if autograd else 0

@@ -63,6 +63,7 @@ class Group:
         base = streams.base
         if streams.positions:
             chunks, self._positions = cut_at_runs(chunks, base[:, -1], streams.runs)
+            # In place of one position, kernels read an array with the position of each chunk.
             base[:, -1] = self._positions.ctypes.data
         if self.kernel.vectors:
             base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
@@ -119,6 +120,7 @@ class Group:
         kernel = self._lines_kernel(measures, stages)
         scalars = self._select_scalars(kernel.scalars, columns)
         streams = self.table.base[:, : len(self._memory.storage)]
+        # Only stages flush denormals; without stages, measures read the stored numbers.
         return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
 
     def _lines_kernel(self, measures: Any, stages: Stages) -> Compiled:
@@ -161,6 +163,7 @@ class Group:
             shared: {name: number} of the group's compute dtype.
             by_variable: {name: array over the plan's variables}, for scalars that differ.
         """
+        # A step without a number rounds codes to the nearest.
         names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
         if by_variable.keys().isdisjoint(names):
             self.scalars[:] = [shared[name] for name in names]

@@ -145,6 +145,7 @@ class Code:
         if source_kind == kind:
             return value
         if source_kind.is_float and not kind.is_float:
+            # Undefined for NaN and for numbers out of range, which callers must exclude.
             cast_operand = write.fptosi(operand, kind.llvm)
         elif source_kind.is_float:
             cast_operand = (write.fpext if kind == FLOAT64 else write.fptrunc)(operand, kind.llvm)

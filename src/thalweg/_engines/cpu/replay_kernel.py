@@ -863,6 +863,7 @@ def set_scalars_of_members(block):
             rows = int64_pointer(program[ROW_COUNT])
             rows[0] = 0
     count, owner = 0, 0
+    # Members of passes follow, with the gradients of the counted members in the same order.
     for k in range(block[MEMBERS]):
         if owner == block[COUNTED_MEMBERS]:
             owner = 0
@@ -1025,6 +1026,7 @@ def load_step(block):
     source = block[STEP_TABLE] + TABLE_HEAD_BYTES + block[STEP_TABLE_ROW_BYTES] * row
     for k in range(block[STEP_TABLE_SPANS]):
         span = int64_pointer(block[STEP_TABLE_SPANS + 1] + SPAN_BYTES * k)
+        # Words are copied as integers, whatever their format.
         registers, numbers = int64_pointer(span[0]), int64_pointer(source)
         for i in range(span[1]):
             registers[i] = numbers[i]
@@ -1133,6 +1135,7 @@ def step(block, pairs, replay_count, request):
         0, or a constant for the first difference. After a difference, no tensor except the sums of
         a norm was written.
     """
+    # The lower three bits are the part, the others are flags. Guard 0 is the profilers'.
     part, first_guard = request & 7, 1
     if part == FINISH:
         find_counters(block)

@@ -80,6 +80,7 @@ def plan_sweeps(rule: Rule) -> SweepPlan | None:
     formulas = [
         read_stage(rule, entry).scalars for entry in passes if isinstance(entry, FusedStage)
     ]
+    # Kernels combine blocks by sums alone, and do not know the number of a variable's elements.
     if any("element_count" in scalars for scalars in formulas) or any(
         x.over == "variable" and x.reduce != "sum" for group in groups for x in group.measures
     ):
@@ -171,6 +172,7 @@ class ShortGroup(Group):
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         streams = self._set_members(request, members)
+        # The request has a rule without passes; its formula has the rule with passes.
         update: Any = request.rule.update
         rule: Rule = update.rule
         plan = plan_sweeps(rule)

@@ -499,7 +499,7 @@ _POSITIVE = tl.constexpr(
 def root_code(x, root, dithers, SMALLEST_CODE: tl.constexpr):
     """Return `positive_code(x, dithers, SMALLEST_CODE)`, in fewer instructions.
 
-    `x` encodes a `root`. It is positive where the root is.
+    `x` is the real code of `root`, and is positive where the root is.
     """
     if lacks_ptx():
         return positive_code(x, dithers, SMALLEST_CODE)

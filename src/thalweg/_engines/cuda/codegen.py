@@ -455,6 +455,7 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
         fast: True if products and sums may be fused, and quotients and roots be approximate.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
+    # Vectors are scalars of formulas, too, and differ between elements.
     element.writer.has_scalar_branches = not update.traced.vectors
     element.writer.group = elements_per_load(update.storage)
     block = THREADS * element.writer.group

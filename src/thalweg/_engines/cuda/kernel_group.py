@@ -168,6 +168,7 @@ class Group:
             *self._extra_arguments,
         )
         bound_arguments, was_aligned = self._bound_to
+        # Tables are new tensors while a CUDA graph is captured, and mostly the old ones otherwise.
         can_reuse_binding = aligned == was_aligned and all(map(is_, arguments, bound_arguments))
         if self._bound is None or not can_reuse_binding:
             self._bound = self.kernel.bind_to((len(self._chunks), 1), arguments, aligned)
