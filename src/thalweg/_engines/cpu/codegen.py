@@ -137,8 +137,8 @@ def name_kernel(
 ) -> Kernel:
     """Return a kernel whose source is `definitions`, followed by `lines`.
 
-    Its name is the letter `kind` and a hash. The name replaces KERNEL_NAME in the lines. `scalars`
-    and `measures` become fields of the kernel.
+    Its name is the letter `kind` and a hash, and replaces KERNEL_NAME in the lines. `scalars` and
+    `measures` become fields of the kernel.
     """
     text = join_lines(lines)
     # The disk cache finds kernels by name, so the name depends on the compiler's sources, too.

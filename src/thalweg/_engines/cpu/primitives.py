@@ -133,7 +133,8 @@ class Code:
 
     def reserve_stack(self, llvm: Any, count: int | None = None) -> Any:
         """Return a pointer to stack memory, allocated at the entry of the function."""
-        # In a loop, each iteration would reserve more. LLVM makes registers of entry blocks alone.
+        # Elsewhere, a loop would reserve memory in each iteration. LLVM turns reservations into
+        # registers only in the entry block.
         return self._entry.alloca(llvm, count)
 
     def write_constant(self, value: float, kind: Kind) -> Value:
