@@ -17,7 +17,8 @@ def kind_of(rule: object) -> Any:
     """Return the optimizer class of this package for the `rule` of a group.
 
     Args:
-        rule: The class, its name, or a user-defined `Rule`, whose class is created once.
+        rule: The class, its name, or a user-defined `Rule`. The first call creates a class for a
+            `Rule`; later calls return this class.
 
     Raises:
         InvalidTypeError: `rule` has another type, or is a class of another package.

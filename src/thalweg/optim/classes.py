@@ -74,14 +74,14 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise if torch's step would write outside a tensor; replace some momenta by copies.
+        """Raise if torch's step would write outside a tensor; copy momenta that it would corrupt.
 
-        Torch would add a sparse gradient to a momentum with a storage offset at the wrong elements.
-        A copy replaces such a momentum in `state`.
+        Torch adds a sparse gradient at the wrong elements of a momentum with a storage offset.
+        So a copy without an offset replaces this momentum in `state`.
 
         Raises:
-            InvalidArgumentError: A dense gradient has a sparse momentum, or a row index is out of
-                range.
+            InvalidArgumentError: A gradient is dense and its momentum sparse, or a row index is out
+                of range.
             LayoutError: A tensor has no memory for its elements.
         """
         super()._check_memories()
@@ -99,7 +99,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                         f"The gradient of '{name}' is dense, and its momentum sparse, to which"
                         " torch adds none. Have all of its gradients dense, or all sparse."
                     )
-                # Ours lies in a block, which is beside its place for what torch adds.
+                # Momenta of this package are views of one larger tensor, most with an offset.
                 has_offset = not momentum.is_sparse and momentum.storage_offset()
                 if has_offset and param.grad.is_sparse and is_misplaced(param.grad):
                     entries["momentum_buffer"] = momentum.clone()
