@@ -1,4 +1,4 @@
-"""`matrix_layouts`: for each parameter of a model, its matrices or AdamW."""
+"""`matrix_layouts`: decides for each parameter if a rule for matrices or AdamW updates it."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def matrix_layouts(
 ) -> MatrixLayouts:
     """Return the decision for each parameter of a model: its matrix layout, or AdamW.
 
-    The forward pass of the model decides. It runs once on the CPU, on a copy whose weights have no
-    memory. It shows how each weight multiplies, and into which parts its outputs are split. AdamW
+    The forward pass runs once on the CPU, on a copy of the model whose weights have no memory. It
+    shows which dimension of a weight is multiplied, and how later code splits the product. AdamW
     updates embeddings, output layers, routers, norms, vectors, and weights that no product uses.
 
     Args:
         module: The model. It does not change, and may be on any device, "meta" included.
-        layouts: Layouts by name or pattern of parameters, such as `{"*.qkv.weight": "rows=3"}`,
-            which replace decisions; "AdamW" says that AdamW updates a parameter.
+        layouts: Your decisions, {name or pattern of parameters: layout}, such as
+            `{"*.qkv.weight": "rows=3"}`. The layout "AdamW" selects AdamW.
         output: The parameters of the output layer, by name or pattern; () for none. None takes the
             layer of `get_output_embeddings()`, or else the layer that computes the model's result.
         inputs: The inputs of the forward pass: a tuple of arguments, a dict of keyword arguments or
@@ -213,10 +213,10 @@ class _Decisions(Iterable[ParamLayout]):
     def _by_use(
         self, name: str, param: Tensor, use: WeightUse | None
     ) -> tuple[MatrixLayout | None, str]:
-        """Return (layout or None for AdamW, reason) by the weight's use in the forward pass.
+        """Return (layout or None for AdamW, reason) from the record of a weight's uses.
 
         Raises:
-            UndecidedError: The uses define no layout.
+            UndecidedError: `use` is None, or the uses define no layout.
         """
         if use is None:
             raise UndecidedError("it is not a parameter of the model that runs")

@@ -101,10 +101,10 @@ class MemoryUse:
 def memory(
     params: nn.Module | FusedOptimizer | Params, rule: object = None, /, **options: Any
 ) -> MemoryUse:
-    """Return the bytes that a training takes from its second step on, without allocating them.
+    """Return the bytes of weights, gradients, optimizer state and copies of them in a training.
 
-    Counted are weights, gradients, state, and copies of these; not activations and temporary
-    buffers. Parameters may be on the device "meta". Nothing is changed.
+    The bytes are those after the first step, and are not allocated. Activations and temporary
+    buffers are not counted. Parameters may be on the device "meta". Nothing is changed.
 
     Args:
         params: A module; parameters or groups, as for an optimizer's constructor; or an optimizer
@@ -118,7 +118,7 @@ def memory(
             is another optimizer.
         InvalidArgumentError: `params` is an optimizer, and a rule or option is passed, too; or no
             class has the name `rule`.
-        TypeError, ValueError: As the constructor of the class raises them.
+        TypeError, ValueError: The constructor of the class rejects an argument.
 
     Example:
         >>> import torch
@@ -190,7 +190,10 @@ class _Twins:
         return [original for original, _ in self._twins.values()]
 
     def of(self, argument: Any) -> Any:
-        """Return a parameter's twin, or a copy of a group or (name, parameter) pair with twins."""
+        """Return the twin of a parameter; in groups and tuples, replace parameters by twins.
+
+        Groups and tuples are copied. Any other argument is returned unchanged.
+        """
         if isinstance(argument, Tensor):
             return self._twins.setdefault(id(argument), (argument, _twin_of(argument)))[1]
         if isinstance(argument, dict) and "params" in argument:
@@ -279,9 +282,8 @@ def _use_of(
             if isinstance(entry, Tensor):
                 entry_device = device if entry.is_meta and not is_offloaded else "cpu"
                 entries[name, entry.dtype, entry_device] += local(entry).nbytes
-        if (
-            is_offloaded and param.requires_grad
-        ):  # a step copies gradients to the CPU, and weights back
+        # A step copies gradients to the CPU, and the new weights from there.
+        if is_offloaded and param.requires_grad:
             counts["weights", dtype, "cpu"] += size * dtype.itemsize
             counts["gradients", sum_dtype, "cpu"] += size * sum_dtype.itemsize
     if (judge := options.judge) is not None and judge.copies:
