@@ -1,4 +1,4 @@
-"""States of optimizers with slots that codecs encode in 8 bits: saved form, checks, conversion."""
+"""Saved states with encoded slots: a codec stores a slot in 8 bits per number, in blocks."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def storage_of(rule: Rule) -> Storage:
 
 
 def check_params(optimizer: Any, group: Group) -> None:
-    """Raise if a codec of the group's rule cannot encode slots of its parameters.
+    """Raise if slots of a parameter in a group cannot be encoded.
 
     Raises:
-        InvalidTypeError: A parameter is complex or of float64.
+        InvalidTypeError: A parameter is complex or float64.
         NotImplementedError: The placements of a DTensor do not determine each rank's elements; or a
             rank's elements are on a GPU, and not adjacent in the full tensor.
-        InvalidArgumentError: The placements of a DTensor cut blocks of a codec.
+        InvalidArgumentError: A shard of a DTensor begins or ends inside a block of a codec.
     """
     storage = storage_of(optimizer.rule_of(group))
     if not storage:
@@ -130,12 +130,9 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 
 
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Reshape encoded slots in a state dict to the dimensions of their parameters.
+    """Reshape encoded slots in `state_dict` to as many dimensions as their parameters have.
 
-    Slots of DTensors have these dimensions already.
-
-    Args:
-        state_dict: The optimizer's state dict. Copies replace the states of parameters that change.
+    Copied states replace states that change. Slots of DTensors have these dimensions already.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
@@ -166,15 +163,16 @@ def _normalize_slots(
     problems: list[str],
     unrecorded: list[object],
 ) -> Mapping[str, Any]:
-    """Return a copy of a parameter's state, with encoded slots in the optimizer's shape.
+    """Return a copy of a saved parameter state, with encoded slots in the optimizer's shape.
 
-    The entry with the saved shape of the parameter is checked, and left out of the copy.
+    The copy lacks the entry with the saved shape of the parameter, which is checked.
 
     Args:
-        entries: The state.
-        storage: {slot: codec} that the saved group names.
-        problems: Receives a message if shapes differ.
-        unrecorded: Receives `label` if encoded slots come without a saved shape.
+        entries: The saved state.
+        label: The name of the parameter in messages.
+        storage: {slot: codec} of the saved group.
+        problems: A list to which a message is added if shapes differ.
+        unrecorded: A list to which `label` is added if encoded slots lack a saved shape.
     """
     shape = entries.get(SHAPE)
     if shape is None:
@@ -211,12 +209,14 @@ def fit_storage(
     convert: bool,
     values: Mapping[Tensor, Tensor],
 ) -> dict[str, Any]:
-    """Return a state with slots in the codecs of the optimizer, and groups that name no codecs.
+    """Return a saved state with slots in the codecs of the optimizer.
+
+    The option `state_storage`, which names codecs, is removed from its groups.
 
     Args:
         saved_state: The state dict, in a valid form.
-        notes: Receives a warning if the state does not have shapes.
-        convert: True to convert slots in another codec; otherwise these raise.
+        notes: A list to which a warning is added if encoded slots lack saved shapes.
+        convert: True to convert slots in another codec. False raises for them.
         values: {parameter: new value} of parameters that are loaded with the state.
 
     Raises:
@@ -227,7 +227,8 @@ def fit_storage(
     saved_storages = [_read_codecs(group, index) for index, group in enumerate(saved_groups)]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
     saved_state = {**saved_state, "param_groups": stripped_groups}
-    if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):  # which others refuse
+    # The loader raises for these groups.
+    if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):
         return saved_state
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
     for index, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
@@ -259,7 +260,10 @@ def fit_storage(
 
 
 def _read_codecs(group: Mapping[str, Any], index: int) -> Storage:
-    """Return {slot: codec} that a saved group names; raise CheckpointMismatchError if invalid."""
+    """Return {slot: codec} from the option `state_storage` of a saved group; {} without it.
+
+    Raise CheckpointMismatchError if the option is invalid.
+    """
     storage = group.get(STORAGE)
     if storage is None:
         return {}
@@ -304,12 +308,12 @@ def _convert_slots(
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """Return {slot: tensor} of slots whose codec or dtype changes, as the rule stores them.
+    """Convert slots to the codecs and dtypes of a rule; return {slot: tensor} of converted slots.
 
     Args:
-        entries: The state of the parameter.
+        entries: The saved state of the parameter.
         saved_storage: {slot: codec} of `entries`.
-        problems: Receives messages about invalid slots.
+        problems: A list to which messages about invalid slots are added.
         kinds: The dtypes of slots.
     """
     slots: dict[str, Tensor] = {}
@@ -317,7 +321,8 @@ def _convert_slots(
         value = entries.get(slot.name)
         if not isinstance(value, Tensor) or slot.name == CORRECTION:
             continue
-        if not (slot.storage or slot.name in saved_storage):  # which is wider beside a correction
+        # An optimizer with corrections stores other slots in wider dtypes.
+        if not (slot.storage or slot.name in saved_storage):
             is_wider = kinds.is_split != (CORRECTION in saved_storage) and value.is_floating_point()
             slots |= {slot.name: value.to(kinds.of(slot, param))} if is_wider else {}
             continue
@@ -328,7 +333,8 @@ def _convert_slots(
         codec = codec_of(slot, param)
         if codec is not None:
             slots[slot.name] = records_beside(codec, encode_tensor(codec, local(numbers)), param)
-        else:  # small ones are of float32 beside others in codecs
+        else:
+            # Slots of small parameters are not encoded; they are float32.
             slots[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
     return slots
 
@@ -341,15 +347,15 @@ def _convert_split_weight(
     storage: Storage,
     kinds: StateStorage,
 ) -> dict[str, object]:
-    """Return {state key: master or correction} of a parameter, as the optimizer stores it.
+    """Return {state key: master or correction} of a parameter, in the optimizer's form.
 
-    A correction has the lower bits of a split weight. A saved master becomes a correction, or a
-    correction a master, if the options differ. Invalid entries are returned unchanged; the loader
-    raises for them.
+    With `weights="split"`, a float32 weight is a bfloat16 parameter (upper bits) and a correction
+    (lower bits). A saved master is converted to a correction, and vice versa, if the options
+    differ. Invalid entries are returned unchanged; the loader raises for them.
 
     Args:
-        upper: The parameter, or its new value that is loaded with the state.
-        storage: The codecs of the optimizer, by slot.
+        upper: The parameter, or the value that is loaded into it.
+        storage: {slot: codec} of the optimizer.
     """
     rests = {name: entries[name] for name in _RESTS if name in entries}
     if (CORRECTION in saved_storage) == (CORRECTION in storage) or not entries:
