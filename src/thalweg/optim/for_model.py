@@ -77,7 +77,6 @@ def _check_names(
     Args:
         label: The name of the argument or function that took the options, for the message.
         options: The options by name.
-        names: The valid names.
         more_names: Further names that the message may suggest.
     """
     for name in options:

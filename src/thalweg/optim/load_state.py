@@ -101,7 +101,6 @@ def plan_torch_load(
 
     Args:
         optimizer: A `FusedTorchOptimizer`; not changed.
-        saved_state: The state dict.
         load: `load_state_dict` of the torch class.
 
     Returns:
@@ -313,7 +312,6 @@ def _iterate_members(
     a saved option is invalid.
 
     Args:
-        saved_groups: The groups of the state.
         problems: Receives messages about invalid options.
     """
     probe = _make_twin(optimizer)
@@ -343,8 +341,6 @@ def _restore_dtypes(
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
-        saved_entries: The state as saved.
-        param: The parameter.
         rule: The rule of the parameter. Its scalar slots keep the wider of both dtypes.
         options: The options of the optimizer. If no option changes dtypes or devices, only
             gradient sums are replaced.
@@ -381,7 +377,6 @@ def _restore_numbers(
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
-        saved_entries: The state as saved.
         slots: The slots of the rule with all options.
     """
     for slot in slots:
@@ -403,8 +398,6 @@ def fit_slots(
     Args:
         optimizer: The optimizer, or the copy that loads the state.
         storage: The dtypes of slots with all options.
-        group: The group of the parameter.
-        param: The parameter.
         entries: The state of the parameter, changed in place.
     """
     rule = optimizer.base_rule(group, param)

@@ -261,7 +261,6 @@ def _use_of(
 
     Args:
         optimizer: The optimizer over twins.
-        options: The options of the training.
         weights: All parameters.
         twins: The twins of the parameters that the optimizer updates.
     """

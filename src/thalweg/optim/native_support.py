@@ -30,7 +30,6 @@ def engines_support(
 
     Args:
         pairs: (gradient, parameter) pairs. A parameter that occurs twice is not supported.
-        state: The states of the parameters.
         names: The keys that a step reads from a state; other entries belong to the user.
         allows_float32_sums: True to accept float32 gradients of 16-bit parameters, which
             accumulation produces.

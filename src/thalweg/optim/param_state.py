@@ -283,8 +283,6 @@ class ParamState:
         If a number is missing, or if a tensor must be replaced, create new entries.
 
         Args:
-            name: The key in the state.
-            kind: The specification of the numbers.
             starts: {id(parameter): {name: initial number}} of numbers other than `kind.start`.
         """
         scalars = self._numbers_of(name, kind, starts)
@@ -320,7 +318,6 @@ class ParamState:
         """Return the number `name` of each parameter from its state, or else the initial number.
 
         Args:
-            kind: The specification of the number.
             starts: {id(parameter): {name: initial number}} of numbers other than `kind.start`.
 
         Raises:
@@ -412,8 +409,6 @@ class ParamState:
         copies are created or refreshed.
 
         Args:
-            state: The state of the optimizer.
-            params: The parameters of the step.
             is_unchanged: True if parameters and state are unchanged since the last step.
 
         Raises:

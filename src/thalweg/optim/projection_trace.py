@@ -165,9 +165,7 @@ class ProjectionTrace(TorchFunctionMode):
         """Return labelled zeros as the product of a weight and activations; record the product.
 
         Args:
-            name: The name of the function.
             weight, activations: The factors.
-            shape: The shape of the product.
             roles: (letters, indices): the roles of the weight's dimensions; see `product_roles`.
         """
         use = cast("WeightUse", self._use_of(weight))

@@ -168,7 +168,6 @@ def _normalize_slots(
     The copy lacks the entry with the saved shape of the parameter, which is checked.
 
     Args:
-        entries: The saved state.
         label: The name of the parameter in messages.
         storage: {slot: codec} of the saved group.
         problems: A list to which a message is added if shapes differ.
@@ -311,7 +310,6 @@ def _convert_slots(
     """Convert slots to the codecs and dtypes of a rule; return {slot: tensor} of converted slots.
 
     Args:
-        entries: The saved state of the parameter.
         saved_storage: {slot: codec} of `entries`.
         problems: A list to which messages about invalid slots are added.
         kinds: The dtypes of slots.

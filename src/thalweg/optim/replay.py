@@ -399,7 +399,6 @@ class ReplayedStep:
 
         Args:
             fields: `vars(optimizer)`. A step sets its `_opt_called`, for torch's schedulers.
-            cache: The step cache of the optimizer.
             flags: `UNRECORDED` or 0, an argument of `GuardTable.replay`.
         """
         if (

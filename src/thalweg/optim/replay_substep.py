@@ -252,7 +252,6 @@ class ReplayedSubStep:
 
         Args:
             index: The index of the kernel in `self._launches`.
-            launch: The kernel.
             has_extra: True to return all keys, even if the native call computes all scalars.
         """
         scalars_by_key, dtype, columns = self.adapter.scalars_by_key, launch.dtype, self.columns

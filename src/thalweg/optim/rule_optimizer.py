@@ -199,8 +199,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     ) -> dict[int, Entries]:
         """Return {id(parameter): {state key: initial number}}; warn of all-zero parameters.
 
-        If a state already has a number, such as the step count, all parameters start at that
-        number.
+        A number that some parameter already has, such as its step count, is the initial number.
         """
         self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
@@ -235,7 +234,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             param_state.plans,
         )
         if single_param is not None:
-            if not adapter.repeats:  # what a step makes is published by its last update alone
+            # Only the last update of a step adds new state to the optimizer.
+            if not adapter.repeats:
                 self._make()
                 adapter = TensorFlowStepAdapter(self, param_state, params, group_indices, members)
             plans = plans.alone(single_param)
@@ -272,7 +272,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self._capturable or self.step_options.of(Unscaling).fused_unscale
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        # It is made with the optimizer, but for what a state that was loaded did not have.
+        # The constructor creates all state; a loaded state may lack entries that options add.
         keys = self.step_options.keys
         return all(name in self.state[param] for param in params for name in keys(param))
 
@@ -297,7 +297,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _kind_of(self, group: Group) -> Any:
         """Return this optimizer, which defines the options of all groups."""
-        return self  # whose rule decides
+        return self
 
     @property
     def _betas(self) -> int:
@@ -313,7 +313,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
     def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        """Return {option: reason} of the options that a group may not have."""
+        """Return {option: reason against it} of options that a group may not have."""
         reasons, kind = super()._invalid_options(group), type(self).__name__
         option_names = self._wanted_options(cast("Group", group))
         for name in self._constructor_options:
@@ -356,7 +356,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             state_dict: As `state_dict` returns it.
             convert: True to convert slots in another codec, or stored as numbers, and to ignore
                 saved `round` and `seed` that differ from the optimizer's. Otherwise these raise.
-            allow_loss: As in other classes; no other package's state is loaded into a rule.
+            allow_loss: No effect: states of other packages are not loaded into a rule.
 
         Raises:
             CheckpointMismatchError: An entry is missing or unknown, or has another shape, dtype or

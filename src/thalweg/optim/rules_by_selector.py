@@ -106,7 +106,10 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Raise InvalidArgumentError if a number of dimensions leaves no parameters for `...`."""
+        """Raise InvalidArgumentError if a selector such as 2 (dimensions) leaves none for `...`.
+
+        Return if `...` is no selector, or selects a parameter. `indices` is the result of `choose`.
+        """
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
         members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]
@@ -120,10 +123,13 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """Return the index of the selector with the lowest rank; `by_turn` is {rank: indices}.
+        """Return the index of the selector that has priority for a parameter.
+
+        Args:
+            by_turn: {rank: indices of matching selectors}; the lowest rank has priority.
 
         Raises:
-            InvalidArgumentError: There is no selector, or two have the lowest rank.
+            InvalidArgumentError: No selector matches, or two have the lowest rank.
         """
         if not by_turn:
             raise InvalidArgumentError(

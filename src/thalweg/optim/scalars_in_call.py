@@ -182,7 +182,6 @@ class ScalarsInCall:
         Args:
             members: The members of all parameters of the step. Those of the kernel's parameters
                 are replaced, with their program and the address of their scalars.
-            launch: The kernel.
             scalars: The scalars of the rule, by group index.
             spans: Tables {index of a parameter: entry to add to its `Member.spans`}.
         """
@@ -210,7 +209,6 @@ class ScalarsInCall:
 
         Args:
             dtype: The compute dtype of the scalars.
-            place: The index of the group.
             scalars: The scalars of the rule, by group index.
 
         Returns:

@@ -219,7 +219,10 @@ def _factors_of(
 
 
 def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> bool:
-    """Return True if `selector` selects the group at `index`; False for `...`."""
+    """Return True if `selector` selects `group`, which has the index `index`; False for `...`.
+
+    A selector is an index, the name of a rule, or a pattern for the names of all parameters.
+    """
     if isinstance(selector, int) and not isinstance(selector, bool):
         return index == selector
     if isinstance(selector, str):

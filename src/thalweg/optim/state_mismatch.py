@@ -126,7 +126,7 @@ def matched(
 ) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, saved key, title) of each parameter of a group.
 
-    Match by name if both groups have names, else by order. `problems` receives messages about names
+    Match by name if both groups have names, else by order. Add messages to `problems` about names
     that only one group has.
     """
     names, saved_names = group.get("param_names"), saved_group.get("param_names")
@@ -175,7 +175,8 @@ def of_options(
         label = f"'{name}' of group {index}"
         if name not in group:
             problems.append(f"{label} is missing")
-        elif name in flags or name == "rule":  # which is compared apart
+        # Flags are checked below, and the rule by the optimizer.
+        elif name in flags or name == "rule":
             continue
         elif name in PAIRS:
             count = beta_count if name == "betas" else 2
@@ -225,7 +226,6 @@ def state_mismatches(
     """Return messages why a step cannot use the state of a parameter; [] if it can.
 
     Args:
-        entries: The state.
         specs: {key: requirements of the entry}.
         label: The name of the parameter in messages.
         allowed: Further keys that the state may have; None allows all.
@@ -281,7 +281,7 @@ def _describe_difference(candidate: object, spec: StateEntrySpec, label: str) ->
 
 
 def _why_rows_unfit(tensor: Tensor, label: str) -> str | None:
-    """Return why a sparse tensor cannot be read, or None."""
+    """Return why values or indices of a sparse tensor are invalid, or None if they are valid."""
     components = {"values": tensor._values(), "indices": tensor._indices()}
     flaws = {name: flaw(component) for name, component in components.items()}
     problems = [

@@ -259,7 +259,8 @@ def _equal(first: object, second: object) -> bool:
             if isinstance(value, Tensor):
                 check_held(value)
         return bool(first == second)
-    except (RuntimeError, TypeError, ValueError):  # a tensor of several elements, or a cut one
+    # The truth of several elements is undefined, and freed storage cannot be read.
+    except (RuntimeError, TypeError, ValueError):
         return False
 
 
@@ -273,7 +274,7 @@ def pop_options(keywords: dict[str, object]) -> StepOptions:
 
 
 def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
-    """Raise RuleError if a hyperparameter has a reserved name: an option's or a group entry's.
+    """Raise RuleError if a hyperparameter has the name of an option or a reserved key of groups.
 
     Args:
         titles: The rule's hyperparameters, as groups call them.
@@ -307,11 +308,11 @@ def gradient_transforms(
     """Return the transforms of a step's gradients: unscaling, and clipping by the options.
 
     Args:
-        unscaling: The first factor of gradients: a float, a tensor or None.
+        unscaling: The factor by which gradients are multiplied first, or None.
         count: The number of gradients.
-        grad_report: Receives norm and clip factor if the global norm is computed.
+        grad_report: Object that will store norm and clip factor if the step computes a global norm.
         is_torchs: True to clip by the global norm with torch's formula, False with TensorFlow's.
-        factor: The factor that clips by the global norm, if it is known; see `global_norm.py`.
+        factor: The factor that clips by the global norm, if already known; see `global_norm.py`.
     """
     if not options.clips and unscaling is None:
         return options.base_transforms

@@ -1,4 +1,4 @@
-"""Steps with TensorFlow's numbers over parameters in groups."""
+"""Steps with TensorFlow's arithmetic. Parameters of one group with equal scalars share a *key*."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """Raise if shapes, dtypes or memory of the pairs are invalid.
 
-        Also raise for complex variables if the rule is not linear.
+        Also raise if a parameter is complex and the rule is not linear.
         """
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]
@@ -76,7 +76,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """Return {name: scalar} in a compute dtype, for the parameters with the key `group`.
 
-        A tensor of per-parameter numbers has an element for each parameter with a gradient.
+        Numbers on a GPU are one tensor with an element for each parameter with a gradient.
         """
         scalars = self._scalars_of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
@@ -94,7 +94,10 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[dtype, group]
 
     def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} in a compute dtype, for all parameters with the key `key`."""
+        """Return {name: scalar} in a compute dtype for the key `key`, as `scalars_of`.
+
+        Tensors also have elements for parameters without a gradient.
+        """
         rule = self.part.rule
         group_index, state_scalars = self.split_key(key)
         values = self.hypers(dtype, group_index)

@@ -115,9 +115,10 @@ class TorchGroups(FusedOptimizer):
     def _describe_difference(
         cls, group: Group, group_index: int, other_group: Group, index: int
     ) -> str:
-        """Return a message about the first option that differs in two groups but must be equal.
+        """Return a message about the first option in `_common` that differs; "" if none does.
 
-        Return "" if there is none.
+        Args:
+            group_index, index: The indices of `group` and `other_group`, for the message.
         """
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
@@ -179,7 +180,7 @@ class TorchGroups(FusedOptimizer):
     def _initial_entries(
         self, params: Sequence[Tensor], places: Sequence[int]
     ) -> dict[int, Entries]:
-        """Return {id(parameter): {key: initial value}} of entries that the rule does not define.
+        """Return {id(parameter): {key: initial value}} of initial values other than the rule's.
 
         Warn of all-zero parameters.
         """
@@ -192,7 +193,7 @@ class TorchGroups(FusedOptimizer):
         }
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Return True if all of `params`, in `group`, have all entries of their state."""
+        """Return True if the state of each of `params`, which are in `group`, is complete."""
         if not params:
             return True
         step = {STEP} if self._keeps_step(self._kind_of(group)) else set[str]()
@@ -292,12 +293,12 @@ class TorchGroups(FusedOptimizer):
         """Return messages why a step cannot use the state of a parameter; [] if it can.
 
         Args:
-            group: The group of the parameter.
             entries: The state to load.
             may_lack: True if slots that the next step creates may be missing.
         """
         specs = {SUM: sum_spec(param)}
-        if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
+        # A parameter before its first step has no entries but a gradient sum.
+        if isinstance(entries, Mapping) and entries.keys() <= {SUM}:
             return state_mismatches(entries, specs, label)
         kind, rule = self._kind_of(group), self.base_rule(group, param)
         slots = rule.slots
@@ -308,7 +309,7 @@ class TorchGroups(FusedOptimizer):
         specs |= {slot.name: StateEntrySpec(dtypes=REAL_DTYPES) for slot in rule.numbers}
         specs |= {n: StateEntrySpec(param, (), n in kind._rowwise, n in optional) for n in names}
         wrapped_rule = self.step_options.rule(rule)
-        # Those that a wrapper adds are made where they are missing.
+        # A step creates missing slots that options add.
         for slot in (*wrapped_rule.measured_slots, *wrapped_rule.common_slots):
             number = torch.empty((), dtype=torch.float32, device="cpu")
             specs[slot.name] = StateEntrySpec(number, is_optional=slot not in slots)
@@ -341,12 +342,13 @@ class TorchGroups(FusedOptimizer):
         label: object,
         checked_keys: set[object],
     ) -> list[str]:
-        """Return messages if the rule's `prepare` fails with these options and numbers; else [].
+        """Return a list with a message if the rule's `prepare` fails for a parameter; else [].
 
         Rules that call functions of users are not checked.
 
         Args:
-            checked_keys: Keys of checked combinations, which are skipped; new ones are added.
+            checked_keys: Keys of checked (group, numbers) combinations, which are not checked
+                again; the key of this one is added.
         """
         rule = self.wrapped_rule(group, param)
         scalars = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}

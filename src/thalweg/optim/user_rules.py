@@ -54,7 +54,9 @@ class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
 
 @cache
 def class_of(rule: Rule) -> type[UserRuleOptimizer]:
-    """Return the optimizer class of a user-defined rule, named like the rule and made once.
+    """Return the optimizer class of a user-defined rule, which is created once per rule.
+
+    The class has the name of the rule.
 
     Raises:
         RuleError: The rule cannot take a step, or a hyperparameter has a reserved name.

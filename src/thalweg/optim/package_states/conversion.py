@@ -152,7 +152,6 @@ def _convert_group(
 
     Args:
         pair: (group of the optimizer, saved group).
-        package: The package of the saved group.
         report: Report to which converted and lost options are added.
     """
     group, saved_group = pair
@@ -207,7 +206,6 @@ def _convert_members(
     Args:
         members: (parameter, saved key, title) of each parameter.
         pair: (group of the optimizer, saved group).
-        package: The package of the saved group.
         conversion: The conversion, whose `state`, `values` and `reports[-1]` are changed.
     """
     (group, saved_group), states = pair, conversion.state["state"]
