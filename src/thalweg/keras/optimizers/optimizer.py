@@ -221,6 +221,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                 replay, pairs = cache.replay, grads_and_vars
                 # A replay takes lists only, and `zip(gradients, variables)` is the usual argument.
                 pairs = list(pairs) if type(pairs) is zip else pairs
+                # Only callable hyperparameters need the block of `self._hyper`.
                 if replay is not None and not replay.calls and replay.take(self, cache, pairs):
                     return self._iterations
                 with self._hyper:
@@ -277,11 +278,11 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
     def _end_step(
         self, outcome: StepResult | None, pairs: object, name: str | None, aggregates: bool
     ) -> Tensor | None:
-        """Return the result of `apply_gradients`: `iterations`, or an operation of a graph.
+        """Return the result of `apply_gradients`: `iterations`, or in graph mode an operation.
 
         Args:
-            outcome: Result of an eager step; its first error is raised. None builds the operation.
-            pairs, name, aggregates: Arguments of the operation.
+            outcome: Result of an eager step, whose first error is raised. None in graph mode.
+            pairs, name, aggregates: Arguments of the operation of graph mode.
         """
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(pairs), name, aggregates)

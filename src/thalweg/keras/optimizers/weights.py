@@ -50,8 +50,7 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a new CPU tensor with an initial value of a shape and dtype.
 
-    While a graph is built, a callable `initializer` may return a graph tensor, which is returned
-    unchanged.
+    If a callable `initializer` returns a graph tensor, return this tensor unchanged.
 
     Args:
         initializer: "zeros", "ones", a value, or a callable: `initializer(shape, dtype=dtype)`
@@ -224,7 +223,7 @@ class Weights(TrackableSlots):
 
         Raises:
             KeyError: The variable has no slot of this name (yet).
-            ReplicaLostError: A rank has not called it.
+            ReplicaLostError: Slots are sharded, and a rank has not called this method.
         """
         var = var if executing_eagerly() else graph_mode().variable_of(var)
         slot = self._slots.get(var, slot_name)
@@ -365,7 +364,7 @@ class Weights(TrackableSlots):
         return self._weights if is_inherited else self.weights
 
     def _list_weight_entries(self) -> list[Entry]:
-        """Return one state entry per element of `weights`; it reads a sharded slot in full."""
+        """Return a state entry per element of `weights`; entries read sharded slots in full."""
         slot_entries = {
             id(entry.own): entry
             for optimizer in self._with_inner()
