@@ -81,7 +81,7 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
     if isinstance(adamw, dict):
         read_options["adamw"] = {**_shared_options(class_named("AdamW"), args), **adamw}
     make: Callable[..., Any] = cls.for_model
-    # The Trainer passes the model, not parameters, to the result of a callable that is no class.
+    # The Trainer calls a function that is no class without arguments, and its result with a model.
     return lambda: make, {**_shared_options(cls, args), **read_options}
 
 

@@ -31,6 +31,7 @@ def kind_of(rule: object) -> Any:
         return class_of(rule)
     if not isinstance(rule, str):
         name: Any = getattr(rule, "__name__", None)
+        # A class of another package may have the name of one of these.
         if not isinstance(rule, type) or name not in KINDS or class_named(name) is not rule:
             raise InvalidTypeError(
                 "rule must be a class of thalweg.optim or its name, or a thalweg.Rule, not"

@@ -44,7 +44,8 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
     """
 
     _sparse = Adam._sparse
-    fixed_options = {"decoupled_weight_decay": True}  # torch before 2.7 has no such key
+    # Groups and states of torch before 2.7 lack this key.
+    fixed_options = {"decoupled_weight_decay": True}
     _choose_rule = staticmethod(Adam._choose_rule)  # pyright: ignore[reportAssignmentType]
 
 
@@ -247,7 +248,7 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
     _single = ("step", "eta", "mu")
 
     def _initials_of_group(self, group: Group) -> dict[str, float]:
-        """Return the starts of "eta" and "mu" for a group."""
+        """Return the start of "eta" for a group: the learning rate of the first step."""
         return {"eta": float(group["lr"])}
 
 

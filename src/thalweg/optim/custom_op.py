@@ -28,6 +28,7 @@ from thalweg._core.param_groups import params_of
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
 _dispatch: Any = torch._C
 _numbers = count()
+# Weak: a compiled graph keeps the handle, but must not keep the optimizer alive.
 _optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 

@@ -33,7 +33,8 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
             elements.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    if sizes(groups) != sizes(saved_groups):  # the loader raises for them
+    # The loader raises for groups of other sizes.
+    if sizes(groups) != sizes(saved_groups):
         return saved_state
     states, problems = dict(saved_state["state"]), list[str]()
     for group, saved_group in zip(groups, saved_groups, strict=True):

@@ -126,10 +126,12 @@ class FusedOptimizer(GroupChecks):
         self.defaults.update(options.on)
         # Torch's constructor may have made slots.
         self.step_cache.blocks.gather(self.state, self._single)
+        # Torch's constructor makes slots on the device of the parameters.
         if options.kinds.device is not None:
             for entries in self.state.values():
                 tensors = {key: x for key, x in entries.items() if isinstance(x, Tensor)}
                 entries |= {key: x.to(options.kinds.device) for key, x in tensors.items()}
+        # `GradScaler.step` then passes scale and overflow flag to `step`, and leaves gradients.
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
         with self._drop_hooks_on_error():
@@ -376,6 +378,7 @@ class FusedOptimizer(GroupChecks):
                     from thalweg.optim.absent_gradients import select_set
                 select_set(self)
             is_due = bool(cache.due_adapters) or cache.changes.needs_plan
+            # In all other cases `step` has just tried the replay in vain.
             may_replay = closure is not None or is_due or has_sets
             if may_replay and self.step_options.accumulate == 1 and self._try_replay():
                 return loss
@@ -420,6 +423,7 @@ class FusedOptimizer(GroupChecks):
             nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
         )
         with recording:
+            # Replays by `grad` were tried before; sums exist only now.
             is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
             if not (is_replayed or self._try_rebind()):
                 self._check_options_held()
@@ -464,6 +468,7 @@ class FusedOptimizer(GroupChecks):
             set_to_none: True to set gradients to None.
         """
         flat = self.step_cache.flat
+        # Torch's method disables Dynamo, and would break the graph.
         if flat is None and set_to_none and is_dynamo_compiling():
             forget_gradients(self.step_cache.operands)
         elif flat is None:
@@ -535,6 +540,7 @@ class FusedOptimizer(GroupChecks):
             return False
         param_state, group_indices = cache.rebind_target
         groups = self.param_groups
+        # A single group needs no new list, and no comparison of indices.
         if len(groups) == 1:
             params: list[Tensor] = groups[0]["params"]
         else:
@@ -631,6 +637,7 @@ class FusedOptimizer(GroupChecks):
         if cache.last_step is None or not cache.last_step.taken:
             return cache.last_step
         report = cache.last_step
+        # Numbers on a GPU are read here, not in the step, which would have to wait for them.
         if cache.counter is not None:
             report = report._replace(count=cache.count + int(cache.counter.item()))
         if cache.last_apply_flag is not None and not cache.last_apply_flag.item():

@@ -211,7 +211,7 @@ class FusedTorchOptimizer(TorchGroups):
         Before a state is created, states of rules that no group uses are deleted.
         """
         if rule not in param_states:
-            # Options may have chosen other rules since the last step.
+            # Changed options may select other rules; states of former rules would keep memory.
             for stale_rule in param_states.keys() - self._rules():
                 del param_states[stale_rule]
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
@@ -248,6 +248,7 @@ class FusedTorchOptimizer(TorchGroups):
         with no_grad():
             targets = [adapter.aim(pairs) for adapter, pairs in steps]
         adapters, batch = [adapter for adapter, _ in steps], WriteBatch()
+        # Several sub-steps only collect writes in the batch, so that an error leaves all unwritten.
         for adapter in adapters if len(steps) > 1 else ():
             adapter.gathered, adapter.begun = batch, batch.begun
         transforms = [make_transforms(len(pairs)) for pairs, _ in targets]
@@ -505,6 +506,7 @@ class FusedTorchOptimizer(TorchGroups):
             # Raises, since torch has no such class; nothing is written yet.
             self._torch.step(self)
         self._check_memories()
+        # Torch's step writes as it goes: an error of another rank must be known before.
         if self.step_cache.team is not None:
             self.step_cache.team.agree()
         step = self._torch.step

@@ -123,6 +123,7 @@ def plan_torch_load(
         reason = f"{type(error).__name__} while it was loaded: {error}"
         raise mismatch([reason], _describe_optimizer(optimizer)) from error
     _fit_twin(twin, optimizer, saved_state)
+    # Kernels read memory, which has other values than a lazily negated or conjugated tensor.
     for _, entries in states_of(twin.state):
         entries.update(dict(_resolve_views(entries)))
     optimizer.record_format(twin.param_groups, twin.state)
@@ -474,6 +475,7 @@ def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
         calls.append(partial(group.update, {**saved_group, **retained}))
     if problems:
         raise mismatch(problems, class_name)
+    # Raises for invalid numbers before anything is written.
     for saved_group in saved_groups:
         hypers_of(saved_group, optimizer.rule)
     keys = keys_in(saved_state)

@@ -227,6 +227,7 @@ def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) ->
     # Options are compared with those of the constructor; the stand-in need not fit them.
     names = group.keys() - _IGNORED
     init_names = [name for name in kind.constructor_signature.parameters if name in names]
+    # Expanded from one element, so that a large layout takes no memory.
     template = torch.zeros(1, 1, dtype=torch.float32, device="cpu").expand(_shape_for(kind, group))
     checked = kind([template], **{name: group[name] for name in init_names}).param_groups[0]
     del checked["params"]

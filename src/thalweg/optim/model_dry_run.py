@@ -73,7 +73,8 @@ def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, We
     traced_params = [param for param in module.parameters() if id(param) in uses]
     is_layer = len(traced_params) > 1 and not isinstance(module, nn.ModuleList | nn.ModuleDict)
     if len(unused) == len(traced_params) and is_layer:
-        with suppress(Exception):  # A module with other arguments is run in parts.
+        # If the module needs other arguments, its children are run instead.
+        with suppress(Exception):
             args = _layer_arguments(module)
             with trace:
                 outputs = module(*args)

@@ -105,6 +105,7 @@ class Column(_StoredNumbers):
         first, size = block.data_ptr(), block.element_size()
         positions = [(pointer - first) // size for pointer in self._pointers]
         self.places = None
+        # Without an index, one operation reads or writes the whole block.
         if positions != list(range(len(block))):
             self.places = torch.tensor(positions, dtype=torch.int64, device=block.device)
         kind = _SCALARS.get(block.dtype, float)
@@ -281,6 +282,7 @@ class PlainColumn:
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
         scalars = [*values] * len(self._owners) if len(values) == 1 else values
+        # A loaded state may have tensors in place of Python numbers.
         return [
             partial(tensor.fill_, value)
             if isinstance(tensor := entries.get(self.name), Tensor)
@@ -296,6 +298,7 @@ class Blocks:
     """Registry of blocks: tensors that an optimizer created and whose elements are its numbers."""
 
     def __init__(self) -> None:
+        # Weak: a block lives as long as a view of it is in a state.
         self._blocks: dict[int, ref[Tensor]] = {}
 
     def views(self, block: Tensor) -> list[Tensor]:

@@ -191,6 +191,7 @@ class ParamState:
         if self.locals is None:
             self.locals = make_local_shards(params)
         self.params = list(params)
+        # `state[param]` creates an entry, which a rule without state must not have, as in torch.
         self.owners = [
             state[param] if remembers or self._kinds.has_master(param) else {} for param in params
         ]

@@ -204,6 +204,7 @@ class ProjectionTrace(TorchFunctionMode):
             else:
                 axes.append((place % product.dim(), axis))
                 sizes[place % product.dim()] = labels.shape[axis]
+        # Axes move to their places in the product; all other dimensions of it are broadcast.
         order = [axis for _, axis in sorted(axes)]
         order += [axis for axis in range(labels.dim()) if axis not in order]
         self._set_labels(product, labels.permute(order).reshape(sizes).expand(product.shape))
@@ -231,6 +232,7 @@ class ProjectionTrace(TorchFunctionMode):
         """Return CPU zeros in place of a weight; other arguments unchanged."""
         if not isinstance(argument, Tensor) or self._use_of(argument) is None:
             return argument
+        # An expanded zero takes no memory, but functions may not write to it.
         if argument.numel() > _LARGEST_COPY:
             return torch.zeros((), dtype=argument.dtype, device="cpu").expand(argument.shape)
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
@@ -404,6 +406,7 @@ class ProjectionTrace(TorchFunctionMode):
         if labels is None or any(stride == 0 for stride in labels.stride()):
             base = target if target._base is None else target._base
             former_labels = self._label_arg(target)
+            # The strides of the base make `as_strided` select the labels of the view's elements.
             base_labels = torch.empty_strided(
                 base.shape, base.stride(), dtype=torch.int64, device="cpu"
             )
@@ -442,6 +445,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _split(self, labels: Tensor) -> list[tuple[WeightUse, Any]]:
         """Return (weight record, output indices) for labels."""
         output_labels = distinct_labels(labels)
+        # The starts ascend: a label belongs to the last weight that starts at or before it.
         owners = np.searchsorted(self._label_starts, output_labels, side="right") - 1
         uses: list[tuple[WeightUse, Any]] = []
         for owner in np.unique(owners).tolist():

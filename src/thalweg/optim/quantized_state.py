@@ -36,8 +36,10 @@ from thalweg.optim.dtensor_params import cuts_blocks, has_positions, make_local_
 from thalweg.optim.state_mismatch import members_here
 from thalweg.variable import TRAINED, dtype_name
 
-_RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
-STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
+# Entries of a state that make a 16-bit parameter more exact.
+_RESTS = (CORRECTION, MASTER)
+# The option of saved groups that names the codec of each slot.
+STORAGE = "state_storage"
 _SUPPORTED_DTYPES = [dtype for dtype in TRAINED if dtype != torch.float64]
 _UNCODED_DTYPE = "float32"
 _SHORTEST = min(codec.block for codec in OF_SLOTS.values())
@@ -83,6 +85,7 @@ def _check_dtensor(param: Any, label: str, storage: Storage, slots_text: str) ->
         InvalidArgumentError, NotImplementedError: See `check_params`.
     """
     codecs = [CODECS[name] for name in storage.values() if not CODECS[name].is_beside]
+    # As in `codec_of`: slots of other DTensors are not encoded, and need no positions.
     codecs = [x for x in codecs if x.divides(param.shape) and param.numel() >= LEAST]
     if not codecs:
         return
@@ -244,6 +247,7 @@ def fit_storage(
             entries = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
+            # One message per group is enough: all its parameters differ in this way.
             if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
                 problems.append(_describe_codecs(index, saved_storage, storage))
                 break

@@ -88,9 +88,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     _exact: ClassVar[tuple[str, ...]] = ()  # hyperparameters that do not pass through float32
     product_hypers: ClassVar[dict[str, str]] = {}  # running products of hyperparameters, by name
-    _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
+    # {name: initial value} of further per-parameter numbers, which `prepare` reads and returns.
+    _extra: ClassVar[dict[str, float]] = {}
 
-    _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
+    # Options whose value 0 would select another rule, so that groups must not set them to 0.
+    _nonzero: ClassVar[tuple[str, ...]] = ()
     fixed_options: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _flags: ClassVar[list[str]] = []
     # Arguments of the constructor that groups may not have.
@@ -126,6 +128,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         arguments = hypers_by_name(
             hypers if lr is None else {"lr": lr, **hypers}, hyper_names=hyper_values
         )
+        # All names are checked before torch's constructor, which accepts any default.
         for name in arguments:
             if name not in hyper_values:
                 suggestion = did_you_mean(title_of(name), map(title_of, hyper_values))

@@ -16,7 +16,8 @@ from thalweg.optim.class_lookup import kind_of
 from thalweg.optim.selectors import EMBEDDINGS, ModuleParams
 from thalweg.optim.text_table import format_table
 
-_LAST_TURN = 10**6  # comes last
+# The rank of `...`: after all numbers of dimensions.
+_LAST_TURN = 10**6
 
 
 class RulesBySelector:
@@ -90,6 +91,7 @@ class RulesBySelector:
                     by_turn.setdefault(
                         _rank_selector(selector, module_params.names[id(param)]), []
                     ).append(index)
+                    # A selector that selects only excluded parameters is no mistake, either.
                     used_indices.add(index)
             if id(param) not in excluded_ids:
                 index = self._first(by_turn, name, param)

@@ -87,6 +87,7 @@ class ScalarsInCall:
         for index, group in enumerate(self._groups):
             readers = [scalars[index] for scalars in self._scalars if index in scalars]
             options = readers[0].options if readers else other_options[index]
+            # A float that some program has as a constant must not change, like other options.
             numbers = {
                 key: np.zeros(len(names))
                 for key, names in options.entries.items()

@@ -141,6 +141,7 @@ class WarmupCosine:
         _check_count("warmup", self.warmup)
         if self.warmup > self.total:
             raise InvalidArgumentError(f"warmup={self.warmup} is more than total={self.total}.")
+        # Validates `floor` and `begin` in the constructor of `WarmupStableDecay`.
         self(0)
 
     def __call__(self, step: int) -> float:

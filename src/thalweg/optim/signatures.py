@@ -23,6 +23,7 @@ from thalweg.optim.step_options import OPTIONS
 
 SELF = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
 Notes = dict[str, str]  # by name
+# An entry of a section, such as `    a, b: Text`. Asterisks precede variadic parameters.
 _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 
 

@@ -331,6 +331,7 @@ def is_number(value: object) -> bool:
         return False
     try:
         float(value)
+    # An int may exceed the range of float64.
     except OverflowError:
         return False
     return True
@@ -339,6 +340,7 @@ def is_number(value: object) -> bool:
 def are_numbers(value: object, count: int) -> bool:
     """Return True if a value is so many numbers: a sequence, or an array of one dimension."""
     if isinstance(value, np.ndarray | Tensor):
+        # The elements of a tensor with freed storage cannot be read.
         is_freed = isinstance(value, Tensor) and flaw(value) is not None
         items: list[Any] = [*value] if value.ndim == 1 and not is_freed else []
     else:

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 # (gradient, target) pairs, and the parameters to which targets are copied; see `aim`.
 UpdatePairs = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
 
-_KEEP = Selection(denormals="keep")  # as torch does
+# Torch keeps denormals; TensorFlow flushes them.
+_KEEP = Selection(denormals="keep")
 
 
 class ParamGroupAdapter(StepAdapter):
@@ -362,6 +363,7 @@ class ParamGroupAdapter(StepAdapter):
 
     def detach(self) -> None:
         """Drop references to the optimizer and copies, for a plan that outlives the step."""
+        # The optimizer caches this adapter; a strong reference would be a cycle.
         self.watch = self.gathered = None
         self.optimizer = proxy(self.optimizer)
 

@@ -57,6 +57,7 @@ class SetChanges:
         self._lacked = has_absent
         if self._changes >= self._patience:
             self.needs_plan = True
+            # A plan that is soon replaced costs more than it saves: wait longer for the next one.
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from thalweg.diagnostics.spike_judge import SpikeJudge
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
-EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
+# `torch.nn.utils.clip_grad_norm_` adds this number to a norm before it divides by the norm.
+EPSILON = 1e-6
 
 # The order of options in signatures and of the table in docs/options.md. Options that wrap the rule
 # are applied in it, from the rule outwards, and messages name options in it.
@@ -202,7 +203,8 @@ class StepOptions:
             RuleError, InvalidArgumentError: An option rejects the rule; the message says why.
         """
         for option in self.wrapping:
-            titled_rule = replace(rule, name=label)  # which messages tell
+            # Messages of options name the rule.
+            titled_rule = replace(rule, name=label)
             wrapped_rule = option.rule(titled_rule)
             if wrapped_rule is not titled_rule:
                 label += f"{',' if ' with ' in label else ' with'} {', '.join(option.on)}"

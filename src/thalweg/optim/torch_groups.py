@@ -37,24 +37,32 @@ class TorchGroups(FusedOptimizer):
         fixed_options: {hyperparameter: value} of those that groups may lack.
     """
 
-    _torch: ClassVar[Any]  # the class of `torch.optim`, which is the last base
-    _rule: ClassVar[str]  # its name in `_rule_package`, unless `_choose_rule` is overridden
+    # The class whose step is replaced: the last base.
+    _torch: ClassVar[Any]
+    # The name of the rule in `_rule_package`; unused if `_choose_rule` is overridden.
+    _rule: ClassVar[str]
     _rule_package: ClassVar[Any] = torch_rules
-    _sparse: ClassVar[str] = ""  # error for sparse gradients; "" if they are supported
-    _dense: ClassVar[str] = ""  # error for dense gradients, likewise
+    # Messages of errors for sparse and for dense gradients; "" if the gradients are supported.
+    _sparse: ClassVar[str] = ""
+    _dense: ClassVar[str] = ""
     _counts: ClassVar[bool] = True  # True if each parameter has a step count
     _has_python_scalars: ClassVar[bool] = False  # True if the step count is a Python number
     fixed_options: ClassVar[dict[str, object]] = {}
-    _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch computes in tensors
+    # Per-parameter numbers that torch computes as tensors of the default dtype, with its rounding.
+    _as_tensors: ClassVar[tuple[str, ...]] = ()
     # The dtype of scalar slots; None if torch's default dtype decides.
     _number_dtype: ClassVar[torch.dtype | None] = None
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that options of a group add
-    _rowwise: ClassVar[tuple[str, ...]] = ()  # slots that torch makes of sparse gradients
+    # Slots that are sparse tensors if torch's step created them from sparse gradients.
+    _rowwise: ClassVar[tuple[str, ...]] = ()
     _of_matrices: ClassVar[bool] = False  # True if all parameters must be matrices
-    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # in place of one rule
-    _unwrapped: ClassVar[str] = ""  # error for options that wrap the rule; "" if supported
-    _unsupported_options: ClassVar[Mapping[str, str]] = {}  # errors by option
-    _common: ClassVar[tuple[str, ...]] = ()  # options that must be equal in all groups
+    # If set, `_rule_by_shape(group, param)` returns a parameter's rule, in place of `_choose_rule`.
+    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None
+    # The message of the error for options that wrap the rule; "" if they are supported.
+    _unwrapped: ClassVar[str] = ""
+    _unsupported_options: ClassVar[Mapping[str, str]] = {}  # {option: message of the error}
+    # Options that must be equal in all groups of the class.
+    _common: ClassVar[tuple[str, ...]] = ()
     constructor_signature: ClassVar[inspect.Signature]
     read_options: ClassVar[list[str]]  # options that a step reads
     _flags: ClassVar[list[str]]  # options that are true or false
@@ -261,6 +269,7 @@ class TorchGroups(FusedOptimizer):
         """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
         homes = super().scalar_devices(params)
         is_on_device = not (is_host(params) or self.step_options.kinds.device)
+        # Torch's fused classes keep step counts on the GPU, too, so that states are exchangeable.
         if homes[0] is None and is_on_device and self._is_option_on("fused"):
             return None, device_of(params) or CPU
         return homes

@@ -88,6 +88,7 @@ def _with_powers(rule: Rule) -> Rule:
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
     scalars = (*rule.hypers, *rule.numbers, *rule.common_slots)
+    # Powers among the arguments of the user's `prepare` are computed here.
     available = {*(scalar.name for scalar in scalars), "t"}
     names = [name for name in user_args if name in available]
     if rule.powers:

@@ -66,6 +66,7 @@ class WeightUse:
                 summed over) or "b" (a batch).
         """
         shape, ndim = self.shape, view.dim()
+        # Offsets of elements in the memory of the weight, by dimension of the view.
         grids = [
             (np.arange(size) * stride).reshape([-1 if axis == dim else 1 for axis in range(ndim)])
             for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
@@ -76,6 +77,7 @@ class WeightUse:
             for role in ("o", "i")
         )
         extent = int(outputs.max() + inputs.max()) + 1
+        # The matrix has the fewest trailing dimensions that contain all offsets.
         batch = max(
             batch_dim
             for batch_dim in range(len(shape) - 1)
@@ -186,6 +188,7 @@ class WeightUse:
         has_followed_outputs = self.is_returned or len(factors) > len(self._factor_outputs)
         if not has_followed_outputs and not _unite(consumed, self.output_count).all():
             raise UnusedError("the use of its outputs could not be followed")
+        # One number for each pair of a set of factors and a set of consumed outputs.
         segments = _number_segments(factors) * (len(consumed) + 1)
         if consumed:
             segments += _number_segments(consumed)
@@ -263,6 +266,7 @@ def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
     Raises:
         UndecidedError: The segments do not repeat evenly.
     """
+    # Run-length encoding; the unequal first element makes index 0 a start.
     starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))
     sizes = np.diff(starts, append=len(segments)).tolist()
     order = segments[starts].tolist()

@@ -12,7 +12,7 @@ from thalweg._base.execution_context import eagerly
 from thalweg.integrations.keras3.optimizer import FusedOptimizer
 from thalweg.keras.optimizers import Optimizer
 
-# The attribute for the lender. Keras would save it under a name without leading underscores.
+# The attribute for the lender. Keras' saving skips only attributes that begin with "__".
 _LENDER = "__lender"
 
 
@@ -113,7 +113,7 @@ class Lent(Optimizer):
 class _OfKeras(keras.optimizers.Optimizer):
     """Base class without code that makes an optimizer a `keras.optimizers.Optimizer`."""
 
-    # Keras' method would track attributes, for which an optimizer of thalweg is not prepared.
+    # Keras' method would raise, since the constructor of Keras' class was not called.
     __setattr__ = object.__setattr__
 
 

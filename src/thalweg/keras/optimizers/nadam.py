@@ -69,6 +69,7 @@ class Nadam(BuiltIn):
                 " its momentum schedule.",
                 NumericsWarning,
             )
+        # TensorFlow's Nadam, too, stores `schedule_decay` as the hyperparameter `decay`.
         kwargs["decay"] = as_option("schedule_decay", kwargs.pop("schedule_decay", 0.004))
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)

@@ -160,6 +160,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                     f"Unexpected keyword argument passed to optimizer: {key}."
                     f" Allowed kwargs are {list(_ALLOWED)}.{self._spelling_hint(key)}"
                 )
+            # Other values of `lr`, such as schedules, are checked as those of `learning_rate`.
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
         if not isinstance(name, str | None):
@@ -268,6 +269,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             if executing_eagerly():
                 outcome = try_rebind(hooks, cache, pairs, transforms)
                 if outcome is not None:
+                    # A replay would neither measure nor judge later steps.
                     if hooks.watch is None and transforms.judge is None:
                         note_repeated(cache, _make_replay)
                     return outcome

@@ -368,6 +368,7 @@ class _Schedule:
     def __init__(self, rate: object) -> None:
         self._current_fields = vars(rate) if isinstance(rate, FormulaSchedule) else {}
         self._fields = [*self._current_fields.values()]
+        # Lists are copied, as other code may change them in place.
         self._lists = [
             (field, [*field]) for field in self._fields if isinstance(field, list | tuple)
         ]

@@ -87,6 +87,7 @@ class KerasStateDict(Hypers, state.StateDict):
                 }
                 for name, var in zip(names(variables), variables, strict=True)
             }
+            # A save before the first step must not lose loaded slots that still await variables.
             for name, pending_slots in self._pending.items():
                 slots[name] = {key: value.clone() for key, value in pending_slots.items()}
             return {
@@ -284,6 +285,7 @@ def _check_form(state_dict: object, class_name: str) -> None:
     differences = _find_strange_sections(state_dict)
     if not differences:
         slots: Any = state_dict["slots"]
+        # Slots are restored under joined names, "variable/slot", which must be distinct.
         if len(_flatten_slots(slots)) < sum(len(var_slots) or 1 for var_slots in slots.values()):
             differences = ["two slots have the same name"]
     if differences:

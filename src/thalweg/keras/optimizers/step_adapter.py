@@ -168,6 +168,7 @@ class KerasStepAdapter(StepAdapter):
         optimizer = self._optimizer
         if not (is_required or hook in optimizer._overridden_hooks()):
             return pairs
+        # The hook gets a list of its own, which it may change.
         hook_pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
         check_variables([var for _, var in hook_pairs])
         new_pairs = self._convert_gradients(hook_pairs)

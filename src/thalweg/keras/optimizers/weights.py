@@ -69,6 +69,7 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
         if is_symbolic(initializer):
             return initializer
     value = to_tensor(initializer).detach().to(dtype)
+    # Steps write to slots, so that each element needs memory of its own: `clone` after `expand`.
     try:
         return value.expand(tuple(shape)).clone()
     except RuntimeError:
@@ -347,6 +348,7 @@ class Weights(TrackableSlots):
                 f"{'' if self._slots.names() else hint}"
             )
         entries = self._list_weight_entries()
+        # All values are validated before the first is written.
         values = list(map(_fit_value, entries, weights))
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
@@ -425,6 +427,7 @@ def _fit_value(entry: Entry, value: object) -> Tensor:
     if array.is_complex():
         raise InvalidTypeError(f"The value for '{name}' is {dtype_name(array.dtype)}, not real.")
     weight_value = array.detach().to(weight.dtype)
+    # The conversion back reveals fractions and integers out of range.
     if not weight.dtype.is_floating_point and not torch.equal(weight_value.to(array.dtype), array):
         raise InvalidArgumentError(
             f"'{name}' is {dtype_name(weight.dtype)} and cannot hold {array.tolist()!r}."
