@@ -1,4 +1,4 @@
-"""Plans of steps in which some parameters lack a gradient, and other parameters in the next step.
+"""Plans for steps in which a changing set of parameters has no gradient.
 
 Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to different parameters in
 each step. An elementwise rule has one plan for all parameters with state; the native call skips

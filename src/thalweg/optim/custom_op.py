@@ -68,10 +68,10 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return a list with a callable that stores an optimizer's parameters and slots here.
+        """Return a list with a callable that makes an optimizer's tensors the operands.
 
-        The tensors are determined now, without slots whose `id` is in `excluded_ids`. Return [] if
-        no graph has read the operands.
+        The tensors are determined now: parameters, and slots whose `id` is not in `excluded_ids`.
+        Return [] if no graph has read the operands.
         """
         if not self.parameters:
             return []
@@ -214,7 +214,7 @@ def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
     The graph itself decides later which tensors it updates.
 
     Args:
-        pairs: (tensor of the optimizer, tensor of the graph). Pairs with one memory are skipped.
+        pairs: (tensor of the optimizer, tensor of the graph). Pairs that share memory are skipped.
     """
     copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
     backups = [target.clone() for target, _ in copies]

@@ -1,4 +1,4 @@
-"""Removal of option entries from a state that the target optimizer does not use."""
+"""Removal of state entries that belong to options which the optimizer does not have."""
 
 from __future__ import annotations
 

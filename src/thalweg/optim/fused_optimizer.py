@@ -754,8 +754,8 @@ class FusedOptimizer(GroupChecks):
 
         Args:
             grad_report: Norm and clip factor of the gradients, which becomes `step_cache.report`.
-            single_param: The only parameter of an update in the backward pass, else None. Then
-                the callables only free its gradient, and `step` records the step later.
+            single_param: The only parameter of an update in the backward pass. With it, the
+                callables only free its gradient, and `step` records the step later.
         """
         cache = self.step_cache
         if single_param is not None:

@@ -169,7 +169,7 @@ class GroupChecks(GradScalerMixin):
             check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return a message for each option of a group that prevents a step; [] for none."""
+        """Return messages about options with which no step of a group is possible; [] if none."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
@@ -234,7 +234,7 @@ class GroupChecks(GradScalerMixin):
 
 
 def _check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise InvalidArgumentError if a library calls `step` for each flat buffer, such as `flat`.
+    """Raise InvalidArgumentError if the library of `flat` calls `step` for each of its buffers.
 
     The option `accumulate` cannot count these calls.
     """

@@ -1,4 +1,4 @@
-"""`torch.optim.lbfgs` itself, by this name, too."""
+"""Alias of the module `torch.optim.lbfgs`."""
 
 import sys
 from importlib import import_module

@@ -104,7 +104,7 @@ def plan_torch_load(
         load: `load_state_dict` of the torch class.
 
     Returns:
-        The writes, and the names of slots of options, such as averages, that the state lacks.
+        The writes, and the names of missing slots that options add, such as averages.
 
     Raises:
         CheckpointMismatchError: The optimizer cannot step with the state.
@@ -133,7 +133,7 @@ def plan_torch_load(
 
 
 def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
-    """Return the names of slots of options that a state lacks; a name may occur several times.
+    """Return the names of missing slots that options add, one name per slot and parameter.
 
     Raises:
         CheckpointMismatchError: The optimizer cannot step with the state.
@@ -313,7 +313,7 @@ def _iterate_members(
     a saved option is invalid.
 
     Args:
-        problems: Receives messages about invalid options.
+        problems: A list to which messages about invalid options are added.
     """
     probe = _make_twin(optimizer)
     groups = [

@@ -1,4 +1,4 @@
-"""`torch.optim.lr_scheduler` itself, by this name, too."""
+"""Alias of the module `torch.optim.lr_scheduler`."""
 
 import sys
 from importlib import import_module

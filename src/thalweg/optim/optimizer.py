@@ -1,4 +1,4 @@
-"""`torch.optim.optimizer` itself, by this name, too."""
+"""Alias of the module `torch.optim.optimizer`."""
 
 import sys
 from importlib import import_module

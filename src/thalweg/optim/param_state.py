@@ -223,7 +223,7 @@ class ParamState:
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
         """Create `slot`, as a new entry, for each parameter whose state lacks the slot.
 
-        If a parameter lacks the slot, set `self.lacked[slot.name]`. `starts` is that of `make`.
+        If a parameter lacks it, set `self.lacked[slot.name]`. `starts` is the argument of `make`.
         """
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]

@@ -296,7 +296,7 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         results: list[Tensor],
     ) -> None:
-        """Label `results` of a function that only moves elements, by moving the labels with it."""
+        """Label `results` of a function that only moves elements: it moves the labels, too."""
         # Labels may have other strides than their tensor, so that `view` could raise.
         func = Tensor.reshape if name == "view" else func
         # The indices depend on data, so that any output may be gathered.
@@ -372,7 +372,7 @@ class ProjectionTrace(TorchFunctionMode):
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Join the records of two weights whose outputs are added one by one, as in LoRA.
+        """Join the records of two weights whose outputs of equal index are added, as in LoRA.
 
         Return True if they were joined; False, without a change, for any other sum.
         """

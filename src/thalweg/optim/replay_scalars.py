@@ -88,7 +88,7 @@ class TorchScalars(GroupScalars):
         return self.options.moves and self._rate is None
 
     def made(self, columns: Sequence[Column]) -> dict[str, Any]:
-        """Return {name: scalar} of the next step, from the step counts etc. in `columns`."""
+        """Return {name: scalar} of the next step, from the present numbers in `columns`."""
         if self._needs_full_prepare:
             return self._adapter.prepare_scalars(self._careful_key())
         if self._rate is None:
@@ -133,8 +133,8 @@ class TorchScalars(GroupScalars):
     def _find_inputs(self) -> list[str]:
         """Return the hyperparameters that native programs read at every step.
 
-        They are all options that are floats. If a formula cannot be traced with all of these as
-        inputs, it is the learning rate alone; other options are then constants of the program.
+        Return all options that are floats. Return only the learning rate if a formula cannot be
+        traced with all of them as inputs; the others are then constants of the program.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]

@@ -357,8 +357,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             state_dict: As `state_dict` returns it.
-            convert: True to convert slots in another codec, or stored as numbers, and to ignore
-                saved `round` and `seed` that differ from the optimizer's. Otherwise these raise.
+            convert: True to convert slots saved with another codec or none, and to ignore saved
+                `round` and `seed` that differ from the optimizer's. False raises for these.
             allow_loss: No effect: states of other packages are not loaded into a rule.
 
         Raises:

@@ -108,7 +108,7 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Raise InvalidArgumentError if a selector such as 2 (dimensions) leaves none for `...`.
+        """Raise InvalidArgumentError if a number of dimensions leaves no parameter for `...`.
 
         Return if `...` is no selector, or selects a parameter. `indices` is the result of `choose`.
         """

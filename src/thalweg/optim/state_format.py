@@ -22,7 +22,7 @@ from thalweg.optim.state_mismatch import parameter_states
 
 
 def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
-    """Write the entries that describe the form of a state to its groups and parameters.
+    """Write entries that describe how a state is stored, such as codecs, to groups and states.
 
     Args:
         optimizer: The optimizer; its options define the entries.

@@ -162,7 +162,7 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 def of_options(
     group: Group, option_names: Iterable[str], flags: Iterable[str], index: int, beta_count: int
 ) -> list[str]:
-    """Return a message for each option of a group that prevents a step; [] for none.
+    """Return messages about options with which no step of a group is possible; [] if none.
 
     Args:
         option_names: The options that a step reads.

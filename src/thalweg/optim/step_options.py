@@ -194,7 +194,7 @@ class StepOptions:
         return rule
 
     def check_rule(self, rule: Rule, label: str) -> None:
-        """Raise if a rule does not support the wrapping options.
+        """Raise if an option that changes the update does not support a rule.
 
         Args:
             label: The name of the rule in messages.

@@ -1,4 +1,4 @@
-"""`torch.optim.swa_utils` itself, by this name, too."""
+"""Alias of the module `torch.optim.swa_utils`."""
 
 import sys
 from importlib import import_module

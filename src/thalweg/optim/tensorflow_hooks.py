@@ -94,9 +94,9 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[dtype, group]
 
     def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} in a compute dtype for the key `key`, as `scalars_of`.
+        """Return {name: scalar} in a compute dtype, for the parameters with the key `key`.
 
-        Tensors also have elements for parameters without a gradient.
+        Tensors have an element for each parameter, even without a gradient.
         """
         rule = self.part.rule
         group_index, state_scalars = self.split_key(key)
@@ -123,7 +123,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return {name: self.hyper(dtype, group_index, name, value) for name, value in hypers.items()}
 
     def hyper(self, dtype: Dtype, group_index: int, name: str, value: Any) -> Any:
-        """Return a hyperparameter of a group as a scalar of a compute dtype.
+        """Return `value`, the hyperparameter `name` of a group, as a scalar of a compute dtype.
 
         Raises:
             InvalidArgumentError: The value is NaN. The message names the hyperparameter.

@@ -286,7 +286,7 @@ class TorchGroups(FusedOptimizer):
         return self._kind_of(group).read_options
 
     def _unfit_options(self, group: Group, group_index: int) -> list[str]:
-        """Return a message for each option of a group that prevents a step; [] for none."""
+        """Return messages about options with which no step of a group is possible; [] if none."""
         unfit = super()._unfit_options(group, group_index)
         kind = self._kind_of(group)
         if not unfit and kind._of_matrices:

@@ -82,8 +82,8 @@ class BaseWidths:
 
         Args:
             name: The name of the parameter.
-            options: The rule of the parameter, as "rule", and its options; changed in place. A
-                missing decay is the rule's default.
+            options: The rule of the parameter, as "rule", and its options; changed in place. If
+                they lack the decay, the rule's default is scaled.
             scale_decay: False to keep the decay.
 
         Raises:

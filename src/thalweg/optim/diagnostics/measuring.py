@@ -40,7 +40,7 @@ def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
 
 
 class Diagnosing(TableRecorder):
-    """Recorder of an optimizer that has the option `diagnostics`.
+    """Object that measures every n-th step of an optimizer, for the option `diagnostics`.
 
     Args:
         optimizer: The optimizer.
