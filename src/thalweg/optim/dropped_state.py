@@ -52,8 +52,7 @@ def drop_option_state(
     for key, entries in param_states.items():
         removed_names = lacking.intersection(entries)
         if optimizer.step_options.kinds.is_split and CORRECTION not in entries:
-            # The loader computes the missing correction from the master.
-            removed_names.discard(MASTER)
+            removed_names.discard(MASTER)  # The loader computes the correction from it.
         old = {name for name in stale.intersection(entries) if _is_narrow(entries[name])}
         dropped_names |= removed_names
         reduced_names |= old

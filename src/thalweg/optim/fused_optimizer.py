@@ -540,7 +540,6 @@ class FusedOptimizer(GroupChecks):
             return False
         param_state, group_indices = cache.rebind_target
         groups = self.param_groups
-        # A single group needs no new list, and no comparison of indices.
         if len(groups) == 1:
             params: list[Tensor] = groups[0]["params"]
         else:

@@ -452,7 +452,6 @@ def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
         CheckpointMismatchError: The optimizer cannot step with the state.
     """
     class_name = type(optimizer).__name__
-    # The groups keep the saved options, which the caller may change later.
     groups, saved_groups = optimizer.param_groups, deepcopy(saved_state["param_groups"])
     sizes, saved_sizes = state_mismatch.sizes(groups), state_mismatch.sizes(saved_groups)
     if sizes != saved_sizes:
@@ -475,9 +474,8 @@ def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
         calls.append(partial(group.update, {**saved_group, **retained}))
     if problems:
         raise mismatch(problems, class_name)
-    # Raises for invalid numbers before anything is written.
     for saved_group in saved_groups:
-        hypers_of(saved_group, optimizer.rule)
+        hypers_of(saved_group, optimizer.rule)  # Raises for invalid numbers before any write.
     keys = keys_in(saved_state)
     users = {key: entry for key, entry in saved_state["state"].items() if key not in keys}
     calls.append(partial(optimizer.state.update, users))

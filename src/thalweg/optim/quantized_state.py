@@ -229,9 +229,8 @@ def fit_storage(
     saved_storages = [_read_codecs(group, index) for index, group in enumerate(saved_groups)]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
     saved_state = {**saved_state, "param_groups": stripped_groups}
-    # The loader raises for these groups.
     if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):
-        return saved_state
+        return saved_state  # The loader raises.
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
     for index, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
         members, saved_storage = members_here(optimizer, group, saved_group), saved_storages[index]
@@ -247,7 +246,6 @@ def fit_storage(
             entries = states.get(key)
             if not isinstance(entries, Mapping):
                 continue
-            # One message per group is enough: all its parameters differ in this way.
             if entries and {*storage, *saved_storage} & {*entries, CORRECTION} and not convert:
                 problems.append(_describe_codecs(index, saved_storage, storage))
                 break
