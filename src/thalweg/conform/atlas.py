@@ -186,6 +186,7 @@ def _read_cell(entry: str | dict[str, object], column: Column) -> Cell:
 def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
     """Run `thalweg conform` with `arguments` for at most `seconds`; write its result to `cell`."""
     package = cell.name.partition(":")[0].partition(".")[0]
+    # A package that is not installed needs no process.
     if importlib.util.find_spec(package) is None:
         cell.verdict, cell.note = NOT_DRIVEN, f"{package} is not installed"
         return

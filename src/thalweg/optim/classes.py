@@ -156,6 +156,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
     def _initials_of_group(self, group: Group) -> dict[str, object]:
         """Return the initial accumulator of a group as the start of "sum"."""
         name = "initial_accumulator_value"
+        # As in torch, the argument of the constructor counts for all groups.
         return {"sum": self.defaults.get(name, group.get(name, 0.0))}
 
 

@@ -27,6 +27,7 @@ def make_local_shards(params: Sequence[Tensor]) -> LocalShards | None:
     """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
     if not any_on_mesh(params):
         return None
+    # Imported late: programs without DTensors need nothing of `thalweg.distribute`.
     from thalweg.distribute.sharding.dtensor_step import LocalShards
 
     return LocalShards()

@@ -60,6 +60,7 @@ def mixed_for_model(
     step_options = {name: options[name] for name in options if name in KEYWORDS}
     groups = _groups(rule, module, decisions, rule_options, dict(adamw or {}))
     optimizer = Mixed(groups, **step_options)
+    # `str(optimizer)` shows the reasons of these decisions.
     optimizer.layouts = decisions
     return optimizer
 

@@ -153,6 +153,7 @@ class _Decisions(Iterable[ParamLayout]):
         self._named_layouts = _layouts_by_name(layouts, self._params)
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
+        # Without names or a getter, the output layer is that whose outputs the model returns.
         returned_ids = {key for key, use in self._run.uses.items() if use.is_output}
         self._ends = returned_ids if ends is None else ends
         if ends is None and self._run.error is not None:
@@ -206,6 +207,7 @@ class _Decisions(Iterable[ParamLayout]):
         if id(param) in self._ends:
             return None, f"{class_names}: output layer"
         layout, reason = self._by_use(name, param, self._run.uses.get(id(param)))
+        # Orthogonalizing a single row or column would only normalize it.
         if layout is not None and all(1 in block.shape for block in layout.blocks(param.shape)):
             layout, reason = None, "a vector"
         return layout, f"{class_names}: {reason}"
@@ -230,6 +232,7 @@ class _Decisions(Iterable[ParamLayout]):
             return None, "no product uses it"
         try:
             layout = use.layout()
+        # The forward pass did not reach the weight, but its name or source may decide.
         except UnusedError:
             layers = self._params.modules[id(param)]
             if reason := unused_decision(layers, name.rsplit(".", maxsplit=1)[-1]):
@@ -251,6 +254,7 @@ class _Decisions(Iterable[ParamLayout]):
         name, param, reason = undecided[0]
         owner = self._params.modules[id(param)][0]
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
+        # One entry with a pattern decides for all layers of a stack.
         pattern = re.sub(r"\.\d+\.", ".*.", name)
         is_stack = param.dim() == 3 and not isinstance(owner, nn.Conv1d)
         return InvalidArgumentError(

@@ -198,6 +198,7 @@ class _Twins:
             return self._twins.setdefault(id(argument), (argument, _twin_of(argument)))[1]
         if isinstance(argument, dict) and "params" in argument:
             group = cast("Group", argument)
+            # As in torch, a group may have a single tensor.
             params = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
             return {**group, "params": [self.of(param) for param in params]}
         if isinstance(argument, tuple):
@@ -213,6 +214,7 @@ def _twin_of(param: Tensor) -> Tensor:
     """Return a parameter on the device "meta"; a DTensor for a DTensor."""
     shard = torch.empty_like(local(param).detach(), device="meta")
     twin = beside(shard, param)
+    # Integer tensors cannot require a gradient.
     return nn.Parameter(twin, param.requires_grad) if twin.is_floating_point() else twin
 
 
@@ -247,6 +249,7 @@ def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
             states_and_params.append((optimizer.part_of(rule, members.places[0], {}), params))
     state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
     for param_state, params in states_and_params:
+        # Creates masters, at which some slots start.
         param_state.targets(state, params, False)
         param_state.make(state, params, {}, (None, CPU))
         for param in params:

@@ -217,6 +217,7 @@ class ParamState:
             from thalweg._core.quantized_slots import shape_entry
         for param in self.params:
             entries = self._fresh[id(param)]
+            # Encoded slots are bytes, which do not tell the shape of the parameter.
             if torch.uint8 in (x.dtype for x in entries.values() if isinstance(x, Tensor)):
                 entries[ENCODED_SHAPE] = shape_entry(param)
 
@@ -254,6 +255,7 @@ class ParamState:
                 tensor = next(new_tensors)
                 if param_start != start:
                     tensor.fill_(param_start)
+            # Averages and the like start at the weight instead of a number.
             if name in self._kinds.beginning:
                 tensor.copy_(local(self._initial_source(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
@@ -306,6 +308,7 @@ class ParamState:
         are_mixed = len(kinds) > 1
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
         device = scalar_device or host_device
+        # Tensors of other code stay in the state, as that code may keep references to them.
         if foreign and all(x.device == scalar_device or scalar_device is None for x in foreign):
             return self._foreign_column(name, scalars, kind.dtype, device)
         if scalar_device is not None:
@@ -460,6 +463,7 @@ class ParamState:
         If only `lr` changed since `cached_options`, return a copy with the new rate.
         """
         group = optimizer.param_groups[group_index]
+        # Schedulers change only `lr`, in each step; all other options were validated before.
         if cached_options is not None and (options := cached_options.with_rate(group)) is not None:
             return options
         if cached_options is None or not cached_options.hold_beside_rate(group):
@@ -500,7 +504,7 @@ class ParamState:
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
         """Record parameters and state for `stands`, and drop new entries; call it after a step."""
         self._stand_ins.settle()
-        # Python numbers were replaced in the state.
+        # Each step replaces Python numbers in the state, so that the new objects are recorded.
         if self._settled_values is not None and not self._has_python_scalars:
             return
         self._fresh = {}

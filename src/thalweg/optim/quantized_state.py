@@ -363,6 +363,7 @@ def _convert_split_weight(
     if CORRECTION in storage:
         master = rests.get(MASTER)
         shard = local(param)
+        # Without a master, lower bits of 0: the weight is the parameter itself.
         records = torch.zeros(shard.numel(), dtype=torch.uint8, device=shard.device)
         if isinstance(master, Tensor) and master.shape == param.shape:
             is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape

@@ -159,6 +159,7 @@ class TorchScalars(GroupScalars):
         """
         state_names = [*self._state_dtypes]
         input_dtypes: dict[str, Dtype] = {STEP: np.float64, **self._state_dtypes}
+        # `prepare` may branch on numbers: the branches of the next step are traced.
         samples = {STEP: self._arguments.get(STEP, 0) + 1}
         samples |= {name: self._arguments[name] for name in (*state_names, *names)}
         rate = self._rate
@@ -247,6 +248,7 @@ class TensorFlowScalars(GroupScalars):
         """Read the options of the group, and values derived from them."""
         super()._read_options()
         former_hypers, self._group_hypers = self._group_hypers, self.options.given()
+        # If only the rate changed, the scalars of all other hyperparameters stay.
         if {n for n, x in self._group_hypers.items() if x is not former_hypers.get(n)} - {RATE}:
             self._hypers = {}
         for dtype, dtype_hypers in self._hypers.items():

@@ -98,6 +98,7 @@ class WarmupStableDecay:
         first = self.total - self.decay
         if step < first:
             return 1.0
+        # Without a decay, the factor stays 1 after the end.
         if step >= self.total:
             return float(self.floor) if self.decay else 1.0
         return _decay_factor(self.shape, (step - first) / self.decay, self.floor)
@@ -111,6 +112,7 @@ def _decay_factor(shape: str, progress: float, floor: float) -> float:
         fraction = 0.5 * (1.0 + math.cos(math.pi * progress))
     else:
         fraction = 1.0 - math.sqrt(progress)
+    # As in transformers: rounding must not make the factor negative.
     return max(0.0, fraction * (1.0 - floor) + floor)
 
 
@@ -179,6 +181,7 @@ class InverseSquareRoot:
         """Return the factor after so many steps."""
         if step < self.warmup:
             return step / self.warmup
+        # The defaults of transformers.
         timescale = self.timescale or self.warmup or 10_000
         return 1.0 / math.sqrt((step + timescale - self.warmup) / timescale)
 
@@ -316,6 +319,7 @@ class OptionSchedule:
                 )
         self.optimizer, self.option, self.last_epoch = optimizer, option, 0
         self.initial = [float(group[option]) for group in optimizer.param_groups]
+        # Torch's schedulers, too, write the first values when they are created.
         self._apply()
 
     def _apply(self) -> None:

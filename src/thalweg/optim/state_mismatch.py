@@ -107,6 +107,7 @@ def members_of(group: Group, saved_group: Mapping[str, Any]) -> list[tuple[Tenso
     name_lists = (group.get("param_names"), saved_group.get("param_names"))
     labels = [names for names in name_lists if names and len(names) == len(saved_group["params"])]
     keys = saved_group["params"]
+    # Titles are the names in the optimizer, else the saved names, else the keys.
     return list(zip(group["params"], keys, (*labels, keys)[0], strict=True))
 
 

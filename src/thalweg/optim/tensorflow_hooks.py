@@ -133,6 +133,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         if value != value:
             raise InvalidArgumentError(f"{title_of(name)} of group {group_index} is nan.")
         exact = name in self.optimizer._exact
+        # TensorFlow rounds exact hyperparameters once; others pass through float32 first.
         return dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
 
     def _hypers_of_group(self, group_index: int) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class Weights(TrackableSlots):
         """Number of training steps of this optimizer, a variable."""
         if self._iterations is None:
             self._iterations = self._make_tracked_variable(np.int64(0), "iter")
+            # `weights` begins with `iterations` even if slots were created before.
             self._weights.insert(0, self._iterations)
         return resolve(self._iterations) if thread.frames else self._iterations
 

@@ -43,6 +43,7 @@ class Conversion:
 
     def report_of(self, source: str, target: str) -> Report:
         """Return the report of a class, created if missing, and move it to the end."""
+        # `_convert_members` adds to the last report.
         report = next((x for x in self.reports if x.source == source), Report(source, target))
         self.reports = [*(x for x in self.reports if x is not report), report]
         return report
@@ -162,6 +163,7 @@ def _convert_group(
         if name in package.renamed:
             try:
                 options |= package.renamed[name](value, saved_group)
+            # Options of a file may have any type.
             except (KeyError, TypeError, IndexError, AttributeError):
                 text = f"{name!r} is {state_mismatch.told(value)}, which is not an option of it"
                 raise mismatch([text], package.name) from None
@@ -221,6 +223,7 @@ def _convert_members(
             continue
         member = Member(str(label), entries, saved_group, param, group, report)
         states[key] = _convert_entries(optimizer, member, package)
+        # In evaluation mode the saved parameters are the means x; steps start at the points y.
         if saved_group.get("train_mode") is False:
             conversion.values.append((str(label), param, _train_point(member)))
     if package.remark:

@@ -121,6 +121,7 @@ def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
             return member.tensor(name)
         tensors = value.codes, getattr(value, "qmap", None), getattr(value, "scale", None)
         table = tensors[1]
+        # A table of 16 numbers is that of 4-bit codes.
         bits = 4 if isinstance(table, Tensor) and table.numel() == 16 else 8
         codes = read_codes(member, name, tensors, bits)
         if codes is None:
@@ -155,6 +156,7 @@ def _rate_mean(member: Member) -> float:
     """Return LaProp's mean of rates; report a loss if betas changed during the training."""
     step, rate_sum = member.number("step"), member.number("exp_avg_lr_2")
     beta2 = member.beta(1)
+    # With constant betas the weights of all rates add up to 1 - beta2**step.
     if abs(rate_sum - (1 - beta2**step)) > 1e-5 * abs(rate_sum):
         member.report.lost["exp_avg_lr_2"] = "which shows that betas changed during the training"
     return member.number("exp_avg_lr_1")
