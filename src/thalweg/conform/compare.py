@@ -147,12 +147,14 @@ def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None
                 continue
             first = first or _find_divergence(step, index, param, native_param)
             gap = _difference_of(param, native_param)
+            # `not <=` instead of `>`: a NaN counts as a difference.
             if not float(gap.norm()) <= _allowed_gap(param, movements[index]):
                 return (
                     PARTS,
                     _last_difference(external, native, movements),
                     _find_divergence(step, index, param, native_param),
                 )
+            # The difference of a parameter that does not move is taken as it is.
             largest = max(largest, float(gap.norm()) / (movements[index] or 1.0))
     return (BITS if first is None else ROUNDING), largest, first
 

@@ -142,6 +142,7 @@ class FusedOptimizer(GroupChecks):
         # The name of the options in older pickles.
         names = {"_around": "step_options"}
         state = {names.get(name, name): value for name, value in state.items()}
+        # Torch's method expects `step` in the state of each parameter.
         with set_aside(state.get("state", {})), host_allocations():
             super().__setstate__(state)  # pyright: ignore
         self.step_cache.blocks.gather(self.state, self._single)

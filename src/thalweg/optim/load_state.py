@@ -128,6 +128,7 @@ def plan_torch_load(
         entries.update(dict(_resolve_views(entries)))
     optimizer.record_format(twin.param_groups, twin.state)
     separate_slots(twin, optimizer.step_options)
+    # Loaded step counts are separate tensors; a step reads those in one block at once.
     twin.step_cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_move_calls(twin, optimizer)), lacking
 

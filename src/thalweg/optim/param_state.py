@@ -195,6 +195,7 @@ class ParamState:
         self.owners = [
             state[param] if remembers or self._kinds.has_master(param) else {} for param in params
         ]
+        # A loaded state may be on the device of its parameters, although it is to be offloaded.
         for param, entries in zip(params, self.owners, strict=True):
             entries |= self._kinds.brought_home(entries, param)
         self._owner_of = {id(p): entries for p, entries in zip(params, self.owners, strict=True)}

@@ -69,6 +69,7 @@ def class_of(rule: Rule) -> type[UserRuleOptimizer]:
     parameters = [Parameter(name, kind, default=value) for name, value in options.items()]
     accepted = Signature([Parameter("params", kind), *parameters])
     namespace = {"_declared_rule": rule, "__signature__": accepted}
+    # In place of a class of torch, `_torch` has the constructor, but no step.
     body = {
         "_torch": type(rule.name, (UserRuleArguments,), namespace),
         "_declared_rule": rule,

@@ -39,6 +39,7 @@ def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: b
         sums_first = aggregates and _sums_first(optimizer)
         hooks = optimizer._make_hooks(aggregates and not sums_first)
         if not sums_first:
+            # A rank without a gradient must sum zeros if another rank has one.
             if is_summed and executing_eagerly():
                 pairs = distribute.fill_missing_gradients(as_pairs(pairs))
             fingerprint = fingerprint_of(optimizer)

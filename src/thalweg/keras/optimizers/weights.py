@@ -197,6 +197,7 @@ class Weights(TrackableSlots):
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
+        # Slots of DTensors are stored as slots of their local parts.
         if any_on_mesh(missing):
             distribute.keep_local_slots(self._slots, missing)
         names = [self._slot_title(var, name) for var in missing]
@@ -243,6 +244,7 @@ class Weights(TrackableSlots):
         if self._slots.parts_of(slot_name) is not None:
             with self._lock:
                 return over(self._slots.whole(var, slot_name), slot.name)
+        # The caller may write to the slot, which replays must then notice.
         self._slots.handed_out([slot])
         return slot
 
