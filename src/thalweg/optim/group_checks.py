@@ -133,7 +133,7 @@ class GroupChecks(GradScalerMixin):
         ):
             return
         params = params_of(self.param_groups)
-        # Some libraries mark their buffers; DeepSpeed ZeRO and others put unmarked ones into groups.
+        # Some libraries mark their buffers; DeepSpeed ZeRO puts unmarked ones into groups.
         flat = find_marked(params) or self.step_cache.added_params.find_replacement(params)
         if flat is not None:
             (title,) = parameter_names(self.param_groups, [flat.param])
