@@ -43,7 +43,7 @@ def check_complex(pairs: Sequence[Pair], labels: Sequence[str], rule: Rule, clip
     Raises:
         InvalidTypeError: The rule is neither linear nor analytic, gradients are clipped, or a
             gradient has another dtype than its variable.
-        InvalidArgumentError, LayoutError: As `check_pairs` for real variables.
+        InvalidArgumentError, LayoutError: `check_pairs` rejects the views as real numbers.
     """
     for (grad, var), label in zip(pairs, labels, strict=True):
         if not (rule.linear or is_analytic(rule)):
@@ -93,6 +93,7 @@ def update_analytic(
         from thalweg._engines.torch_functions import torch_evaluate
     detached, scalar_values = [tensor.detach() for tensor in tensors], dict(scalars)
     if not isinstance(grad, IndexedSlices):
+        # A conjugate view is lazy; formulas read memory.
         inputs = [detached[0], grad.detach().resolve_conj(), *detached[1:]]
         results = torch_evaluate(rule.update, inputs, scalar_values)
         for tensor, result in zip(detached, results, strict=True):

@@ -110,15 +110,16 @@ class ReplayedApply(ABC):
     def _take_coming(self, optimizer: Any, pairs: list[Any], transforms: GradientTransforms) -> int:
         """Take a step with scalars computed ahead; return 0, FAILED, or a failed guard's constant.
 
-        Scalars are computed for several steps at once: between steps, other code evicts the formula
-        from the processor's caches. The first table has one row; consecutive tables double in
-        length.
+        If no scalars are left for this step, they are computed first, for this step and further
+        ones: 1 step the first time, then 2, 4, ... steps while all of them are taken.
 
         Args:
             optimizer: The optimizer.
             pairs: The pairs of gradient and variable.
             transforms: The transforms of the gradients.
         """
+        # Between steps, other code evicts the formula from the processor's caches, so computing the
+        # scalars of many steps takes little longer than those of one.
         count_before = self._count.value
         try:
             mismatch = self._found.take_coming(pairs, transforms)
@@ -138,7 +139,7 @@ class ReplayedApply(ABC):
 
         If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`.
         Otherwise compute one step. Return False if no scalars were stored: a formula failed, native
-        code cannot compute them, or the hyperparameters were read again meanwhile.
+        code cannot compute them, or a signal handler took a step meanwhile.
 
         Args:
             optimizer: The optimizer.
@@ -157,6 +158,7 @@ class ReplayedApply(ABC):
         if not self._found.set_coming(count_before, steps):
             self._is_foreseen = self._is_foreseen and not steps
             return False
+        # The handler's step may also have come while the table was written.
         if generation != self._generation:
             self._forget_coming()
             return False
@@ -174,14 +176,14 @@ class ReplayedApply(ABC):
         return False
 
     def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
-        """Remove this replay from `cache`, so that the next step is planned.
+        """Set `cache.replay` to None, so that the next step is planned.
 
-        Keep it if `mismatch` is `TRACING`.
+        Do nothing if the step failed only because torch traces operations (`TRACING`). If the dict
+        of the optimizer's attributes has changed (`OTHER_DICT`), but their values are the old ones,
+        also set `cache.has_constant_attributes` to False.
 
         Args:
-            mismatch: The constant of the guard that failed. If it is `OTHER_DICT`, but the
-                optimizer's attributes have their old values, set `cache.has_constant_attributes` to
-                False.
+            mismatch: The constant of `replay_kernel` for the guard that failed.
         """
         # Tracing may end before the next step, which then can be replayed.
         if mismatch == replay_kernel.TRACING:

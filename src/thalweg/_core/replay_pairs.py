@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 # The number of coming steps whose scalars are computed together.
 MOST_COMING = 32
-FAILED = -1  # the scalars of a step could not be computed
+# Result of a step whose scalars could not be computed.
+FAILED = -1
 _PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
 
 
@@ -121,14 +122,18 @@ class ReplayedPairs:
         """Return a replay of a planned step over pairs; None if native code cannot replay it.
 
         Args:
-            cached_plan, counters: As in the class.
+            cached_plan: A step for which `is_repeatable` is true.
             pairs: A list of tuples (gradient, variable), in the order of the plan.
+            counters: The step's counters, tensors of shape (), which each replay advances.
             numbers: The counters, then further tensors of one number each. A replay fails unless
                 each has the value that `expect` or a replayed step has set.
-            attributes: Pairs (dict, key). A replay fails if the dict changes, except for the value
-                at the key; with None as key, at any change.
+            attributes: Pairs (dict, key). A replay fails if the dict changes. A change of the value
+                at the key is allowed; with None as key, no change is allowed.
             transforms: The transforms of the gradients.
-            read, carried_scalars: As in the class; `can_read` is true for each tensor of `read`.
+            read: {hyperparameter: tensor from which `take_coming` reads it}; `can_read` must be
+                true for each tensor.
+            carried_scalars: Names of scalars that each step reads from the last counters and stores
+                there.
         """
         guards = make_guard_table()
         if (
@@ -161,10 +166,10 @@ class ReplayedPairs:
         numbers: Sequence[Tensor],
         attributes: Sequence[tuple[dict[str, object], str | None]],
     ) -> bool:
-        """Guard all tensors and attributes of the step, and write the block for the native call.
+        """Guard all tensors and attributes of the step, and describe the step to native code.
 
-        Return False, before the block is written, if a tensor or the attributes of a variable
-        cannot be guarded.
+        Return False if a tensor or the attributes of a variable cannot be guarded; the replay must
+        then not be used.
 
         Raises:
             LayoutError: A counter is in read-only memory.
@@ -245,8 +250,8 @@ class ReplayedPairs:
             steps: At most `MOST_COMING` steps; none to empty the table.
 
         Returns:
-            True if the table has rows now. False if `steps` is empty. Also False if no program
-            computes the scalars of a kernel; the table is then unchanged.
+            True if the table has rows now. False if `steps` is empty. Also False, with an unchanged
+            table, if the scalars of one of the kernels cannot be computed by a program.
         """
         rows: list[bytes] = []
         for scalars, number, next_counters in steps:
@@ -265,9 +270,9 @@ class ReplayedPairs:
         return bool(rows)
 
     def _connect_columns(self) -> None:
-        """Make steps write carried scalars to their counters.
+        """Make steps write the scalars of `carried_scalars` to the last counters.
 
-        Do nothing until programs compute all carried scalars.
+        Do nothing if this was done before, or if a scalar has no program that computes it yet.
         """
         if self._has_columns:
             return
@@ -292,7 +297,7 @@ class ReplayedPairs:
         return not self._carried_scalars or (rule_scalars is None and self._has_columns)
 
     def _make_table(self) -> None:
-        """Allocate the table of coming steps; steps that use it then read the tensors of `read`."""
+        """Allocate the table of coming steps; native code will read the tensors of `self.read`."""
         scalars = [
             (launch.dtype is np.float32, rule_scalars) for launch, rule_scalars in self._scalars
         ]
@@ -355,10 +360,11 @@ class ReplayedPairs:
     ) -> int:
         """Take the step if all guards hold.
 
+        The caller must keep alive the dicts that `of` received in `attributes` with a key.
+
         Args:
-            pairs: Pairs (gradient, variable). The caller must keep alive the dicts that `of`
-                received in `attributes` with a key.
-            count: The number of steps taken when the step began.
+            pairs: Pairs (gradient, variable).
+            count: The number of steps that this replay has taken before.
             values_of: `values_of(dtype)` returns the dict of hyperparameters; only `change` may
                 modify that dict.
             step: The number of the step; None if `values_of` returns the scalars themselves.
@@ -377,6 +383,7 @@ class ReplayedPairs:
         if gradients is None:
             for launch, scalars in self._scalars:
                 values = values_of(launch.dtype)
+                # The numbers are in the registers already; only `change` modifies this dict.
                 if values is scalars.values and step is not None:
                     scalars.set(0, launch.dtype(step))
                     continue
@@ -402,14 +409,14 @@ class ReplayedPairs:
     ) -> int:
         """Take a step whose scalars depend on norms of gradients; return the result of `take`.
 
-        If the native call finds a number out of its range, Python computes the scalars from the
-        norms, once, and the call is repeated.
+        If a norm or scalar is beyond what native code computes exactly, Python computes the scalars
+        from the norms, once, and the native call is repeated.
 
         Args:
             gradients: Computes the norms, and scalars from them.
             pairs, count, transforms, step: As in `take`.
-            flags: `replay_kernel.TABLED` or 0.
-            values_of: As in `take`; None if the native call sets the scalars of the rule.
+            flags: `replay_kernel.TABLED` to read the rule's scalars from the table, or 0.
+            values_of: As in `take`; None if the rule's scalars come from the table.
         """
         for is_beyond in (False, True):
             failure = gradients.measure(transforms, self.snapshot, count, pairs, is_beyond)

@@ -12,7 +12,7 @@ ReplayFactory = Callable[[Any, PlanCache, Any], Any]
 
 
 class ReplayTrigger:
-    """Object in place of a replay that builds the replay at the next step and runs it.
+    """Placeholder in `PlanCache.replay`: at the next step, it builds a replay and runs it.
 
     Args:
         make: `make(optimizer, cache, step arguments)` returns a replay or None.

@@ -106,13 +106,14 @@ def summed(grad: Tensor, dtype: torch.dtype, label: str) -> Tensor:
     indices, values = rows.indices, rows.values
     if bool((indices[1:] > indices[:-1]).all()):
         return grad
-    # On the CPU, where torch adds one row after the other; a sum begins with its first row.
+    # On the CPU, torch adds one row after the other.
     row_indices, places = cast("tuple[Tensor, Tensor]", indices.cpu().unique(return_inverse=True))
     if row_indices[0] < 0 or row_indices[-1] >= len(grad):
         # A later check raises, with the entry.
         return grad
     host_values = values.cpu()
     host_values = host_values.float() if host_values.dtype in REDUCED else host_values
+    # A sum that begins with -0 has the bits of its first row, also if that is -0.
     sums = torch.full(
         (len(row_indices), *host_values.shape[1:]), -0.0, dtype=host_values.dtype, device="cpu"
     )

@@ -101,14 +101,17 @@ def run_passes(
 ) -> tuple[Columns, list[Call]]:
     """Run a rule's passes, `per_optimizer` and `per_variable`; write no variables or slots.
 
+    Passes compute values before the update, such as sums over rows. The functions `per_optimizer`
+    and `per_variable` compute scalars from sums over all variables, or over each variable.
+
     Args:
         adapter: The front end's part of the step.
         cached_plan: The plan, bound to gradients.
         columns, stats: The first and the last result of `reduce_gradients`.
 
     Returns:
-        The scalars of the step, with the results of both functions; and C functions that write
-        the rule's state.
+        The scalars of the step, with those that the two functions return; and C functions that
+        write the rule's state.
 
     Raises:
         FailedPreconditionError: The rule sums over all variables, but this step lacks some.

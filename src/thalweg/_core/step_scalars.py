@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Groups = Sequence[Hashable] | None
 ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]
 
-_RESERVED = SCALARS | {"t"}  # scalars that a step adds to the rule's
+# Scalars that a step adds to the rule's.
+_RESERVED = SCALARS | {"t"}
 
 
 def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> dict[str, Any]:

@@ -22,9 +22,14 @@ from thalweg.variable import titles_of
 def check_addable(
     gradients: Sequence[Gradient], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> None:
-    """Raise an error if a gradient or sum differs from its target in shape or dtype.
+    """Raise an error if a gradient or sum has another shape or dtype than its variable.
 
     A sum without memory for its elements raises, too.
+
+    Args:
+        gradients: For each variable its gradient, or None.
+        targets: The variables that a step updates.
+        sums: For each variable the sum of its gradients.
     """
     check_memories(sums)
     names = titles_of(targets)
