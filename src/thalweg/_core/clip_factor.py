@@ -196,7 +196,6 @@ def parts_of(factor: Factor, float32_mask: Array) -> tuple[Any, Any]:
     float32, a factor below 2**-126 is divided by the unit 2**-126.
 
     Args:
-        factor: A factor.
         float32_mask: True for each variable computed in float32; shape (n,).
 
     Returns:

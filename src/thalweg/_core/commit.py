@@ -294,7 +294,6 @@ def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
     """Return a callback for `write_step` that sets a variable to the result of its constraint.
 
     Args:
-        var: The variable.
         name: The variable's name, for the note on an exception of the constraint.
     """
     new_values: list[Tensor] = []

@@ -103,7 +103,6 @@ def check_reductions(
     Return if the rule and the transforms work on each element by itself.
 
     Args:
-        flat: The flat buffer.
         label: The buffer's name, for the message.
         rule: The rule of the step, if it has one.
         transforms: The transforms of gradients, which may need norms.

@@ -66,7 +66,6 @@ class GradientStats:
     memory.
 
     Args:
-        transforms: The transforms of the gradients.
         reductions: Computes reductions over the tensors of the step.
         variables: The variables, whose dtypes determine the compute dtypes.
         columns: The scalars of the rule, if there is one.
@@ -380,7 +379,6 @@ class GradientStats:
         Formulas over transformed gradients are ignored: only `measure` can compute them.
 
         Args:
-            formulas: The formulas to sum.
             columns: Optional. New scalars; cached sums of `formulas` that depend on scalars are
                 dropped. None keeps the present scalars.
         """
@@ -454,15 +452,12 @@ class GradientStats:
         return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
     def _process_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
-        """Apply the transforms to the elements of largest magnitude of some gradients.
+        """Return the largest magnitude of some transformed gradients, as a vector.
 
         Args:
             dtype: The compute dtype of these variables; each operation is rounded to it.
             raw_peaks: The largest magnitude of each raw gradient, for all variables.
-            members: The indices of the variables.
-
-        Returns:
-            A vector of the transformed magnitudes, in the order of `members`.
+            members: The indices of the variables, in the order of the result.
         """
         transforms, device = self._transforms, vectors.place_of(raw_peaks)
 

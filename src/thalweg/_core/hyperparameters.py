@@ -304,7 +304,6 @@ class Hyperparameters(Mapping[str, Any]):
         """Set a hyperparameter to a new value, or assign a number to its variable.
 
         Args:
-            name: The hyperparameter's name.
             value: A number, tensor, callable or schedule.
             assign: `assign(variable, number)` is called if the stored value is a variable.
 
@@ -426,7 +425,6 @@ class Hyperparameters(Mapping[str, Any]):
         """Return the current value as a scalar of `dtype`, converted as TensorFlow does.
 
         Args:
-            name: The hyperparameter's name.
             dtype: numpy.float32 or numpy.float64.
             step: The step count for a schedule, an integer tensor of shape ().
 

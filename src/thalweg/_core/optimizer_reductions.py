@@ -53,7 +53,6 @@ def per_optimizer(
     If a variable is listed twice, only its first gradient counts.
 
     Args:
-        request: The step.
         columns: The scalars of the rule and of the gradient transforms.
         stats: Computes the rule's reductions, on the host.
         shared_scalars: The values of optimizer-wide slots, by name.

@@ -22,7 +22,6 @@ class CachedPlan(NamedTuple):
     """Request to the engines, and the engines' plan.
 
     Attributes:
-        request: The request.
         ready: The plan of the engines.
         scalar_slots: For each variable its slots of shape ().
         narrow: True if 16-bit gradients of float32 variables were allowed.

@@ -337,7 +337,6 @@ def _add_reductions(launch: Launch, cached_plan: CachedPlan, first: int) -> None
 
     Args:
         launch: The kernel; changed.
-        cached_plan: The plan of the rule.
         first: The index of the plan's first variable among all variables of the step.
 
     Raises:
@@ -374,8 +373,6 @@ def is_repeatable(
     checks for finite numbers, or has decisions or scalars on a device.
 
     Args:
-        cached_plan: The plan of the step.
-        adapter: The front end's adapter of the step.
         stages: The transforms of gradients; a plan with other transforms gives False.
         may_have_passes: True if the replay can run a rule's passes, the computations over memory
             before the update. With False, a rule with passes gives False.
@@ -488,7 +485,6 @@ def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
     The gradients are bound to the plan for this check, and released afterwards.
 
     Args:
-        cached_plan: The plan of a step.
         gradients: A gradient for each variable of the plan.
     """
     # Slots share a block of memory, which users may have truncated.

@@ -25,7 +25,6 @@ class ReplayedApply(ABC):
     """Replay of the last step of `apply_gradients`, while inputs and optimizer are unchanged.
 
     Args:
-        optimizer: The optimizer.
         planned: The plan of the last step.
         found: The replay of that step's pairs of gradients and variables.
         holds_attributes: True if guards compare the attributes of the optimizer.
@@ -68,8 +67,6 @@ class ReplayedApply(ABC):
         the replay removes itself from `cache`.
 
         Args:
-            optimizer: The optimizer.
-            cache: The plans of the optimizer.
             arguments: The arguments of the step, passed to `_take` of the front end.
         """
         count_before = self._count.value
@@ -112,11 +109,6 @@ class ReplayedApply(ABC):
 
         If no scalars are left for this step, they are computed first, for this step and further
         ones: 1 step the first time, then 2, 4, ... steps while all of them are taken.
-
-        Args:
-            optimizer: The optimizer.
-            pairs: The pairs of gradient and variable.
-            transforms: The transforms of the gradients.
         """
         # Between steps, other code evicts the formula from the processor's caches, so computing the
         # scalars of many steps takes little longer than those of one.
@@ -142,7 +134,6 @@ class ReplayedApply(ABC):
         code cannot compute them, or a signal handler took a step meanwhile.
 
         Args:
-            optimizer: The optimizer.
             count_before: The number of steps that this replay has taken.
         """
         generation, (first, end) = self._generation, self._computed_span

@@ -248,11 +248,7 @@ class _Memory:
 
 
 def _slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, ...]:
-    """Return the names of the slots' storage types, which must be equal for all variables.
-
-    Args:
-        slots: For each variable its slots with a number for each row or column.
-        dtype: The compute dtype.
+    """Return the storage types of slots with a number per row or column, equal for all variables.
 
     Raises:
         TypeError: A slot is not contiguous, is wider than `dtype`, or differs in type between
@@ -278,7 +274,6 @@ def replay_lines(
     """Return the launches of a rule's passes over rows and columns, which run before an update.
 
     Args:
-        rule: The rule.
         launch: The kernel of the update, a `Launch`.
         stages: The transforms of gradients before the measures.
         scalar_slots: For each variable its slots of shape (), in the rule's order.

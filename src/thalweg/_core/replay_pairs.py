@@ -129,11 +129,9 @@ class ReplayedPairs:
                 each has the value that `expect` or a replayed step has set.
             attributes: Pairs (dict, key). A replay fails if the dict changes. A change of the value
                 at the key is allowed; with None as key, no change is allowed.
-            transforms: The transforms of the gradients.
-            read: {hyperparameter: tensor from which `take_coming` reads it}; `can_read` must be
-                true for each tensor.
-            carried_scalars: Names of scalars that each step reads from the last counters and stores
-                there.
+            read: {hyperparameter: tensor from which `take_coming` reads it; see `can_read`}.
+            carried_scalars: Names of scalars that each step reads from and stores in the last
+                counters.
         """
         guards = make_guard_table()
         if (
@@ -222,7 +220,6 @@ class ReplayedPairs:
         A replayed step sets the expected values of the counters.
 
         Args:
-            expected: The values.
             first: The index in `numbers` of the first value.
         """
         for index, value in enumerate(expected, first):
@@ -234,8 +231,6 @@ class ReplayedPairs:
         Args:
             dtype: The compute dtype.
             values: The dict that `values_of` of `take` returns for this dtype; changed in place.
-            name: The name of the hyperparameter.
-            value: The new value.
         """
         values[name] = value
         for launch, scalars in self._scalars:
@@ -315,10 +310,6 @@ class ReplayedPairs:
     def take_coming(self, pairs: list[object], transforms: GradientTransforms = NOTHING) -> int:
         """Take the next step with scalars from the table of `set_coming`, if all guards hold.
 
-        Args:
-            pairs: The pairs of gradient and variable.
-            transforms: The transforms of the gradients.
-
         Returns:
             0 if the step was taken. Otherwise nothing was written. The result is then
             `replay_kernel.NOT_TABLED` without a row for the step, the constant of the first guard
@@ -344,7 +335,6 @@ class ReplayedPairs:
         """Check all guards without taking the step; return 0, or the constant of the first failure.
 
         Args:
-            pairs: The pairs of gradient and variable.
             count: The number of replayed steps; another number is a failure, too.
         """
         return self.snapshot.replay(pairs, count, replay_kernel.MEASURE)

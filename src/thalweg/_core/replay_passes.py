@@ -79,7 +79,6 @@ class ReplayedPasses:
     """Passes and stages of a rule in a replayed step.
 
     Args:
-        cached_plan: The plan of the rule.
         launches: The kernels of each pass.
         scalars: The scalars of stages.
     """

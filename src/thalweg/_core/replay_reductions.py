@@ -234,7 +234,6 @@ def replay_sums(
     """Return the sums over each variable of a kernel that the rule's `per_variable` needs.
 
     Args:
-        rule: The rule.
         launch: The kernel, a `Launch`.
         stages: The transforms of gradients before the sums.
         slots: The slots of shape () of each variable, in the rule's order.

@@ -183,8 +183,6 @@ class ReplayedTransforms:
         computes the global norm and its factor, too. It is unchanged if no norms are needed.
 
         Args:
-            transforms: The transforms of this step.
-            guards: The guard table of the step.
             taken: The number of steps that were replayed before.
             pairs: Pairs of gradient and variable; None for the gradients of parameters.
             is_beyond: True if the native call returned `replay_kernel.OUT_OF_RANGE` for this step.
@@ -285,7 +283,6 @@ class _VariableRows:
     """Rows of scalars of a kernel, one for each variable.
 
     Args:
-        launch: The kernel.
         names: The names of the scalars that differ between variables.
     """
 

@@ -41,7 +41,6 @@ class ReplayTrigger:
         Set `self.read` to the `read` of the new replay, or to None.
 
         Args:
-            optimizer: The optimizer.
             cache: The plans of the optimizer; its `replay` is replaced.
             step_args: The arguments of the step, for `make` and the replay.
         """

@@ -51,7 +51,6 @@ class RuleScalars:
     hyperparameter.
 
     Args:
-        rule: The rule.
         launch: The kernel that reads the scalars.
         at: The index of the set of variables in `launch`.
         loads: {hyperparameter: tensor of the compute dtype from which the program loads it}.
@@ -109,7 +108,6 @@ class RuleScalars:
 
         Args:
             values: The dict of the last `made`, with the new number. Another dict has no effect.
-            name: The name of the hyperparameter.
         """
         if values is self.values:
             if type(values[name]) is self._launch.dtype:

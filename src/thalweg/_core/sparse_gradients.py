@@ -57,7 +57,6 @@ def check_inside(tensor: Tensor, description: str) -> None:
     """Raise an error if an index of a sparse tensor is outside of its shape; torch does not check.
 
     Args:
-        tensor: The sparse tensor.
         description: The beginning of the message, such as "The gradient of 'w'".
 
     Raises:
@@ -91,7 +90,6 @@ def summed(grad: Tensor, dtype: torch.dtype, label: str) -> Tensor:
     unique and ascending, if a row is out of range, or if no rule supports `grad`.
 
     Args:
-        grad: The gradient.
         dtype: The dtype of the variable. For float32, sums of 16-bit rows stay float32; otherwise
             each sum is rounded once.
         label: The variable's name, for the message.

@@ -337,9 +337,7 @@ def execute_plan(
     writes and the plan are added to this batch.
 
     Args:
-        adapter: The front end's adapter of the step.
         cached_plan: The plan that `plan_step` or `rebind_plan` returned.
-        transforms: The transforms of the gradients.
         is_new: True at the first run of the plan, which validates the scalars.
         is_final: Run user callbacks and counters. False if more variables of the step follow.
         is_checked: Raise an error if a gradient is not finite. None follows the engine's setting.

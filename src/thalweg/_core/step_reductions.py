@@ -49,10 +49,8 @@ def reduce_gradients(
     If a device decides, the decision is also stored as `adapter.apply_flag`.
 
     Args:
-        adapter: The front end's part of the step.
         request: The step over full variables.
         plan: The bound plan over this process's shards.
-        transforms: The transforms of the gradients.
         is_final: False if more variables of the step follow.
         is_checked: True if gradients that are not finite raise an error.
 
@@ -105,7 +103,6 @@ def run_passes(
     and `per_variable` compute scalars from sums over all variables, or over each variable.
 
     Args:
-        adapter: The front end's part of the step.
         cached_plan: The plan, bound to gradients.
         columns, stats: The first and the last result of `reduce_gradients`.
 

@@ -31,7 +31,6 @@ def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> d
     """Return the scalars for a rule's formulas: hyperparameters, powers, "t", results of `prepare`.
 
     Args:
-        rule: The rule.
         values: {name: scalar of `dtype`} of the hyperparameters. Powers and "t" are added in place,
             unless present.
         dtype: The compute dtype.

@@ -162,7 +162,6 @@ def run_user_updates(
     Args:
         adapter: The step, whose `apply_one` calls the user function.
         pairs: Validated pairs.
-        transforms: The transforms of the gradients.
         copies: For each variable its 16-bit copy or None; None without copies.
         is_final: Run user callbacks and counters. False if more variables of the step follow.
     """

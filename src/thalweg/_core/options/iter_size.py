@@ -24,12 +24,8 @@ def check_addable(
 ) -> None:
     """Raise an error if a gradient or sum has another shape or dtype than its variable.
 
-    A sum without memory for its elements raises, too.
-
-    Args:
-        gradients: For each variable its gradient, or None.
-        targets: The variables that a step updates.
-        sums: For each variable the sum of its gradients.
+    A sum without memory for its elements raises, too. `targets` are the variables that a step
+    updates, each with a gradient (or None) and a sum.
     """
     check_memories(sums)
     names = titles_of(targets)
