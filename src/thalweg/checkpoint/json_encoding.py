@@ -49,6 +49,7 @@ class Writer:
                 lists, tuples and dicts.
         """
         value_type: type[Any] = python_value.__class__
+        # Exact types: JSON would turn a value of a subclass, such as an enum, into a plain value.
         if python_value is None or type(python_value) in (bool, int, str):
             return python_value
         if type(python_value) is float:

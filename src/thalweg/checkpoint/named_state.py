@@ -1,4 +1,4 @@
-"""Variables, optimizer state and extra states of modules under the names of a file."""
+"""Names in a file of variables, of optimizer state, and of the extra states of modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from thalweg.optim.dtensor_params import make_entry, make_local_shards
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
-NAMELESS = "Variable"  # the result of `name_of` for tensors without a name
+# The result of `name_of` for tensors without a name.
+NAMELESS = "Variable"
 
 
 def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
@@ -139,8 +140,8 @@ def prepare_loading(
 ) -> AbstractContextManager[Loading]:
     """Return a context manager that locks the optimizer and yields the `Loading` of a state.
 
-    The state is validated when the context is entered, and set when `state.restore` gets the
-    `Loading`.
+    The state is validated when the context is entered. The function `restore` of `_core.state`
+    then sets it from the `Loading`.
 
     Args:
         state: The saved state.
@@ -305,6 +306,7 @@ def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Ge
     previous_states: dict[str, Any] = {}
     try:
         for name, submodule in modules.items():
+            # A module may return its own object, which `set_extra_state` may change.
             previous_states[name] = deepcopy(submodule.get_extra_state())
             submodule.set_extra_state(states[name])
         yield

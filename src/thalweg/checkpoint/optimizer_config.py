@@ -195,7 +195,10 @@ class _ConfigWriter(Writer):
         return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
-        """Return a marked dict of an argument that `maker`, an entry of registry `kind`, made."""
+        """Return the JSON of an argument that the registered class or function `maker` made.
+
+        Return {"$yours": description} if `maker` is not in the registry `kind`.
+        """
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.describe(argument)}
         name = kind.name_of(maker)

@@ -54,7 +54,8 @@ class TorchOptimizerAdapter:
         InvalidTypeError: The class overrides `state_dict` or `load_state_dict`.
     """
 
-    _needs_variables = False  # See `Configurable`.
+    # See `Configurable`: the groups have the parameters.
+    _needs_variables = False
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
@@ -241,8 +242,8 @@ class TorchOptimizerAdapter:
             saved_groups: The saved groups, as many as the optimizer has.
             param_names: {parameter: name} of the optimizer.
             errors: Differences are appended.
-            missing: Keys of state that the file lacks are appended if the parameter's value
-                replaces the state.
+            missing: Keys of state that the file lacks, and that will be set to the parameter's
+                value, are appended.
 
         Returns:
             Pairs of a state entry and its new value, and calls that set groups and all other state.
@@ -294,8 +295,8 @@ class TorchOptimizerAdapter:
         Args:
             arguments: The group, the parameter's saved state, the parameter, and its name.
             may_create_slots: True if slots may be missing.
-            checked_values: Numbers of groups that were checked already; newly checked numbers are
-                added.
+            checked_values: Combinations of group, rule and numbers that were checked before, and
+                are not checked again; new combinations are added.
         """
         if self._checker is None:
             return []
@@ -325,13 +326,13 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> list[str]:
-        """Return the keys of option state that the file lacks, for `convert=True` to initialize.
+        """Return the keys of state that loading must initialize with the parameter's value.
 
-        Loading sets this state to the parameter's value. Without `convert=True` return []; the keys
-        are errors. The keys of a parameter that has taken no step are not reported.
+        With `convert=True`, these are the keys of options' state, such as averages, that the file
+        lacks. Without it, return [], and report the keys as errors. For a parameter that has taken
+        no step, nothing is reported.
 
         Args:
-            param: The parameter.
             saved_state: The parameter's saved state.
             param_name: The parameter's name, for errors.
             errors: Without conversion, one line per key is appended.
@@ -344,16 +345,16 @@ class TorchOptimizerAdapter:
         if self._converts:
             missing += () if is_new else keys
             return keys
+        # `plan_entries` reports the missing keys of a `RuleOptimizer`.
         if not (is_new or self._has_rule):
             advice = "convert=True has it begin at the parameter"
             errors += [f"'{param_name}/{key}' is missing; {advice}" for key in keys]
         return []
 
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a parameter's saved state, with the devices and dtypes of steps.
+        """Return a copy of a parameter's saved state, with the devices and dtypes that steps need.
 
         Args:
-            param: The parameter.
             group: The group with the loaded options.
             saved: The saved state, already validated.
         """
@@ -420,8 +421,8 @@ def without_converted(
 ) -> dict[str, Any]:
     """Return a copy of `description` without the arguments that `convert=True` may change.
 
-    The arguments are state storage, split weights and random rounding. Masters are among them if
-    `description` or `other_config` has split weights.
+    These are the arguments for state storage, split weights and random rounding. If one of the two
+    descriptions has split weights, `masters` is left out, too.
     """
     names = {keyword.name for option in _CONVERTIBLE for keyword in option.keywords()}
     if any(_SPLIT in description["arguments"] for description in (description, other_config)):

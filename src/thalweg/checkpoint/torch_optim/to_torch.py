@@ -98,7 +98,10 @@ def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
 
 
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
-    """Return {slot name: tensor} per variable; slots loaded before the variables match by name."""
+    """Return {slot name: tensor} for each variable; {} for a variable without slots.
+
+    Slots that were loaded before the optimizer had variables are found by the variables' names.
+    """
     saved = optimizer.state_dict()["slots"]
     all_variables = distinct([*optimizer._owners(), *variables])
     names = state.distinct([name_of(var) for var in all_variables])
@@ -170,7 +173,10 @@ def _export_states(
 
 
 def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
-    """Return a copy of a slot; if `rates` is not 0, divided by `rates` times the learning rate."""
+    """Return a copy of a slot, converted to torch's tensor: divided by `rates` * `rate`.
+
+    If `rates` is 0, both are equal. `rate` is the learning rate, and `name` is for messages.
+    """
     tensor = state.kept(slot)
     if not rates:
         return tensor

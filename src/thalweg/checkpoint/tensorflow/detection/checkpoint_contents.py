@@ -215,9 +215,10 @@ class TensorFlowCheckpoint:
         return self.steps_of(self.optimizers)
 
     def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
-        """Return the step count of the file's counter, else of `optimizers`; None if unclear.
+        """Return the step count in the file's counters, else of `optimizers`; None if unclear.
 
-        The counter is called "global_step", or is the only one besides "save_counter".
+        Counters called "global_step" decide; without any, all counters except "save_counter". The
+        count is unclear if they differ.
         """
         counter_values = {name: count_of(counter) for name, counter in self.counters.items()}
         exact = {name for name in counter_values if name.rpartition("/")[2] == GLOBAL_STEP}
@@ -225,6 +226,7 @@ class TensorFlowCheckpoint:
             {counter_values[name] for name in exact or counter_values.keys() - {SAVE_COUNTER}},
             {optimizer.steps for optimizer in optimizers if optimizer.steps is not None},
         ):
+            # Counters that differ are not overruled by the optimizers.
             if counts:
                 return counts.pop() if len(counts) == 1 else None
         return None

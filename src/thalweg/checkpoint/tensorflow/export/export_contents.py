@@ -77,6 +77,14 @@ def copy_contents(
 ) -> ExportContents:
     """Return copies of everything that is exported.
 
+    Args:
+        optimizer: The optimizer, or None.
+        targets: The variables by name.
+        rules: The rules for TensorFlow's names; None derives the names.
+        kind: "tf2" or "tf1".
+        global_step: The variable that counts steps, or None.
+        averages: {name of a variable: moving average}.
+
     Raises:
         CheckpointMismatchError: A variable has no name in TensorFlow, two variables share a name,
             or an average belongs to no variable.
@@ -92,6 +100,7 @@ def copy_contents(
             name: _stored_copy(targets.tensors[target], axes, f"'{target}'")
             for target, (name, axes) in exported.items()
         }
+        # Slots follow their variables, found by identity: their names here may differ.
         slots: dict[str, dict[str, StoredTensor]] = {}
         missing: list[str] = []
         for var, kinds in _slots_by_variable(optimizer):

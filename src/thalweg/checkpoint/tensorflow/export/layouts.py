@@ -1,4 +1,4 @@
-"""Layouts of `tf.train.Saver`, tensors by name, and `tf.train.Checkpoint`, an object graph, too."""
+"""Layouts of checkpoints: tensors by name (`tf.train.Saver`), and with a graph of objects, too."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
 
 
 def _number_suffixes(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
-    """Return the last parts of the slot names of a variable, such as ["Adam", "Adam_1"]."""
+    """Return the last part of the name of each of a variable's slots: ["Adam", "Adam_1"].
+
+    `kinds` are the optimizer's names of these slots, such as ["m", "v"].
+    """
     optimizer: Any = contents.optimizer
     names = {kind: optimizer.get_name() for kind in kinds}
     if isinstance(optimizer, RuleOptimizer):
@@ -155,7 +158,10 @@ class _Graph:
         tensor: StoredTensor,
         full_name: str,
     ) -> None:
-        """Add a slot of the variable at the path `object_path`."""
+        """Add a slot of the variable at the path `object_path`.
+
+        `optimizer` and `original` are the numbers of the optimizer's node and of the variable's.
+        """
         node = self._add_node()
         path = _escape_path(object_path.split("/"))
         key = f"{path}{_SLOT}{_OPTIMIZER}/{_escape_path([kind])}{SUFFIX}"

@@ -54,10 +54,12 @@ def loading_keras(
     # No number depends on the name, "adam" in files of Keras 3.
     values = {name: hyper for name, hyper in hyperparameters.items() if name != "name"}
     for name in [name for name in values if name in store]:
-        if is_function(store.raw(name)):  # a schedule takes the place of the file's
+        # The user's schedule or callable takes the place of the file's number.
+        if is_function(store.raw(name)):
             del values[name]
     fixed = {name: hyper for name, hyper in values.items() if name not in store}
-    if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
+    # The variable of this name has no effect, as in TensorFlow: the constructor's number counts.
+    if "decay" in hyperparameters:
         fixed["decay"] = hyperparameters["decay"]
     current = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
     check_contradictions(fixed, current)
@@ -139,7 +141,9 @@ def loading_training(
 
 
 def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
-    """Return slots with NovoGrad's averages, or zeros if the file has none, as "grads_ema".
+    """Return `slots` with NovoGrad's averages as additional slots "grads_ema".
+
+    A file without averages gives zeros.
 
     Raises:
         CheckpointMismatchError: The number of averages is not the number of variables.
@@ -284,7 +288,10 @@ def _as_scalars(power: Tensor, beta: object) -> tuple[Any, Any]:
 
 
 def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return {name: power} of the betas whose power the file lacks, as with contrib's AdaMax."""
+    """Return {name: power} for betas whose power the file lacks, such as beta2 of contrib's AdaMax.
+
+    The power is that after the step count of the file's powers; 0 if this count is unknown.
+    """
     if not powers:
         return {}
     counts = [steps_of(*_as_scalars(powers[name], betas[name])) for name in powers if name in betas]

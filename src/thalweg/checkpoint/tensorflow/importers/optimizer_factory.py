@@ -89,7 +89,7 @@ def check_lost(detected: FoundOptimizer) -> None:
 def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
     """Return the slot families (classes with their slots) of a class of `thalweg.v1`.
 
-    The title of the families is the argument `name` or its default.
+    The `title` of the families, after which slots are named, is the argument `name` or its default.
     """
     class_names = [base.__name__ for base in cls.__mro__]
     optimizer_name = arguments.get("name") or _default_arguments(cls).get("name")
@@ -104,6 +104,7 @@ def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Fami
 
 def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
     """Return the family (class and slot names) of a `thalweg.v1` optimizer, for variable `var`."""
+    # Slots are created on a copy: only their names are needed.
     copy: Any = state.staged(optimizer)
     copy._create_slots([var])
     names: dict[str, str] = {}

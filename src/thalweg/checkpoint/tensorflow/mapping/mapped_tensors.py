@@ -1,4 +1,4 @@
-"""Tensors of a file by target, with the axes of the targets."""
+"""Tensors of a file, assigned to the tensors that they set (targets), with permuted axes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def _has_name(tensor: Tensor) -> bool:
     return isinstance(tensor, Variable) or hasattr(tensor, "_thalweg_name")
 
 
-Slots = list[tuple[Tensor, dict[str, Tensor]]]  # for each variable its slots by kind
+# For each variable its slots by kind.
+Slots = list[tuple[Tensor, dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)
