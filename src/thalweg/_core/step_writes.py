@@ -41,7 +41,6 @@ def commit_single_round(
     calls to this batch, and return [].
 
     Args:
-        adapter, request: The step.
         rounds: Iterator with a single `WriteRound`, the functions that write all new values.
         callbacks: User callbacks after the constraints.
         counters: Functions in C that update counts and state after the callbacks.

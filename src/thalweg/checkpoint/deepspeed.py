@@ -176,10 +176,7 @@ def _get_entry(contents: object, name: str, kind: type) -> Any:
 
 
 def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
-    """Return a list with {name: shape tuple} for each group, from `groups` of the model's file.
-
-    Raise InvalidArgumentError for impossible shapes and repeated names.
-    """
+    """Return a list of {name: shape} per group; raise for impossible shapes and repeated names."""
     shapes: Shapes = []
     for group in groups:
         checked: dict[str, tuple[int, ...]] = {}

@@ -266,7 +266,6 @@ def step_of(path: Path, description: Description) -> int | None:
     beta1, whose exponent is computed from the beta in the header. No other tensors are read.
 
     Args:
-        path: The file.
         description: The header of the file.
     """
     document = description.document

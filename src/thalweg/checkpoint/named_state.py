@@ -144,7 +144,6 @@ def prepare_loading(
     then sets it from the `Loading`.
 
     Args:
-        state: The saved state.
         named_tensors: {name in the file: variable}; {} if the optimizer has its variables.
 
     Raises:

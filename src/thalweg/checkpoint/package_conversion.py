@@ -92,7 +92,6 @@ def _make_optimizer(
     """Return a `thalweg.optim` optimizer over parameters of zeros with the shapes in a state.
 
     Args:
-        state: The state that will be loaded.
         packages: For each group the entry of `PACKAGES` that describes its optimizer. The first
             entry has default arguments.
         name: The class of all groups. None takes the first class that each entry lists; different

@@ -160,7 +160,6 @@ def _copy_training(
     """Return the snapshot of a training; the caller blocks the steps of its optimizer.
 
     Args:
-        optimizer: The optimizer, or None.
         named_tensors: {name: variable}; DTensors are gathered, so all ranks call this function.
         module: The module whose extra states are saved, or None.
         extra: Numbers, texts, tensors, or lists, tuples and dicts of these.
@@ -391,7 +390,6 @@ def _choose_optimizer(
     Return None if `optimizer` is False, or None and the file has no optimizer.
 
     Args:
-        document: The document of the file.
         optimizer: The user's optimizer, None, or False to restore no optimizer.
         named_tensors: {name: variable}, for arguments that are variables.
         check_arguments: True to raise if arguments differ. A different class always raises.

@@ -47,9 +47,6 @@ class TorchOptimizerAdapter:
 
     Numbers in groups are part of the state. All other options in groups are arguments.
 
-    Args:
-        optimizer: The optimizer.
-
     Raises:
         InvalidTypeError: The class overrides `state_dict` or `load_state_dict`.
     """
@@ -180,7 +177,6 @@ class TorchOptimizerAdapter:
         Steps in other threads are blocked until the `with` block ends.
 
         Args:
-            saved_state: The state.
             variables: Ignored: the groups have the parameters.
             names: `names(parameters)` returns the names of all parameters, in order.
 
@@ -333,7 +329,6 @@ class TorchOptimizerAdapter:
         no step, nothing is reported.
 
         Args:
-            saved_state: The parameter's saved state.
             param_name: The parameter's name, for errors.
             errors: Without conversion, one line per key is appended.
             missing: With conversion, the keys are appended.

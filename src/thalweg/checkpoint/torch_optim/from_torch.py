@@ -125,8 +125,7 @@ def _check_surplus(
 ) -> None:
     """Raise CheckpointMismatchError for entries of torch's state without a corresponding slot.
 
-    `trained` has pairs of torch's parameter and our variable; `keys` is {id(variable): name}, and
-    `subject` describes the loading, both for messages.
+    `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
     """
     expected = {*_COUNTS, *(slot.key for slot in counterpart.slots.values())}
     problems = [

@@ -162,7 +162,6 @@ class TensorFlowCheckpoint:
     """A TensorFlow file, read and sorted. Returned by `load`.
 
     Attributes:
-        path: The path of the file.
         kind: "saver" (`tf.train.Saver`), "object" (`tf.train.Checkpoint`), "keras" (`.keras`),
             "weights.h5" or "h5".
         variables: {name in TensorFlow: variable}.

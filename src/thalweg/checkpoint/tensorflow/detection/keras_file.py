@@ -58,8 +58,6 @@ def sorted_file(
     """Sort the arrays of a file into variables and the state of its optimizer.
 
     Args:
-        path: The path of the file.
-        file: The file.
         class_name: Optional. The class of the optimizer, if the file names no class of Keras.
         config: Optional. The optimizer's configuration, if the file has none.
     """
@@ -336,7 +334,6 @@ def _describe_optimizer(
     """Return the optimizer in a file; its family is set if `families` has only one.
 
     Args:
-        file: The file.
         families: The families (classes) that the arrays fit.
         slots: {variable: {kind: slot}}.
         scalars: {name: scalar}. "iter" is also the step count. "learning_rate" becomes a

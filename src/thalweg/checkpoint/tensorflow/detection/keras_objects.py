@@ -1,8 +1,8 @@
 """Detection of optimizers of Keras 2.11 or later in object checkpoints.
 
 Their objects have no slot variables. Keras 3 lists the trained variables, and for each kind of slot
-those slots, in the same order. Before, slots belong to variables by name: a slot of `layer1/kernel` is
-called `Adam/m/layer1/kernel`. Of the hyperparameters only the learning rate is saved.
+those slots, in the same order. Before, slots belong to variables by name: a slot of `layer1/kernel`
+is called `Adam/m/layer1/kernel`. Of the hyperparameters only the learning rate is saved.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def sort_numbered(
     """Return the optimizer to which the listed variables belong.
 
     Args:
-        listing: The variables of the optimizer.
         variables: The variables of the checkpoint that belong to no optimizer.
         class_name: Optional. The class, if the optimizer is not named after its class.
     """

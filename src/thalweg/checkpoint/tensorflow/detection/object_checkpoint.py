@@ -48,9 +48,7 @@ def sorted_objects(
     """Sort the tensors of an object checkpoint into variables, optimizers and counters.
 
     Args:
-        path: The path of the file.
         stored_tensors: {key: tensor}.
-        graph: The object graph.
         class_name: Optional. The class of a Keras 3 optimizer whose name is not its class.
 
     Raises:

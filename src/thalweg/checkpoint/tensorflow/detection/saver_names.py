@@ -2,8 +2,8 @@
 
 A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name (the *stem*),
 numbered in order of creation. An optimizer that was built inside of a variable scope prepends the
-scope: `scope/w/Adam`. Scalars have names without a variable: `beta1_power`, and of a second optimizer
-`beta1_power_1`.
+scope: `scope/w/Adam`. Scalars have names without a variable: `beta1_power`, and of a second
+optimizer `beta1_power_1`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ def sorted_names(
     """Sort the tensors of a name-based checkpoint into variables, optimizers and counters.
 
     Args:
-        path: The path of the file.
         stored_tensors: {name: tensor}.
         families: Optional. Families (optimizer classes with their slots) that are known to be in
             the file. Their slot names take precedence over TensorFlow's defaults.
@@ -109,7 +108,6 @@ def _find_optimizers(
         groups: {stem: slots}; the stem of a slot "w/Adam_1" is "Adam".
         families: The families that the user named; they are tried before TensorFlow's.
         slots_by_suffix: {variable: {last part of the slot name: slot}}.
-        path: The file, for errors.
     """
     # Slots with several stems are in several groups, so such a family divides all slots first.
     optimizers: list[FoundOptimizer] = []
@@ -131,7 +129,6 @@ def _group_by_owner(
     Args:
         variables_by_slot: {slot name: variable name}.
         stored_tensors: {name: tensor}.
-        path: The file, for errors.
 
     Raises:
         UnsupportedCheckpointError: Names of two slots of a variable end alike.
@@ -222,7 +219,6 @@ def _find_scoped_owners(
     in `unscoped_variables` is in the scope.
 
     Args:
-        stored_tensors: All tensors.
         names: The names of slots with one stem for which no variable "w" of "w/stem" exists.
         unscoped_variables: The variables that have a slot of this stem without additional scopes.
     """

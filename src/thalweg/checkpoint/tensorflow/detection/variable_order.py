@@ -30,7 +30,6 @@ def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
     has these shapes.
 
     Args:
-        file: The file.
         shapes: The shapes of the slots, one per trained variable.
     """
     names = [
@@ -212,7 +211,6 @@ def owners_of(
 
     Args:
         slot_keys: The full name and shape of each slot's variable, in the optimizer's order.
-        variables: All variables.
     """
     names = {name for name, _ in slot_keys}
     candidates = [owner for owner in variables if owner.full_name in names]

@@ -31,7 +31,6 @@ class ExportContents:
     """Content of an exported checkpoint.
 
     Attributes:
-        optimizer: The optimizer, or None.
         variables: {name in TensorFlow: variable}.
         slots: {name in TensorFlow: {slot name: slot}}, in order of creation.
         scalars: {TensorFlow's short name: scalar} of the optimizer.
@@ -78,12 +77,9 @@ def copy_contents(
     """Return copies of everything that is exported.
 
     Args:
-        optimizer: The optimizer, or None.
         targets: The variables by name.
-        rules: The rules for TensorFlow's names; None derives the names.
-        kind: "tf2" or "tf1".
-        global_step: The variable that counts steps, or None.
-        averages: {name of a variable: moving average}.
+        rules: The rules for TensorFlow's names; None derives the names from those of `targets`.
+        kind, global_step, averages: As for `save`.
 
     Raises:
         CheckpointMismatchError: A variable has no name in TensorFlow, two variables share a name,

@@ -41,7 +41,6 @@ def loading_keras(
     """Return a context manager that yields the validated `Loading` of slots and counters.
 
     Args:
-        optimizer: The optimizer.
         slots: For each variable (variable, {slot name: slot}).
         scalars: "iter", the step count, and other scalars of the optimizer.
         hyperparameters: The hyperparameters in the file. The optimizer's schedules and callables
@@ -113,7 +112,6 @@ def loading_training(
     Args:
         opt: The training step that `optimize_loss` made, or a `MixedPrecisionOptimizerWrapper`,
             which has no step count and no accumulated gradients.
-        mapped: The tensors of the file, assigned to variables.
         slots: For each variable (variable, {slot name: slot}).
         scalars: {name: beta power}.
 
@@ -141,9 +139,7 @@ def loading_training(
 
 
 def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
-    """Return `slots` with NovoGrad's averages as additional slots "grads_ema".
-
-    A file without averages gives zeros.
+    """Return `slots` with NovoGrad's averages as slots "grads_ema"; zeros if the file has none.
 
     Raises:
         CheckpointMismatchError: The number of averages is not the number of variables.
@@ -209,7 +205,6 @@ def loading_v1(
     """Return a context manager that yields the `Loading` of slots and beta powers.
 
     Args:
-        optimizer: The optimizer.
         slots: For each variable (variable, {slot name: slot}).
         scalars: {name: beta power}.
 

@@ -123,10 +123,7 @@ def make_optimizer(
     """Return a new optimizer of a class.
 
     Args:
-        cls: The class.
-        detected: The optimizer in the file, or None.
         arguments: The user's arguments of the constructor.
-        path: The file.
 
     Raises:
         OptionError: A required argument is missing, or an argument is unknown.

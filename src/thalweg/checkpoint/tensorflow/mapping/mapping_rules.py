@@ -175,7 +175,6 @@ def parse(text: str, source: str = "rules") -> Rules:
     """Return the rules in the text of a rules file.
 
     Args:
-        text: The text.
         source: The name of the text in errors.
 
     Raises:

@@ -171,7 +171,6 @@ def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> 
 
     Args:
         names: {variable: its names}.
-        targets: The names of the targets.
     """
     targets_by_name: dict[Segments, list[str]] = defaultdict(list)
     targets_by_ending: dict[Segments, list[str]] = defaultdict(list)
