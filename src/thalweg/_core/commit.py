@@ -258,6 +258,7 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     for tensor in tensors:
         check_held(tensor)
     check_numbers_writable(tensors, lambda index: name_of(tensors[index]))
+    # Plain tensors: `copy_` of a `Variable` would run Python code.
     detached = [tensor.detach() for tensor in tensors]
     return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in detached]
 
@@ -346,6 +347,7 @@ def raise_first(errors: Sequence[BaseException]) -> None:
     """
     if not errors:
         return
+    # KeyboardInterrupt must not end up in the notes of an ordinary error, which may be caught.
     first_error = next((error for error in errors if not isinstance(error, Exception)), errors[0])
     for error in errors:
         if error is not first_error:

@@ -99,6 +99,7 @@ def update_analytic(
         for tensor, result in zip(detached, results, strict=True):
             tensor.copy_(result)
         return
+    # Each row must occur once: an indexed write keeps only one of several results.
     untyped = cast(Any, torch)
     rows, row_indices = untyped.unique(grad.indices.long(), return_inverse=True)
     values = grad.values.detach().resolve_conj()

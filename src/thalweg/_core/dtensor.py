@@ -49,6 +49,7 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
     mesh: Any = param
     full = param if like is None else like
+    # `run_check=True` would communicate between the ranks.
     options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
     mesh_placements = mesh.device_mesh, mesh.placements
     if local_tensor.is_meta or local_tensor.device.type == mesh.device_mesh.device_type:

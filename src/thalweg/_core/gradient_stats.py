@@ -220,7 +220,7 @@ class GradientStats:
     def _mark_overflows(self, roots: Any) -> object:
         """Return norms with TensorFlow's overflow: infinity if the sum of squares exceeds float32.
 
-        Norms of variables for which this overflow is not emulated are unchanged.
+        A norm is unchanged if TensorFlow's overflow is not emulated for the variable.
         """
         overflow = self._overflow_mask(roots)
         if overflow is False:
@@ -484,7 +484,7 @@ def transform_gradients(
 ) -> tuple[list[Pair], Decision]:
     """Return (pairs with transformed copies of the gradients, the step's decision).
 
-    Gradients get their variables' dtypes. The decision includes the writes of `transforms`.
+    Gradients get their variables' dtypes. The decision's calls include `transforms.calls`.
 
     Raises:
         LayoutError: A gradient or a variable has no memory that holds its elements.

@@ -35,6 +35,7 @@ def norms_of(squares: Any, overflow: Any) -> Any:
             shape (n,). Where it is False, the root is finite for all finite sums.
     """
     ops = functions_of(squares)
+    # `overflow` may be a mask, which has no truth value.
     if overflow is not False:
         squares = ops.where((squares > HIGHEST) & overflow, np.inf, squares)
     return ops.sqrt(squares)

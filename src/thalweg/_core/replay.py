@@ -324,6 +324,7 @@ class Launches:
 
     def set_threads(self, guards: GuardTable) -> None:
         """Write torch's current number of threads for each large kernel to `guards`."""
+        # The number may have changed since the last step.
         for index in self._large:
             guards.launches[index, 2:] = self.all[index].threads()
         for index, sweep in enumerate(self._sweeps):
@@ -385,6 +386,7 @@ def is_repeatable(
     plans: list[object] = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
     return (
         all(_is_repeatable_plan(plan, stages) for plan in plans)
+        # A planned step computes these squares from clipped norms, with other bits.
         and not (stages and gradient_squares in rule.measures.values())
         and not rule.calls_users
         and rule.per_optimizer is None

@@ -304,6 +304,7 @@ def replay_lines(
         table = memory.table(line_stage, sweep)
         launches += [] if sweep is None else [sweep]
         launches.append(_StageLaunch(line_stage, memory, table, pairs))
+        # Only the first kernel copies addresses and slots.
         pairs, copied_slots = [], ()
     scalars: VariableScalars | None = None
     if memory.numbers.shape[1] > len(SIZES) or rule.per_variable is not None:

@@ -92,6 +92,7 @@ class ReplayedPairs:
         formats = ("q" if kind == replay_kernel.INT64 else "d" for kind in counter_kinds)
         self._counter_format = Struct("=" + "".join(formats))
         self._has_table = False
+        # All variables have equal scalars, so they are a single place.
         places = [0] * len(cached_plan.request.variables)
         self._launches = Launches([cached_plan], places)
         rule = cached_plan.request.rule
@@ -226,7 +227,7 @@ class ReplayedPairs:
             self.snapshot.set_watched_number(index, self._kinds[index], value)
 
     def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
-        """Set one hyperparameter of a compute dtype in its dict and in all programs that read it.
+        """Set one hyperparameter in `values`, and in all programs that compute in `dtype`.
 
         Args:
             dtype: The compute dtype.

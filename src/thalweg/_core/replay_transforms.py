@@ -109,6 +109,7 @@ class ReplayedTransforms:
         self._set(transforms)
 
     def _set(self, transforms: GradientTransforms) -> None:
+        # Kernels read one unscaling factor for all gradients.
         if transforms.clip_factor is not None or (
             transforms.unscaling is not None and len({*transforms.unscaling}) > 1
         ):
@@ -227,6 +228,7 @@ class ReplayedTransforms:
         stats = self._stats
         stats.forget()
         by_variable = dict(stats.variable_scalars)
+        # The factor is equal for all gradients, and among the shared scalars.
         by_variable.pop("unscaling", None)
         if not by_variable.keys() <= self._variable_names:
             raise NotMeasured

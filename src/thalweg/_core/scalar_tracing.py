@@ -224,6 +224,7 @@ class Symbol(NDArrayOperatorsMixin):
         Raises:
             TypeError: The sample is outside this range.
         """
+        # `and` and `not` call `__bool__`, which records a guard for each comparison.
         if not (self >= 0.0 and self < float(divisor)):
             raise TypeError("A remainder of a number that is not below the divisor.")
         return self
@@ -243,6 +244,7 @@ class Symbol(NDArrayOperatorsMixin):
         was_speculative, tape.is_speculative = tape.is_speculative, True
         try:
             outcome = value()
+        # What `value` has recorded stays on the tape, but its results are not checked in runs.
         except TypeError:
             tape.is_speculative = was_speculative
             return value() if tape.decide(self) else alternative

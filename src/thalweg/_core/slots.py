@@ -191,6 +191,7 @@ class SlotStore:
         if self.parts is not None and not is_scalar:
             templates = [self.parts.part(var) for var in variables]
             self._in_parts.add(name)
+        # A variable of a graph has no memory here; its slot is a variable of the graph, too.
         has_tensor = [not isinstance(var, SymbolicVariable) for var in variables]
         dtypes = [dtype_of(rule_slot, var) for var in compress(variables, has_tensor)]
         tensors = iter(laid_out(list(compress(templates, has_tensor)), dtypes, initial, is_scalar))

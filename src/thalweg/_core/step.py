@@ -360,7 +360,6 @@ def execute_plan(
         counters = [*state_writes, *decision.calls, *adapter.ending]
         counters += adapter.counting_calls(columns.shared) if is_final else ()
         callbacks = adapter.finishing_calls() if is_final else []
-        # The last check before writes through addresses that user functions may have freed.
         if guard is not None:
             guard.check_in_place()
         rounds = plan.make_rounds(columns)

@@ -102,6 +102,7 @@ def commit_rounds(
             drain(calls(write_round.calls))
             for index in write_round.members if adapter.constrains else ():
                 errors += constrained(targets[index], request.titles[index])
+        # Constraints have run, which may resize a counter.
         counters = list(map(unless_resized, counters))
         return errors + write_step([], callbacks, counters, adapter.begun)
     except BaseException:

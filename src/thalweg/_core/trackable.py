@@ -151,6 +151,7 @@ class Trackable:
         positions = self._awaited(name, getattr(trackable, "graph", None))
         if not positions:
             return
+        # If `restore` raises, all values keep waiting.
         max(positions, key=_get_uid).restore(trackable)
         waiting = [pos for pos in self._deferred_dependencies[name] if pos not in positions]
         self._deferred_dependencies = {**self._deferred_dependencies, name: waiting}
@@ -335,6 +336,7 @@ class TrackableSlots(Trackable):
             return
         if slot_name is not None and self._waiting.get(var, slot_name) is None:
             return
+        # The creation of slots may read slots, which calls this method again: hence `_settling`.
         variables: list[object] = [var for var in self._waiting.owners() if not is_symbolic(var)]
         if variables and not vars(self).get("_settling"):
             with self._locked():

@@ -105,6 +105,7 @@ def save_async(
     for other in [other for other, saving in _active_saves.items() if saving.is_there()]:
         _active_saves.pop(other, None)
     target_path = os.path.abspath(path)
+    # Removed before `wait`, so that its error is raised once.
     previous_saving = _active_saves.pop(target_path, None)
     if previous_saving is not None and not previous_saving.is_elsewhere():
         previous_saving.wait()

@@ -80,6 +80,7 @@ class Writer:
 
     def _add_tensor(self, array: Any, name: str) -> str:
         """Add a tensor to `tensors`; return its unique key, `name` or `name` with "#1", "#2"."""
+        # `from_numpy` rejects negative strides and warns of read-only arrays; a copy has neither.
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
         if problem is not None:
@@ -119,6 +120,7 @@ class JsonReader:
         mark = next(iter(fields), "")
         if not mark.startswith("$"):
             return {key: self(entry) for key, entry in fields.items()}
+        # Damaged content raises any of these errors in `read_marked`.
         try:
             return self.read_marked(mark, fields[mark])
         except (TypeError, ValueError, LookupError, OverflowError, AttributeError) as error:

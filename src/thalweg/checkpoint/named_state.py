@@ -153,6 +153,7 @@ def prepare_loading(
     if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)
+    # A state of Keras has slots by variable; a state of `v1` has entries such as "w/m".
     names_with_slots = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
     slot_variables = {
         name: tensor for name, tensor in named_tensors.items() if name in names_with_slots

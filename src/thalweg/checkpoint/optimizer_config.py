@@ -221,6 +221,7 @@ class _ConfigWriter(Writer):
 
     def _describe_schedule(self, schedule: LearningRateSchedule) -> object:
         """Return a schedule as a marked dict with its class and arguments."""
+        # A schedule that cannot be rebuilt from its configuration is user code.
         with suppress(NotImplementedError, TypeError, ValueError):
             config = schedules.serialize(schedule)
             if type(schedules.deserialize(config)) is type(schedule):
@@ -330,6 +331,7 @@ def prepare_schedules(optimizer: object, states: Mapping[str, object], must_matc
         raise mismatch(problems, "The learning rates")
     calls: list[Callable[[], Any]] = []
     for name in rates.keys() & states.keys():
+        # Loaded into a copy: an invalid state raises now, and leaves the schedule unchanged.
         rate_copy = copy.deepcopy(rates[name])
         rate_copy.load_state_dict(states[name])
         attributes: dict[str, Any] = rates[name].__dict__

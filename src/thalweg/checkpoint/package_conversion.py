@@ -30,6 +30,7 @@ def is_package_file(path: str | PathLike[str]) -> bool:
     if Path(path).is_dir():
         return find_folder(Path(path)) is not None
     try:
+        # `torch.save` writes a zip archive with this member.
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/data.pkl") for name in archive.namelist())
     except (OSError, zipfile.BadZipFile):

@@ -387,7 +387,7 @@ def _choose_optimizer(
 ) -> Any:
     """Return `optimizer`, or a new optimizer as the file describes it if `optimizer` is None.
 
-    Return None if `optimizer` is False, or None and the file has no optimizer.
+    Return None if `optimizer` is False. Also return None for None if the file has no optimizer.
 
     Args:
         optimizer: The user's optimizer, None, or False to restore no optimizer.
@@ -396,7 +396,8 @@ def _choose_optimizer(
         convert: True to accept different values of the arguments that `convert` changes.
 
     Raises:
-        CheckpointMismatchError: The file has no optimizer, or its class or arguments differ.
+        CheckpointMismatchError: The user's optimizer has another class or other arguments, or the
+            file has none.
         NotFoundError: The class or an argument of a new optimizer is user code.
     """
     if optimizer is False:

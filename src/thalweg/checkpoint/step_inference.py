@@ -87,6 +87,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
         if len(indices):
             return offset + int(indices[0]) if len(indices) == 1 else None
         offset += len(block)
+        # Powers decrease, so all later powers are smaller, too.
         if block[-1] < power or offset > _MAX_STEPS:
             break
     return None

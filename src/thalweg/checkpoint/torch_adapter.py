@@ -61,6 +61,7 @@ class TorchOptimizerAdapter:
         self._has_rule = isinstance(optimizer, RuleOptimizer)
         self._converts = False
         self._file_values: Mapping[str, Any] = {}
+        # A class with methods of its own may have more state than groups and `state`.
         for name in ("state_dict", "load_state_dict"):
             if not getattr(type(optimizer), name).__module__.startswith(OF_TORCH):
                 raise InvalidTypeError(
@@ -270,6 +271,7 @@ class TorchOptimizerAdapter:
                 if name in saved_states and not param_errors:
                     new_states[param] = self._prepare_state(param, checked_group, saved_state)
             merged.append(options)
+            # The group's dict is changed in place: other code may refer to it.
             calls += [partial(group.clear), partial(group.update, options)]
         if self._is_fused:
             errors += self.optimizer._unfit_groups(merged)

@@ -61,6 +61,7 @@ def answer(
             policy_amax = np.float32(amax) if in_float32 else amax
         changes = policy(state, policy_amax, _has_overflowed(has_nan, policy_amax)).items()
         is_finite = ~_has_overflowed(has_nan, amax)
+    # `fill_` with a tensor of shape () does not wait for the device.
     calls: list[Call] = [
         partial(state_tensors[name].fill_, new_value if is_on_device else new_value.item())
         for name, new_value in changes

@@ -140,6 +140,7 @@ class Copied(Staged):
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         clone = self._blank()
+        # Registered before the state is copied, because the state may refer to `self`.
         memo[id(self)] = clone
         with self._locked():
             clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

@@ -235,7 +235,6 @@ def _import(
             for name, tensor in averages.items()
         }
     omitted = _omitted_names(checkpoint, targets, detected, has_steps=counter is not None)
-    # The objects were made here and are dropped after the write, so nothing need be copied.
     snapshot = save_restore.take_snapshot(
         optimizer=opt, variables=variables, extra={_ORIGIN: origin}, copies=False
     )

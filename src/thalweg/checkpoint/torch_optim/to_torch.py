@@ -29,6 +29,7 @@ from thalweg.variable import name_of
 
 Slots = Sequence[Mapping[str, Tensor]]
 
+# Float32 cannot hold all larger integers.
 _MAX_FLOAT32_INTEGER = 2**24
 
 
@@ -208,6 +209,7 @@ def _export_group(
         group["decoupled_weight_decay"] = True
     group |= counterpart.options
     _set_hypers(group, counterpart, values)
+    # Torch multiplies the decay by the learning rate; the rule here does not.
     if "weight_decay" in group:
         rate = values["learning_rate"]
         group["weight_decay"] = values["weight_decay"] / rate if decouples and rate else 0.0
@@ -240,6 +242,7 @@ def _set_hypers(
             group[key] = tuple(pair)
         else:
             group[key] = values[name]
+    # The rule has no epsilon; torch's default would change its steps.
     if "epsilon" not in values and "eps" in group:
         group["eps"] = 0.0
 

@@ -136,6 +136,7 @@ def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_nam
         if name in kinds and shapes == [owner.value.shape for owner in trained]:
             for owner, tensor in zip(trained, tensors, strict=True):
                 slots.setdefault(owner.name, {})[kinds[name]] = tensor
+    # All arrays must be in lists of known kinds.
     if sum(map(len, slots.values())) == len(listing.slots):
         return {cls or label}, slots, []
     suffix = f" as {' or '.join(matches)} do" if len(matches) > 1 else ""

@@ -49,6 +49,7 @@ def sorted_names(
     counters = {name: tensor for name, tensor in other_tensors.items() if _is_counter(name, tensor)}
     stems = frozenset(suffix for family in families for _, suffix in family.parts)
     masters = mixed.names if mixed else {}
+    # Slots of masters are named after the masters, and become slots of the masters' variables.
     candidates = {**other_tensors, **{name: stored_tensors[name] for name in masters}}
     variables_by_slot = _find_owners(candidates, _REGISTERED_STEMS | stems)
     variables = {name: masters.get(owner, owner) for name, owner in variables_by_slot.items()}

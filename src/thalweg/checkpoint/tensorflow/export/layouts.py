@@ -33,6 +33,7 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
     for index, (name, by_kind) in enumerate(contents.slots.items()):
         for kind, suffix in zip(by_kind, _number_suffixes(contents, by_kind), strict=True):
             full = f"{name}/{suffix}"
+            # OpenSeq2Seq numbers these averages, and does not name them after variables.
             if isinstance(contents.optimizer, NovoGrad) and kind == _AVERAGE:
                 full = f"nvgrad2_ema{index}"
             clashes += [f"{full!r} is a variable and a slot of {name!r}"] * (full in tensors)
@@ -94,6 +95,7 @@ def as_objects(contents: ExportContents) -> tuple[dict[str, StoredTensor], Objec
         _add_optimizer(graph, contents, nodes)
     if contents.global_step is not None:
         graph.add_variable(GLOBAL_STEP, contents.global_step, GLOBAL_STEP)
+    # `tf.train.Checkpoint` has a counter of its saves.
     counter = of_tensor(torch.tensor(1, dtype=torch.int64, device="cpu"))
     graph.add_variable(SAVE_COUNTER, counter, SAVE_COUNTER)
     return graph.tensors, graph.as_object_graph()

@@ -63,6 +63,7 @@ def loading_keras(
     current = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
     check_contradictions(fixed, current)
     variables = [var for var, _ in slots]
+    # The optimizer's variables come first: repeated names are numbered as in its own state.
     all_variables = distinct([*optimizer._owners(), *variables])
     keys = dict(zip(map(id, all_variables), state.keys_of(all_variables), strict=True))
     weights = {name: weight for name, weight in scalars.items() if name != "iter"}

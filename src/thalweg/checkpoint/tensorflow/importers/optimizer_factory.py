@@ -218,6 +218,7 @@ def _are_different(first: object, second: object) -> bool:
     """Return True if two arguments differ; schedules and callables equal everything."""
     if isinstance(first, bool | str) or isinstance(second, bool | str):
         return first != second
+    # Files hold float32, so a difference beyond its digits does not count.
     with np.errstate(over="ignore"):
         return is_number(first) and is_number(second) and np.float32(first) != np.float32(second)
 

@@ -79,8 +79,10 @@ class TargetTensors:
         """Return the parameters and persistent buffers of a module; name its unnamed parameters."""
         parameters = dict(module.named_parameters())
         named_variables([pair for pair in parameters.items() if not _has_name(pair[1])])
+        # Buffers that are not persistent are not in the state dict.
         saved_names = module.state_dict(keep_vars=True).keys()
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved_names}
+        # TensorFlow has no counterpart of integer buffers, such as `num_batches_tracked`.
         counters = {name for name, buffer in buffers.items() if not buffer.is_floating_point()}
         return cls({**parameters, **buffers}, frozenset(parameters), frozenset(counters))
 
