@@ -54,7 +54,7 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Add a note to an exception that leaves the `with` block: was the step taken?
+    """Note on an exception that leaves the `with` block whether the step was taken.
 
     Args:
         notes: A list to which `write_step` appends a sentence when it writes. The first sentence
@@ -358,8 +358,8 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 def raise_within(errors: Sequence[BaseException]) -> None:
     """Remove all notes of the errors, then call `raise_first`; return if there are no errors.
 
-    For errors from the update of one variable by `write_step`. The surrounding step can still be
-    rolled back, so the notes that it was taken are wrong.
+    Use this for errors from the update of one variable by `write_step`. The surrounding step can
+    still be rolled back, so the notes that it was taken are wrong.
     """
     for error in errors:
         error.__notes__ = []

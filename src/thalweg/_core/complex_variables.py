@@ -43,7 +43,7 @@ def check_complex(pairs: Sequence[Pair], labels: Sequence[str], rule: Rule, clip
     Raises:
         InvalidTypeError: The rule is neither linear nor analytic, gradients are clipped, or a
             gradient has another dtype than its variable.
-        InvalidArgumentError, LayoutError: `check_pairs` rejects the views as real numbers.
+        InvalidArgumentError, LayoutError: `check_pairs` rejects the real and imaginary parts.
     """
     for (grad, var), label in zip(pairs, labels, strict=True):
         if not (rule.linear or is_analytic(rule)):

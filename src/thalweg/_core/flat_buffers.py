@@ -48,9 +48,9 @@ class AddedParams:
         """Return the first of `params` as a flat buffer if a library replaced the parameters.
 
         DeepSpeed ZeRO, Megatron and apex replace parameters by unmarked tensors of one dimension.
-        They are recognized by two conditions: all of `params` are plain tensors of one dimension
-        that were never passed to `add`; and the parameters passed to `add` include a matrix or
-        outnumber `params`. Return None if a condition is false.
+        A replacement is recognized by two conditions: all of `params` are plain tensors of one
+        dimension that were never passed to `add`; and the parameters passed to `add` include a
+        matrix or outnumber `params`. Return None if a condition is false.
 
         Args:
             params: The parameters that the optimizer's groups have now.

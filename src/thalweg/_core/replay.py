@@ -386,7 +386,7 @@ def is_repeatable(
     plans: list[object] = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
     return (
         all(_is_repeatable_plan(plan, stages) for plan in plans)
-        # A planned step computes these squares from clipped norms, with other bits.
+        # A planned step derives these squares from norms; the bits of a reduction may differ.
         and not (stages and gradient_squares in rule.measures.values())
         and not rule.calls_users
         and rule.per_optimizer is None

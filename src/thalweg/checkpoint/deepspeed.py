@@ -147,7 +147,7 @@ def _read_files(directory: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
     default = config.get("gradient_clipping", 0.0) if isinstance(config, dict) else 0.0
     clip = ranks[0].get("clip_grad", default)
     stages = [rank.get("zero_stage") for rank in ranks]
-    # Newer versions save an enum, which `load_file` reads as an object with `value`.
+    # An enum in the file is read by `load_file` as an object with the attribute `value`.
     stage, *other_stages = (getattr(stage, "value", stage) for stage in stages)
     outline = ZeroFiles(directory, stage if isinstance(stage, int) else 0, ranks, [], clip)
     if outline.stage not in (1, 2, 3):
