@@ -281,7 +281,7 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> d
     """Return {parameter: full tensor} for stages 1 and 2: each rank has a slice of a flat tensor.
 
     Args:
-        ranks: For each rank a list of slices, one of the flat tensor of each group.
+        ranks: For each rank a list with one tensor per group: the slice of the group's flat tensor.
         label: The name of these tensors in errors.
 
     Raises:

@@ -387,7 +387,7 @@ def _choose_optimizer(
 ) -> Any:
     """Return `optimizer`, or a new optimizer as the file describes it if `optimizer` is None.
 
-    Return None if `optimizer` is False. Also return None for None if the file has no optimizer.
+    Return None if `optimizer` is False, or if `optimizer` is None and the file has no optimizer.
 
     Args:
         optimizer: The user's optimizer, None, or False to restore no optimizer.

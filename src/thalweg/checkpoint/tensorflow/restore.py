@@ -284,8 +284,8 @@ def _make_optimizer(
 ) -> object:
     """Return the optimizer to load: `optimizer`, or a new one if `optimizer` is a class or None.
 
-    None makes an optimizer of the class in the file. Return None if `optimizer` is False, or if
-    neither the argument nor the file has an optimizer.
+    With None, the new optimizer has the class in the file. Return None if `optimizer` is False, or
+    if neither the argument nor the file has an optimizer.
     """
     if optimizer is False or (optimizer is None and detected is None):
         if arguments:
