@@ -69,8 +69,8 @@ def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Nor
 
     Args:
         squares_of: `squares_of(formula)` returns the sum of a formula of squares over each
-            gradient, float64 of shape (n,). The formula is `gradient_squares`, or a member of
-            `SCALED_SQUARES` where float64 squares may overflow or vanish.
+            gradient, float64 of shape (n,). The formula is `gradient_squares` or, if float64
+            squares may overflow or vanish, a member of `SCALED_SQUARES`.
         is_float32: True if all gradients are computed in float32, so that squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))

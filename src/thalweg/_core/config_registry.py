@@ -64,6 +64,7 @@ class Names:
         If the name is not registered yet, front ends are imported, which registers their names:
         for "keras:x" first "keras", then all others until the name is registered.
         """
+        # False sorts before True: the front end in the name comes first.
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
             if name in self._things:
                 break

@@ -64,8 +64,8 @@ def expand_to_variables(
 
     Args:
         keys: For each variable its key, such as (dtype, group).
-        values: {key: number, tensor of shape (), or vector over all variables}. A vector is read at
-            the variables with this key.
+        values: {key: number, tensor of shape (), or vector over all variables}. Of a vector, the
+            elements of the variables with this key are used.
         device: The device of the result.
     """
     pieces: list[Tensor] = []

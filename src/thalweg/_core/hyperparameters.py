@@ -204,7 +204,7 @@ def _check_variable(name: str, value: int) -> None:
 
 
 def hint(value: object) -> str:
-    """Return advice for a graph's tensor, a module or parameters as `value`; "" for all else."""
+    """Return advice if `value` is a tensor of a graph, a module, or parameters; "" for all else."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(

@@ -83,7 +83,7 @@ class ReplayedApply(ABC):
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
         """Return True if the optimizer and the engine are unchanged since the recorded step.
 
-        The step must be the last plan in `cache`, and no graph or trace of torch may be active.
+        The recorded plan must be the last in `cache`, and no graph or trace of torch may be active.
         """
         return (
             cache.last is self._planned

@@ -470,6 +470,7 @@ def _are_disjoint(counters: Sequence[Tensor], cached_plan: CachedPlan) -> bool:
 def _is_pair_of(pair: object, var: Tensor) -> bool:
     if type(pair) is not tuple or len(cast("tuple[Any, ...]", pair)) != 2:
         return False
+    # Exact types, because native code bypasses the methods of subclasses.
     grad, pair_var = cast("tuple[Any, Any]", pair)
     return (
         type(grad) is Tensor

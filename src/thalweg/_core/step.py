@@ -134,6 +134,7 @@ def rebind_plan(
     last, plan, scalar_slots, narrow, shaped_slots = cache.last
     try:
         gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
+    # These are not pairs: the planned step raises the error.
     except (TypeError, ValueError):
         return None
     step_args = last.slots, last.titles, adapter.selection, copies, adapter.from_copies

@@ -81,6 +81,7 @@ def find_folder(path: Path) -> Path | None:
     if not latest.is_file():
         return None
     tag = latest.read_text(encoding="utf-8", errors="replace")[:256].strip()
+    # The tag comes from a file, and must not lead out of `path`.
     is_name = bool(re.fullmatch(r"[\w.-]+", tag)) and tag not in (".", "..")
     return find_folder(path / tag) if is_name and (path / tag).is_dir() else None
 

@@ -151,8 +151,8 @@ class CheckpointManager:
 
         Returns:
             The path of the file. With `asynchronous=True`, the file is complete only after `wait()`
-            or the next `save`. The next `save` also raises an error of writing this file, but
-            starts to write its own file first.
+            or the next `save`. If this file could not be written, the next `save` raises the error
+            after it has begun to write its own file.
 
         Raises:
             InvalidArgumentError: `step` is not an integer of 0 or more, or `metrics` lacks `best`.
@@ -349,6 +349,7 @@ class CheckpointManager:
         metrics = [
             sign * checkpoint.metrics.get(self._best or "", math.nan) for checkpoint in checkpoints
         ]
+        # `min` would return NaN or not depending on the order.
         pairs = [pair for pair in zip(metrics, checkpoints) if not math.isnan(pair[0])]
         return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
@@ -441,6 +442,7 @@ def _step_number(step: Any) -> int:
 
 def _files_by_step(directory: Path, name: str) -> dict[int, Path]:
     """Return {step: path} of the files in a directory called "<name>-<step>.safetensors"."""
+    # Steps below `_STEP_LIMIT` have at most 18 digits.
     pattern = re.compile(re.escape(name) + r"-(\d{1,18})" + re.escape(SUFFIX))
     if not directory.is_dir():
         return {}

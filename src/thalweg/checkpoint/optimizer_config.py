@@ -117,7 +117,7 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
     Raises:
         InvalidConfigError: The class does not accept the arguments.
         NotFoundError: The class or an argument is the user's code, or the class needs parameters;
-            the message names it.
+            the message names the class or the argument.
     """
     if config["class"].startswith(OF_TORCH):
         raise NotFoundError(

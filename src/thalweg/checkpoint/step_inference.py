@@ -24,6 +24,7 @@ _COMMON_BETAS = {
     "beta1": (0.9, 0.5, 0.8, 0.95, 0.85, 0.6, 0.7, 0.99),
     "beta2": (0.999, 0.99, 0.98, 0.997, 0.95, 0.9, 0.9999, 0.995, 0.9995),
 }
+# All betas with two decimals, those from 0.9 on with three, and the common betas.
 _SHORT_BETAS = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in range(900, 1000)),
                *(beta for betas in _COMMON_BETAS.values() for beta in betas)})  # fmt: skip
 

@@ -57,7 +57,7 @@ def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) ->
 
 
 def totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
-    """Return copies of the sums with the gradients added as by `adding`; `sums` are not changed.
+    """Return new tensors: the sums plus the gradients, added as `adding` does.
 
     The entry of a variable is None if it has no gradient and its sum is 0.
     """

@@ -63,7 +63,7 @@ class Larc(NamedTuple):
         """Return the factor of each gradient: its ratio r, limited as in the update.
 
         r is capped at 1 in the mode "clip", and at the largest number of the gradient's dtype. NaN
-        stays. An array gives an array, a tensor a tensor.
+        is not changed. The result is an array if `ratios` is an array, else a tensor.
         """
         is_array = not isinstance(ratios, torch.Tensor)
         factors = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore

@@ -86,7 +86,7 @@ def dynamic(
     """Return the new scale and count of `tf.train.experimental.DynamicLossScale`, by name.
 
     Overflow divides the scale by `multiplier`, but not below 1. `increment_period` steps without
-    overflow multiply the scale, unless the product is infinite. Both set the count to 0.
+    overflow multiply the scale, unless the product is infinite. In both cases the count becomes 0.
     """
     scale, steps = state["current_loss_scale"], state["good_steps"]
     xp = vectors.functions_of(scale)

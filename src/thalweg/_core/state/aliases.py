@@ -31,7 +31,7 @@ def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
 
 
 def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
-    """Yield the list of writes to each group of overlapping tensors, in the order of `pairs`."""
+    """Yield for each group of overlapping tensors its writes, as a list in the order of `pairs`."""
     writes = [(plain(entry.own), entry, value) for entry, value in pairs]
     spans = [
         (str(write[0].device), *byte_span(write[0]), index)
@@ -51,7 +51,7 @@ def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write
 
 
 def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
-    """Return the writes, but of equal writes to one view only the first."""
+    """Return the writes without repetitions: only the first of equal writes to one view."""
     distinct: list[_Write] = []
     for tensor, entry, value in group:
         if not any(

@@ -207,7 +207,7 @@ def room_for(source: Any) -> Tensor:
 
 
 def flaw(candidate: object) -> str | None:
-    """Return why an object is not a dense tensor with memory, as a phrase; else None."""
+    """Return a phrase that says why an object is not a dense tensor with memory; None if it is."""
     if not isinstance(candidate, Tensor):
         return f"no tensor but {shown(candidate)}"
     with DisableTorchFunctionSubclass():

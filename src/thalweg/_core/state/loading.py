@@ -52,7 +52,7 @@ def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
 def differences(
     entries: Iterable[Compared], state: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
-    """Return messages why a state cannot be loaded, in the order of the entries; [] if it can.
+    """Return why a state cannot be loaded, one message per entry in order; [] if it can be loaded.
 
     Args:
         entries: Entries of the optimizer.

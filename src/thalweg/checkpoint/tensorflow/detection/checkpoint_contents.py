@@ -53,7 +53,7 @@ class MixedPrecision:
 def split_mixed_precision(
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
-    """Return (masters, loss scale and averages, or None if there are none; all other tensors)."""
+    """Return (the file's `MixedPrecision`, or None if it has none; {name: tensor} of the rest)."""
     names = {
         name: variable
         for name, tensor in stored_tensors.items()

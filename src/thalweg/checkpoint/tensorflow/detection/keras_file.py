@@ -168,8 +168,8 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
     """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
 
-    If no family (class with its slots) or several fit, the result has no slots, and its `lost` has
-    the reason.
+    Unless exactly one family (class with its slots) fits, the result has no slots, and its `lost`
+    has the reason.
     """
     scalars, arrays = _split_scalars(file)
     rate, values, matches = arrays[:0], arrays, list[tuple[Family, Slots]]()
@@ -343,6 +343,7 @@ def _describe_optimizer(
     family = families[0] if len(families) == 1 else None
     steps = count_of(scalars.get("iter"))
     if family is not None and "momentum_cache" in family.powers:
+        # A product in the file takes precedence.
         product = {} if steps is None else momentum_product(file, steps)
         scalars = {**product, **scalars}
     arguments = {} if family is None else hyperparameters_of(family, file)

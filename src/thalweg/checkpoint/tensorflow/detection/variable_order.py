@@ -111,10 +111,10 @@ def _order_by_layers(
     slot_shapes: Sequence[Shape],
     locations: Mapping[str, Place],
 ) -> list[str] | None:
-    """Return the variables in the only order of layers in which shapes equal `slot_shapes`.
+    """Return the variables in an order of their layers that gives the shapes `slot_shapes`.
 
-    The variables of a layer stay together, and layers of one class keep their order. Return None if
-    no order or several orders have these shapes, or if there are too many to try.
+    The variables of a layer stay together, and layers of one class keep their order. Return None
+    unless exactly one order gives these shapes, or if there are too many orders to try.
     """
     layers: dict[str, list[str]] = {}
     for name in variable_shapes:
@@ -128,8 +128,8 @@ def _order_by_layers(
     def find_orders(positions: tuple[int, ...], offset: int) -> list[list[str]]:
         """Return up to two orders of the remaining layers, each as names of variables.
 
-        Already placed are the first `positions[i]` layers of class `i`; their slots end before
-        `offset`.
+        The first `positions[i]` layers of each class `i` are placed already. Their slots are the
+        first `offset` slots.
         """
         if positions not in ways and len(ways) < _MAX_PREFIXES:
             ways[positions] = [[]] * (offset == len(slot_shapes))

@@ -25,7 +25,7 @@ def map_variables(
     optional: Collection[str],
     rules: Rules | None,
 ) -> tuple[dict[str, Place], list[str]]:
-    """Return ({variable: destination}, []), or if there are problems ({}, problems).
+    """Return ({variable: destination}, []); if there are problems, return ({}, problems).
 
     Args:
         variables: {name: variable} of a checkpoint.
