@@ -381,6 +381,7 @@ class TorchOptimizerAdapter:
         retained = {*saved_group, *self.optimizer.defaults}
         merged = {k: x for k, x in group.items() if k in retained or not _is_number(x)}
         for key, option in saved_group.items():
+            # Flags select an implementation or a rule; the optimizer's own are retained.
             is_flag = key in STEP_FLAGS or isinstance(group.get(key), bool)
             is_unset = option is None and _is_number(group.get(key)) and not is_flag
             if key != "params" and (

@@ -242,6 +242,7 @@ def _accepted_arguments(cls: type[object]) -> set[str]:
     """Return the names of arguments that the constructor accepts."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     names = {parameter.name for parameter in _parameters_of(cls) if parameter.kind not in kinds}
+    # Keras optimizers accept these as `**kwargs`, which a signature does not list.
     options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
     return names | options if issubclass(cls, keras.Optimizer) else names
 
