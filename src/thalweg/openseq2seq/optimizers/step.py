@@ -117,6 +117,7 @@ class TrainingStep(Configurable):
 
     @property
     def _masters(self) -> Masters:
+        # Without mixed precision, an empty object stands for no masters.
         return Masters() if self._pipeline.mixed is None else self._pipeline.mixed._masters
 
     @untraced
