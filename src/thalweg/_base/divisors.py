@@ -14,7 +14,7 @@ def as_divisor(value: Any, tensor: Any) -> Any:
 
     Returns:
         For a number and a tensor: a tensor of shape (), of the dtype and device of `tensor`. In
-        all other cases `value` itself: tensors, and the symbols of traced formulas, divide exactly.
+        all other cases `value` itself: tensors, and symbols of traced formulas, need no conversion.
     """
     if isinstance(value, Tensor) or not isinstance(tensor, Tensor):
         return value

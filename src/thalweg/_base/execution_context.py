@@ -204,9 +204,8 @@ def graph_of(*parts: object) -> Any:
 def resolve(x: object) -> Any:
     """Return the value of a symbolic tensor or variable in the session run of this thread.
 
-    The value of a graph variable is the session's own leaf tensor. If the run holds no value of a
-    tensor, compute it now from the run's feeds. Return `x` itself if it is not symbolic, or if no
-    node runs in this thread.
+    The value of a graph variable is the session's own leaf tensor. A value that the run lacks is
+    computed now, from its feeds. For other objects, or without a running node, return `x` itself.
 
     Raises:
         FailedPreconditionError: A variable is not initialized, or computing the value would update

@@ -76,8 +76,7 @@ class Guard(Lock):
 
     Args:
         owner: The object, which has this lock as an attribute.
-        forget: Optional. `forget(owner)` is called in the child to drop what an unfinished step of
-            another thread had cached.
+        forget: Optional. `forget(owner)` drops, in the child, what an unfinished step had cached.
     """
 
     def __init__(self, owner: Any, forget: Callable[[Any], object] | None = None) -> None:

@@ -229,8 +229,8 @@ def check_passes(rule: Any) -> None:
 def _check_layouts(rule: Any, stages: Sequence[Stage]) -> None:
     """Raise RuleError if stages of a rule that see full matrices differ in layout.
 
-    A rule with a `Measure`, or a slot per row or column, has no layout in stages without
-    `of_matrices`. If no stage has `of_matrices`, such a rule has no slots with a shape.
+    For a rule with a `Measure` or a slot per row or column, also raise it if a stage without
+    `of_matrices` has a layout, or if no stage has `of_matrices` and a slot has a shape.
     """
     line_stages = [stage for stage in stages if not stage.of_matrices]
     has_layout = any(stage.layout not in (None, ONE_MATRIX) for stage in line_stages)

@@ -177,7 +177,7 @@ def reciprocal(constant: Any) -> Any:
 
 
 def raised(base: Any, exponent: float) -> Any:
-    """Return `base` to the power of a constant, bit by bit as an optimized TensorFlow graph does.
+    """Return `base` to a constant power, rounded as an optimized TensorFlow graph rounds it.
 
     The exponents 2, 3, 0.5, -0.5 and -1 become products, roots and reciprocals. The result has the
     dtype of `base`: float16, float32 or float64.

@@ -149,7 +149,7 @@ def _sparse_read(var: torch.Tensor, indices: object, name: str | None = None) ->
 
 
 def _scatter(update: str) -> Callable[..., Any]:
-    """Return a method that applies IndexedSlices to a variable in place, by "add" or the like."""
+    """Return a method that applies IndexedSlices to a variable in place, such as by "add"."""
 
     def apply(
         var: torch.Tensor, sparse_delta: Any, use_locking: bool = False, name: str | None = None

@@ -116,7 +116,7 @@ def normalized(
     epsilon: float,
     axis: int,
 ) -> Tensor:
-    """Return a tensor normalized by `mean` and `variance`, each with one element along `axis`.
+    """Return a tensor normalized by `mean` and `variance`, which are vectors along `axis`.
 
     If `mean` is None, use moments over all other axes. `scale` and `offset` may be None.
     """

@@ -29,7 +29,7 @@ class Accumulators(Staged):
         self._cache: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """Return the sum of each target, an eager variable or its float32 master, as a new list.
+        """Return the gradient sums of targets, eager variables or float32 masters, in a new list.
 
         Missing sums are created as zeros. The sums are looked up again only for other targets.
         """

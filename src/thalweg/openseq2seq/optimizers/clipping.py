@@ -37,7 +37,7 @@ _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
 
 
 def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
-    """Return the float32 global norm of gradients except None; equal sparse rows are not added."""
+    """Return the float32 global norm of gradients but None; rows of one index are not added."""
     present = [grad for grad in gradients if grad is not None]
 
     def measure(gradient_list: list[object]) -> Tensor:

@@ -61,7 +61,7 @@ def floating(values: Tensor) -> Tensor:
 def transform_present(
     gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
 ) -> tuple[list[Gradient], Decision]:
-    """Return (new list of new, transformed gradients; decision whether to take the step).
+    """Return (transformed gradients as new tensors, decision whether to take the step).
 
     Args:
         gradients: Gradients; None stays None.

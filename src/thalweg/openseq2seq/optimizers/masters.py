@@ -57,7 +57,7 @@ class Masters(Staged):
             run([copy_call, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
-        """Return `of(var)` for each variable; reuse the last result for the same eager list."""
+        """Return `of(var)` for each variable; cache the result of the last eager variables."""
         # Each session has its own masters, so they are not cached.
         if current_session() is not None:
             return list(map(self.of, variables))

@@ -111,7 +111,7 @@ class PostProcessing(NamedTuple):
 
         Raises:
             InvalidArgumentError: A gradient is None although clipping, LARC or the summary of the
-                global norm is enabled. Clipping `as_shipped`, also for a variable of shape ().
+                global norm is enabled. With clipping and `as_shipped`, also for a shape of ().
         """
         reasons = {
             "the summary global_gradient_norm": "global_gradient_norm" in self.summaries,

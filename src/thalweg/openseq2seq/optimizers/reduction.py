@@ -42,8 +42,8 @@ def reduced(
             this process alone.
         model: If `shares_embedding(model, ...)`, sparse gradients become dense first.
         as_shipped: True to raise AttributeError for a sparse gradient without a model.
-        owner: Optional. The optimizer of the step; workers with different optimizers raise an
-            error.
+        owner: Optional. The optimizer of the step. All workers raise an error if its description
+            differs between workers.
     """
     strategy = current_strategy()
     if all_reduce is None and strategy.ranks.is_alone:

@@ -55,7 +55,7 @@ def decide_by_scaler(
 ) -> dict[str, Any]:
     """Return arguments of `GradientTransforms` by which a loss scaler decides about the update.
 
-    Without a scaler, the only argument is `calls`, which extend `report`.
+    Without a scaler, the only argument is "calls": those of `calls`, and one to extend `report`.
 
     Args:
         scaler: The scaler, whose state changes in the commit of the step; or None.

@@ -337,7 +337,7 @@ def _check_curve(curve: str, summation_method: str) -> None:
 
 
 def _area_under(curve: str, summation_method: str, *counts: Tensor) -> Tensor:
-    """Return the area under a curve; each of `counts`, one per key of `_KINDS`, is by threshold."""
+    """Return the area under a curve; `counts` are vectors over thresholds, ordered as `_KINDS`."""
     true_pos, false_neg, true_neg, false_pos = counts
     if summation_method == "careful_interpolation":
         return _interpolated_area(true_pos, false_neg, false_pos)
