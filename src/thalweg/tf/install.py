@@ -49,7 +49,9 @@ def install_as_tensorflow(version: int = 2) -> None:
                 f"thalweg stands for TensorFlow {finder.version} in this process already."
             )
         return
+    # Called before the finder is installed, because the search would find it.
     _refuse_another()
+    # Keras reads the variable once, at its import.
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "torch")
     sys.meta_path.insert(0, _TensorFlowFinder(version))

@@ -85,6 +85,7 @@ def log_uniform_candidate_sampler(
 
     def draw(count: int, generator: torch.Generator | None) -> torch.Tensor:
         uniform_numbers = torch.rand(count, dtype=torch.float64, device="cpu", generator=generator)
+        # Rounding may yield `range_max` itself.
         return torch.expm1(uniform_numbers * span).long() % range_max
 
     def probability(classes: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,7 @@ def are_addable(
         for tensor in (grad, var, total):
             if tensor.dtype is not var.dtype or tensor.shape != var.shape or not is_whole(tensor):
                 return False
+        # A gradient may overlap other tensors: `adding` copies it before anything is written.
         spans += [(var.data_ptr(), var.nbytes), (total.data_ptr(), total.nbytes)]
     spans.sort()
     end = 0

@@ -139,6 +139,7 @@ def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
     if isinstance(scale, Tensor):
         on_host = is_host(scale) or any(target.device != scale.device for target in targets)
         if not on_host:
+            # To read the number would wait for the GPU.
             return 1 / scale.detach()
         with np.errstate(all="ignore"):
             return float(np.float32(1) / np.float32(scale.item()))

@@ -244,6 +244,7 @@ class StepPipeline:
         replay_args = backward.pairs, step_inputs.global_step, step_inputs.captured
         if not optimizer._take_again(*replay_args, follows, transforms):
             return False
+        # A `ReplayResult` records a replay by itself, as soon as its truth value is asked for.
         if not report:
             report.extend((f"{TAKEN}.", True))
         distribute.commit_sums(optimizer)

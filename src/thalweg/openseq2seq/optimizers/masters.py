@@ -61,6 +61,7 @@ class Masters(Staged):
         # Each session has its own masters, so they are not cached.
         if current_session() is not None:
             return list(map(self.of, variables))
+        # `model.half()` changes the dtype of a parameter in place.
         dtypes = [var.dtype for var in variables]
         cached_variables, cached_dtypes, masters = self._last
         is_cached = len(cached_variables) == len(variables) and all(

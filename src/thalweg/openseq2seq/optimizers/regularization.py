@@ -20,6 +20,7 @@ Regularizer = Callable[[Any], Any]
 
 REGULARIZATION_FUNCTIONS = "REGULARIZATION_FUNCTIONS"
 
+# {float16 or bfloat16 variable: its last regularizer}, by identity and without references.
 _eager: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 

@@ -31,6 +31,7 @@ class Master(Entry):
     var: Any = None
 
     def difference(self, candidate: object) -> str | None:
+        # The variable may have been resized since its master was made.
         if self.var.shape != self.own.shape:
             kind = f"{dtype_name(self.var.dtype)} of shape {tuple(self.var.shape)}"
             return f"{self.name!r} has shape {tuple(self.own.shape)}, its variable is {kind} by now"

@@ -209,6 +209,7 @@ class TrainingStep(Configurable):
             add_note(error, report)
             raise
         finally:
+            # After an interruption, too, the truth value tells whether the step was taken.
             self._has_update = report[1] if report else False
         if outcome.errors:
             raise_first(outcome.errors)

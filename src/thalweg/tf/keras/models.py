@@ -119,6 +119,7 @@ class Compiling(_Model):
         @optimizer.setter
         def optimizer(self, optimizer: object) -> None:
             current = vars(self).get("optimizer")
+            # The getter shows the wrapped optimizer, which may be assigned again.
             if isinstance(current, Lender) and current.wrapped is optimizer:
                 return
             if isinstance(optimizer, optimizers.Optimizer):
