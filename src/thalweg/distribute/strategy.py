@@ -151,8 +151,8 @@ class Strategy:
         """Call `fn(*args, **kwargs)` as the replica of this rank; return its result.
 
         Args:
-                fn: The function. It is called once in this process.
-                args, kwargs: The arguments of `fn`.
+            fn: The function. It is called once in this process.
+            args, kwargs: The arguments of `fn`.
             options: Ignored; accepted for compatibility.
 
         Returns:

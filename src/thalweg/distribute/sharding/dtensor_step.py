@@ -38,7 +38,7 @@ def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
 
 
 class LocalShards:
-    """Local parts of DTensors, and full other variables; see `thalweg._core.slots.SlotShards`."""
+    """Parts on this rank: local tensors of DTensors, and all other variables unchanged."""
 
     ranks: Ranks | None = None
 
@@ -80,6 +80,7 @@ class LocalShards:
             return to_local(_as_placed(value, mesh))
         from torch.distributed.tensor import distribute_tensor
 
+        # Each rank cuts its own value: `src_data_rank=None` sends no messages.
         detached = value.detach().to(var.device)
         return to_local(
             distribute_tensor(detached, mesh.device_mesh, mesh.placements, src_data_rank=None)
@@ -155,6 +156,8 @@ class LocalStep:
     ) -> None:
         """Raise if a rule needs full matrices of DTensors that these ranks cannot gather.
 
+        `titles` has the name of each variable, for messages.
+
         Raises:
             NotImplementedError: The rule reduces rows and columns, no group gathers matrices, or
                 `MatrixProcessGroup.check` fails.
@@ -193,7 +196,7 @@ class LocalStep:
         return [(self._local_gradient(grad, var), self._shards.part(var)) for grad, var in pairs]
 
     def share_out(self, request: StepRequest) -> StepRequest:
-        """Return the request over the local parts of variables, gradients and copies."""
+        """Return the step's request with local parts of variables, gradients and 16-bit copies."""
         variables = request.variables
         copies = request.copies and [
             None if copy is None else self._shards.part(copy) for copy in request.copies

@@ -89,8 +89,7 @@ class MatrixProcessGroup:
     ) -> None:
         """Reset the group for another step, such as a replayed step.
 
-        Args:
-            params, describe, matrix: As for the class.
+        The arguments are those of the constructor.
         """
         self.gathers = matrix is not None
         cuts = dict.fromkeys(

@@ -36,7 +36,7 @@ class ShardIndex(NamedTuple):
         """Return the part of this shard within a range of rows of the full tensor.
 
         Args:
-            first: The first row. Rows of the returned index are counted from it.
+            first: The first row, which is row 0 of the returned index.
             end: The row after the last.
 
         Returns:
