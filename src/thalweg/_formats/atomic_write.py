@@ -41,8 +41,9 @@ def replace(
 ) -> None:
     """Replace the content of a file atomically. On return, the content survives a power loss.
 
-    A link's target is replaced, not the link. The new file has the permissions of the old file,
-    restricted by the umask. Temporary files that crashed processes left are deleted.
+    A link's target is replaced, not the link. The new file has the old file's read and write
+    permissions, restricted by the umask; its owner can always read and write. Temporary files that
+    crashed processes left are deleted.
 
     Args:
         path: The file; its directory must exist.
@@ -86,7 +87,7 @@ def _replace_all(
     reserved: int = 0,
     make_head: Callable[[], Buffer] | None = None,
 ) -> None:
-    """Replace files as `replace_together` does; `reserved` and `make_head` are as for `replace`."""
+    """Write all `files`, then rename them; `reserved` and `make_head` are as for `replace`."""
     commits: list[_Commit] = []
     with contextlib.ExitStack() as exit_stack:
         for path, chunks, total in files:
@@ -232,6 +233,7 @@ class _Commit:
             self._temporary = temporary = syscalls.make_temporary_name(self.target)
         syscalls.active_paths.add(temporary)
         try:
+            # The owner's access lets a later save open the file, even if the old one was read-only.
             mode = 0o666 if self._previous is None else self._previous.st_mode & 0o666
             with self.report_write_errors():
                 descriptor = syscalls.retry_interrupted(
@@ -243,6 +245,7 @@ class _Commit:
                         with self.report_write_errors():
                             syscalls.give_ownership(descriptor, self._previous)
                     self._write_content(descriptor, chunks, make_head)
+                # Network file systems report some failed writes at the end only.
                 finally:
                     with self.report_write_errors():
                         syscalls.close(descriptor)

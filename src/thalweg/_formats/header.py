@@ -1,4 +1,4 @@
-"""Header of thalweg files, read and drafted: of safetensors, with a manifest in its metadata.
+"""Header of thalweg files: a safetensors header with a manifest in its metadata.
 
 A file is 8 bytes with the header's length, the header, and the tensors without gaps in the order of
 the header, little-endian. The header begins with `BEGIN`, which has the version and the checksum of
@@ -197,7 +197,11 @@ def _parse_tensors(
 
 
 def _parse_entry(path: str, name: str, encoded: object, start: int, end: int) -> TensorHeader:
-    """Return one header entry; raise DataLossError unless its bytes begin at `end` in the file."""
+    """Return the description of tensor `name` from its header entry `encoded`.
+
+    Raise DataLossError unless the tensor begins at offset `end`, where the previous tensor ends.
+    `start` is the offset of the first tensor in the file.
+    """
     entry = cast(dict[str, Any], encoded) if isinstance(encoded, dict) else {}
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise DataLossError(f"{path}: {name[:200]!r}: The header's entry is not one of a tensor.")
@@ -285,6 +289,7 @@ class Draft:
             _check_tensor(name, tensor)
         self._document = json_text.dumps({"document": dict(document)})
         self.order = sorted(self._tensors, key=lambda name: -ITEM_BYTES[self._tensors[name].dtype])
+        # Checksums are unknown until all bytes are written; the longest ones reserve enough space.
         manifest = self._manifest_of(dict.fromkeys(self._tensors, _HIGHEST))
         text = self._header_text(manifest)
         self.reserved = LENGTH + -(-len(text) // 8) * 8

@@ -59,6 +59,7 @@ class StoredTensor:
         import torch
 
         raw, kind = self._usable_data(), dtype_of(self.dtype)
+        # `frombuffer` raises an error for an empty buffer.
         if not raw:
             return torch.empty(self.shape, dtype=kind, device="cpu")
         return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
