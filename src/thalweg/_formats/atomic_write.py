@@ -233,7 +233,7 @@ class _Commit:
             self._temporary = temporary = syscalls.make_temporary_name(self.target)
         syscalls.active_paths.add(temporary)
         try:
-            # The owner's access lets a later save open the file, even if the old one was read-only.
+            # After a crash, `remove_abandoned` deletes the file only if it can open the file.
             mode = 0o666 if self._previous is None else self._previous.st_mode & 0o666
             with self.report_write_errors():
                 descriptor = syscalls.retry_interrupted(

@@ -170,7 +170,7 @@ class Diagnostics:
         self._last_table, self._source = self.table, None
 
     def _send(self, method: str, *args: Any) -> None:
-        """Call a method of each sink, and functions for "table" only; warn of errors."""
+        """Call `method` of each sink, but functions for "table" only; warn of errors."""
         # Iterates over a copy: a sink may remove itself.
         for sink in tuple(self.sinks):
             try:
