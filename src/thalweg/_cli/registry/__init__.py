@@ -167,11 +167,7 @@ def names() -> list[str]:
 
 
 def spelled(name: str, noun: str = "rule") -> str:
-    """Return the registered spelling of a name in any case.
-
-    Args:
-        name: A name.
-        noun: "rule" or "optimizer", for the message.
+    """Return the registered spelling of a name in any case; `noun` is "rule" or "optimizer".
 
     Raises:
         NotFoundError: The name is unknown; the message has the reason or similar names.

@@ -89,6 +89,7 @@ class StudyPlan:
             "thalweg": report.list_versions()["thalweg"],
             "machine": platform.machine(),
         }
+        # As read from a file: tuples become lists, so that `resume` can compare settings.
         return json.loads(json.dumps(settings))
 
 
