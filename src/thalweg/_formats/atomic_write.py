@@ -152,6 +152,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     parent = os.path.dirname(full_path)
     make_folder(parent)
     try:
+        # Another process may make the directory meanwhile.
         with contextlib.suppress(FileExistsError):
             os.mkdir(full_path)
         if not os.path.isdir(full_path):

@@ -99,6 +99,7 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
     stored_checksum = int(begin[2], 16)
     actual = crc32c(_replace_checksum(text, _ZEROS), crc32c(length))
     check_sum(path, "header", stored_checksum, actual)
+    # After the checksum, since a damaged version must not be reported as a new one.
     if int(begin[1]) != VERSION:
         raise UnsupportedCheckpointError(
             f"{path}: The file is of version {int(begin[1])}; this version of Thalweg reads"
@@ -230,6 +231,7 @@ def is_shape(encoded: object) -> TypeGuard[list[int]]:
     """Return True if JSON is a list of sizes whose product fits into memory."""
     if not _is_whole_numbers(encoded) or len(encoded) > _DIMENSIONS:
         return False
+    # NumPy rejects a shape with large lengths even if another length is 0.
     return prod(length for length in encoded if length) < _LARGEST
 
 
@@ -312,6 +314,7 @@ class Draft:
             name: [tensor.dtype, tensor.shape, checksums[name]]
             for name, tensor in self._tensors.items()
         }
+        # `_document` is the text of an object: what follows its brace continues this object.
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:

@@ -77,6 +77,7 @@ def _is_deep(text: str) -> bool:
     """
     if text.count("[") + text.count("{") <= DEPTH:
         return False
+    # Without escaped quotes, every second part between quotes is outside of strings.
     unquoted = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
     brackets = "".join(unquoted).encode(errors="replace").translate(_AS_SQUARE, _NO_BRACKETS)
     # A round removes the innermost level.

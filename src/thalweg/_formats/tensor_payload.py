@@ -142,6 +142,7 @@ def _read_into(stream: BinaryIO, memory: memoryview, begin: int) -> bool:
         buffer = stream.read(len(memory))
         memory[: len(buffer)] = buffer
         return len(buffer) == len(memory)
+    # `preadv` does not move the file's position, which threads share.
     while memory:
         count = os.preadv(stream.fileno(), [memory], begin)
         if not count:

@@ -111,8 +111,8 @@ class Diagnostics:
     def log_loss(self, loss: Any, after: bool = False) -> None:
         """Send the loss of the next step to the sinks; call this method before `step`.
 
-        The loss of a measured step is sent with its table, another loss alone. `step(closure)` logs
-        the loss that the closure returns.
+        The loss of a measured step is sent with the table; the loss of any other step, alone.
+        `step(closure)` logs the loss that the closure returns.
 
         Args:
             loss: A number, or a tensor with one element, which synchronizes with its device.

@@ -206,6 +206,7 @@ class SpikeJudge:
         step, interval = self.step + 1, (self.keep + 1) // 2
         calls = self._history_calls(norms)
         if self.keep and not (self._copies and step - self._copies[-1][0] < interval):
+            # The older copy lets a rollback take back more than `keep / 2` steps.
             copies = (*self._copies[-1:], (step, self.source.copy_state()))
             calls.append(partial(vars(self).update, {"_copies": copies}))
         return calls

@@ -96,7 +96,7 @@ class Bucket:
         self.copies[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Round a copy of the buffer to 16 bits, for `send`; return the rounding errors.
+        """Round a copy of the buffer to 16 bits, which `send` then sends; return rounding errors.
 
         The copy is divided by `count`, so that the sum does not overflow. An element that is not
         finite in 16 bits has an error of 0.

@@ -173,6 +173,7 @@ class Ranks:
             # All backends support bytes.
             byte_view = contiguous.view(-1).view(torch.uint8)
             self._run_collective(distributed.broadcast, byte_view, group_src=source)
+            # `contiguous` returns a copy of a tensor with other strides.
             if contiguous.data_ptr() != tensor.data_ptr():
                 with no_grad():
                     tensor.copy_(contiguous)
@@ -183,6 +184,7 @@ class Ranks:
         encoded = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
         size = torch.tensor([len(encoded)], dtype=torch.int64, device=self.device)
         sizes = self.all_gather(size)
+        # An all-gather needs one size on all ranks.
         padded = encoded.new_zeros(int(torch.stack(sizes).max()))
         padded[: len(encoded)] = encoded
         pairs = zip(self.all_gather(padded), sizes, strict=True)
@@ -260,6 +262,7 @@ class Ranks:
             cause = _first_line(error)
             self._loss_message = f"{self._describe_silence()}: {cause}."
             raise ReplicaLostError(self._loss_message) from error
+        # The other ranks may still wait for messages that this rank did not send.
         except BaseException:
             self.give_up(f"rank {self.rank} was interrupted while it sent messages to the others.")
             raise
@@ -343,6 +346,7 @@ def _join_torchrun(timeout: timedelta | None) -> None:
         device = os.environ.get("LOCAL_RANK", "0")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(device) % torch.cuda.device_count())
+        # NCCL cannot send tensors on the CPU.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=timeout, **_rendezvous_options())
         if backend == "gloo":

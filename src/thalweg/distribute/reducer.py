@@ -240,6 +240,7 @@ class Reducer:
         Nothing is reported if `sum_gradients` was called in the block, or if the error is a
         ReplicaLostError or ReplicaMismatchError.
         """
+        # `sum_gradients` resets this, and reports its own errors.
         self._expects_sums = True
         try:
             yield
@@ -270,6 +271,7 @@ class Reducer:
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except Exception as error:
+            # The other ranks wait for this rank's buckets before they read its error.
             self._end_backward()
             raise_on_all(self._ranks, PendingCollective.STEP, error)
         # An interrupted rank cannot wait for the others.

@@ -85,7 +85,7 @@ def sum_for_shards(
         have this rank's dense gradients.
 
     Raises:
-        FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
+        FailedPreconditionError: In graph mode, or if functions of the user update variables.
         ReplicaMismatchError: The ranks differ, or another rank failed.
         ReplicaLostError: A rank did not answer.
         TypeError, ValueError: A gradient or a variable of this rank is invalid.
@@ -182,7 +182,7 @@ def _shared_slots(owner: Any, pairs: Pairs, adapter: StepAdapter) -> Sequence[Sl
     """Return the slots to shard: the slots of the optimizer's rule that have a variable's shape.
 
     Raises:
-        FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
+        FailedPreconditionError: In graph mode, or if functions of the user update variables.
         NotImplementedError: The steps are recorded by diagnostics.
     """
     if owner._recorder is not None:

@@ -244,6 +244,7 @@ class Strategy:
 
         self.sending.micro_batches = micro_batches
         first = self.ranks.rank * local_batches
+        # The other ranks would wait in `apply_gradients` for a rank whose `loss` failed.
         with report_error(self.ranks, PendingCollective.STEP):
             sums = over_batches(first, first + local_batches, of_one)
         return list(zip(sums, params, strict=True))

@@ -331,6 +331,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     # A leftover of an interrupted run, or a link that another user created.
     partial.unlink(missing_ok=True)
     old = path.stat() if path.exists() and not path.is_symlink() else None
+    # Mode x fails if another user has created a file or link of this name meanwhile.
     mode = 0o666 if old is None else old.st_mode & 0o666 | 0o600
     with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         if old is not None:

@@ -127,6 +127,7 @@ def by_rule() -> dict[str, RegistryEntry]:
         RegistryEntry(name, classes[name].cls, {**classes[name].options, **options})
         for name, options in _VARIANTS
     ]
+    # Reversed, so that an earlier entry, such as of a Keras class, replaces a later one.
     runs = {entry.rule.name: entry for entry in reversed([*classes.values(), *variants])}
     return {rule.name: runs[rule.name] for rule in RULES}
 

@@ -150,6 +150,7 @@ class _Heap:
             raise source.data_loss_error(
                 begin, f"{length} bytes at {offset} go beyond a block of the heap"
             )
+        # A malicious tree may point to the same bytes many times.
         source.charge_read(length, begin)
         view = block.data[offset - first : offset - first + length]
         return FilePart(source, view, address + offset - first)

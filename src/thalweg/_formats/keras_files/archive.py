@@ -196,6 +196,7 @@ def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> So
     stream, inflated = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     try:
         for first in range(0, member.stored_size, _PIECE):
+            # A limit of 0 bytes would mean no limit.
             if len(inflated) > member.size:
                 break
             piece = source.read_uncounted(begin + first, min(_PIECE, member.stored_size - first))

@@ -87,11 +87,10 @@ class LocalShards:
         )
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
-        """Return a new full tensor from the parts `shard` of all ranks; all ranks of the mesh call
-        this.
+        """Gather the parts of all ranks into a new full tensor; all ranks of the mesh call this.
 
-        The parts are placed like the DTensor `var`. If `var` is not a DTensor, return a copy of
-        `shard`.
+        `shard` is this rank's part, placed like the DTensor `var`. If `var` is not a DTensor,
+        return a copy of `shard`.
 
         Raises:
             LayoutError: The memory of this rank's part was freed.
@@ -111,6 +110,7 @@ class LocalShards:
         )
         with group.report_errors():
             check_memory(shard, f"'{name_of(var)}'")
+        # The group has compared the ranks; torch's check would only send more messages.
         dtensor = DTensor.from_local(
             shard.detach(),
             mesh.device_mesh,

@@ -143,7 +143,7 @@ class MatrixProcessGroup:
                 )
 
     def meet(self, *values: object) -> None:
-        """Compare a message with the other ranks; do nothing without other ranks.
+        """Compare the step's description with the other ranks; do nothing without other ranks.
 
         Args:
             *values: Further values that must be equal on all ranks.

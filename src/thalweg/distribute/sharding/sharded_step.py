@@ -91,9 +91,7 @@ class SharedStep:
         self._is_writing = True
 
     def joining_calls(self, request: StepRequest) -> PostUpdateCall:
-        """Return the call that sends this rank's updated parts to all ranks, after the step's
-        writes.
-        """
+        """Return a call that exchanges updated parts; it must run after all writes of the step."""
         only_rows = request.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []
         copies = request.copies or [None] * len(request.variables)

@@ -176,6 +176,7 @@ class Shards:
         Each call returns the same view until the variable's memory moves.
         """
         entry = self._layout_of(var)
+        # The view is stale if another tensor's memory was set as `var.data`.
         if entry.part is None or entry.address != var.data_ptr() or entry.part.dtype != var.dtype:
             entry.part, entry.address = self.cut(var, var), var.data_ptr()
             self._views.clear()
@@ -340,6 +341,7 @@ class Shards:
             )
             self.ranks.give_up(f"rank {self.ranks.rank} has failed in the middle of a step.")
             lost_error = self.lost_error(error, fate)
+            # Ctrl-C must stay a KeyboardInterrupt.
             if isinstance(error, Exception):
                 raise lost_error from error
             error.add_note(str(lost_error))
