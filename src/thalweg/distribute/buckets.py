@@ -142,7 +142,7 @@ class Bucket:
     def wait_for_sums(self) -> dict[int, Tensor]:
         """Wait; return the sums by index, in the tensors' shapes, as views of the buffer."""
         self.wait()
-        # Each time new tensors: `count_holders` sees those that somebody keeps.
+        # New tensors at each call, so that `count_holders` detects a sum that a caller holds.
         return {index: copy.detach() for index, copy in self.copies.items()}
 
     def count_holders(self) -> int:

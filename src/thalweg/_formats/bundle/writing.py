@@ -51,7 +51,6 @@ def write(
     objects, checksum = b"", 0
     if graph is not None:
         objects, checksum = encoded_strings([object_graph.encode_graph(graph)])
-    # The table begins with the empty key, which is the header's.
     entries: dict[bytes, bytes] = {b"": BundleHeader(1).encode_message()}
 
     def data_parts() -> Iterator[bytes | memoryview]:

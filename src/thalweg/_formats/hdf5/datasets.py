@@ -279,7 +279,7 @@ class ArrayDataset:
             raise source.data_loss_error(begin, text)
         chunk_size = math.prod(chunk) * width
         stored_size = sum(int.from_bytes(key.data[:4], "little") for key, _ in chunks)
-        # Checked before memory is allocated: a small file must not ask for a huge array.
+        # Checked before memory is allocated: a small file must not cause a huge allocation.
         if stored_size > source.size or max(size, len(chunks) * chunk_size) > RATIO * stored_size:
             raise self._size_error(size, stored_size)
         array = np.empty(shape, f"V{width}")
