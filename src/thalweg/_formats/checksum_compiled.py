@@ -46,7 +46,7 @@ def by_slices(table: list[int]) -> Function | None:
 
 
 def _compile_module(module: object) -> Function | None:
-    """Return the compiled checksum function of a module; None if LLVM or a test sum fails."""
+    """Return the compiled checksum function of a module; None if LLVM fails or the sum is wrong."""
     try:
         address = _link_function(str(module))
     except (ImportError, RuntimeError, AttributeError):  # Other versions of llvmlite differ.
@@ -176,10 +176,10 @@ def _write_function(
     builder = ir.IRBuilder(function.append_basic_block("entry"))
 
     def add_loop(begin: object, end: object, step: int, first: Any, write_step: Step) -> Any:
-        """Build a loop that calls `write_step` until less than `step` bytes are left before `end`.
+        """Build a loop that runs while `step` bytes are left before address `end`.
 
-        The loop begins at address `begin` with checksum `first`. Return its last address and
-        checksum.
+        It begins at address `begin` with checksum `first`; `write_step` builds the body. Return the
+        address and the checksum after the loop.
         """
         entry_block = builder.block
         loop_head, loop_body, loop_end = map(function.append_basic_block, ("head", "in", "out"))

@@ -199,7 +199,7 @@ class Spikes:
             names: The names of the parameters. If they change, the history is discarded.
             step: The number of the step.
             loss: The loss; None if unknown.
-            sizes: The number of elements of each parameter; initial weights are not judged without.
+            sizes: The number of elements of each parameter; () to omit checks of initial weights.
         """
         loss_warnings = [] if loss is None else self._judge_loss(step, loss)
         departures: list[Departure] = []
@@ -319,7 +319,7 @@ class _Layers:
                 )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Store `leaving`, the layers that left their band in a step, if they are most layers."""
+        """Store `leaving`, layers that left their band, if they are most layers; drop old steps."""
         # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)

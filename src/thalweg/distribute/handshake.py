@@ -127,9 +127,7 @@ class RankMessage:
         raise ReplicaMismatchError(text)
 
     def _raise_trouble(self) -> None:
-        """Raise this rank's error; without an error, raise ReplicaMismatchError with another rank's
-        text.
-        """
+        """Raise this rank's error, or else ReplicaMismatchError about another rank's error."""
         trouble, text = self._trouble, ""
         if trouble is not None:
             rank = distributed.get_rank() if self._other_groups else self._ranks.rank

@@ -50,7 +50,7 @@ class GlobalHeap:
         self._collections: dict[int, dict[int, FilePart]] = {}
 
     def text_at(self, reference: FilePart) -> bytes:
-        """Return a text; a second call for a text raises DataLossError.
+        """Return a text; raise DataLossError if it is missing or was returned before.
 
         Args:
             reference: Length, address and number of the text, sixteen bytes.

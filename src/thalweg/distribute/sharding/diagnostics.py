@@ -83,9 +83,9 @@ def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) ->
 def _match_rows(
     measures: Sequence[RankMeasures], row_by_id: dict[int, int]
 ) -> list[tuple[RankMeasures, list[int], list[int]]]:
-    """Return (entry of `measures`, rows of the result, rows of the entry) triples of DTensors.
+    """Return (entry of `measures`, rows in the result, rows in the entry) of DTensors.
 
-    Entries without DTensors are skipped. `row_by_id` is {id of a DTensor: row of the result}.
+    Both lists have the rows of DTensors in one order. `row_by_id` is {id: row in the result}.
     """
     matches: list[tuple[RankMeasures, list[int], list[int]]] = []
     for measure in measures:

@@ -68,7 +68,7 @@ class LocalShards:
         return cached[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of `value`, placed like the DTensor `var`.
+        """Return this rank's part of `value` in the placement of the DTensor `var`.
 
         Messages are sent only if `value` is a DTensor with different placements. If `var` is not a
         DTensor, the local tensor of `value` is returned.
