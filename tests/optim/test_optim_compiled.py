@@ -141,6 +141,7 @@ def test_steps_have_the_bits_of_eager_mode_and_compile_no_rate(name: str, backen
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.one_in(3)
 def test_options_have_the_bits_of_eager_mode(name: str) -> None:
     make, dtype = OPTIONS[name]
     _assert_same(_trained(make, "aot_eager", dtype), _trained(make, dtype=dtype))

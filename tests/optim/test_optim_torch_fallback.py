@@ -137,6 +137,7 @@ def _text(opt: Any, params: list[Tensor]) -> str:
 
 
 @pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.one_in(3)
 def test_failed_torch_fallback_step_changes_nothing(name: str) -> None:
     """Let the step fail at different parameters, with scalars among them."""
     failed = 0

@@ -118,10 +118,10 @@ class PassGroup(NamedTuple):
 
 @cache
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
-    """Group the passes of a rule, in order; the first group has no measures.
+    """Return the passes of a rule in groups: measures, then fused stages, then other stages.
 
-    Return None if the rule has a `Pass`. Return None if a stage that is not fused takes matrices,
-    or reads vectors over rows or columns.
+    The first group has no measures. Return None if the rule has a `Pass`, or a stage other than a
+    `FusedStage` that takes matrices, or reads vectors over rows or columns.
     """
     groups, measures = [PassGroup(())], group_measures(rule)
     for entry in rule.passes:
@@ -142,7 +142,7 @@ def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return a tuple of names of computed values for each pass over memory, in order.
+    """Return the names of the values that each traversal of memory computes, in order.
 
     The last tuple, (), is for the update.
     """
