@@ -65,7 +65,6 @@ def add(
     controls = tuple(dict.fromkeys((*graph.control, *control_inputs)))
     _check_needed(graph, inputs, controls)
     device = next((tensor.device for tensor in inputs), _CPU)
-    # Name and index are chosen together, since several threads may build one graph.
     with graph.lock:
         full = _full_name(graph, name, absolute)
         op = Operation(graph, full, kind, type or name, inputs, controls, device)
@@ -78,7 +77,6 @@ def add(
         picks,
         _user_frame(),
     )
-    # The usual case, for which a run needs no list of arguments.
     if len(arguments) == 1 and isinstance(arguments[0], SymbolicTensor):
         op.argument = arguments[0]
     op.written = () if kind == "pure" else written_by(arguments)

@@ -56,25 +56,21 @@ class Operation:
         self.control_inputs = list(control_inputs)
         self.device = device
         self.outputs: tuple[SymbolicTensor, ...] = ()
-        # Index in the order of creation.
         self.index = -1
         # None for an operation that only orders others.
         self.function: Callable[..., Any] | None = None
-        # The filler of the arguments; see `arguments`.
+        # The filler of the arguments; `argument` is the only argument, if it is a tensor.
         self.fill: Callable[[Any], Sequence[Any]] = lambda _: ()
-        # The only argument, if it is a tensor.
         self.argument: SymbolicTensor | None = None
         # Indices of the outputs among the leaves of the function's result; None for one output.
         self.picks: tuple[int, ...] | None = None
         # Called with the error of a run that fails before this operation, on which others wait.
         self.abandoned: Callable[[BaseException], None] | None = None
-        # True for a module that updates its buffers.
         self.stateful = False
-        # The variables to which an update writes.
         self.written: tuple[SymbolicTensor, ...] = ()
-        # For each output, the inputs that its gradient reaches; None means all inputs.
+        # For each output, the inputs that its gradient reaches; None means all inputs. The
+        # gradients of `sparse_flows` are `IndexedSlices`.
         self.flows: tuple[tuple[SymbolicTensor, ...], ...] | None = None
-        # Inputs whose gradients are `IndexedSlices`.
         self.sparse_flows: frozenset[SymbolicTensor] = frozenset()
         # The branch or loop body that contains this operation.
         self.block: Block | None = None
@@ -83,7 +79,7 @@ class Operation:
         # The bodies that this operation runs, if it is a branch or loop.
         self.subgraphs: tuple[Subgraph, ...] = ()
         self.origin = ""
-        # The optimizer whose step this operation takes, if the library created the optimizer.
+        # The optimizer of a step, if the library created it.
         self.optimizer: Any = None
 
     @property

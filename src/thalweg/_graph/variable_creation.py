@@ -71,7 +71,6 @@ def Variable(
         if is_initializer:
             value = functools.partial(value, shape)
         variable = EagerVariable(value, name, trainable, constraint, dtype)
-        # With a declared shape, later assignments may change the sizes that are None.
         if shape is not None and not is_initializer:
             declared_shape(shape, variable.shape)
             variable._takes = Shape(shape)

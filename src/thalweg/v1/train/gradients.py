@@ -318,7 +318,6 @@ def backward(
     handles = []
     try:
         for var in sources:
-            # autograd would add to a present `grad`, and in place.
             var.grad = None
             handles.append(var.register_post_accumulate_grad_hook(apply_and_release))
         if loss_value.requires_grad and sources:
