@@ -42,7 +42,7 @@ def values(training: Any) -> dict[str, Any]:
 
 @every_training
 @pytest.mark.one_in(3)
-def test_failed_first_allocation_can_be_retried(make: Callable[[], Any]) -> None:
+def test_failed_first_allocation_can_be_retried(make: Callable[..., Any]) -> None:
     undisturbed = make()
     undisturbed.step(0), undisturbed.step(1)
     expected = copy_everything(undisturbed)
@@ -90,7 +90,7 @@ def test_averages_begin_after_a_failed_allocation() -> None:
 
 @every_training
 @pytest.mark.one_in(3)
-def test_failed_allocation_does_not_load_the_state(make: Callable[[], Any]) -> None:
+def test_failed_allocation_does_not_load_the_state(make: Callable[..., Any]) -> None:
     training = make()
     training.step(0), training.step(1)
     state = training.state()

@@ -217,9 +217,7 @@ class Slip:
     wants_slots: bool = True
 
 
-def with_last_of(
-    variable_name: str, change: Callable[[Tensor], Tensor]
-) -> Callable[[Slots], Slots]:
+def with_last_of(variable_name: str, change: Callable[..., Any]) -> Callable[[Slots], Slots]:
     """Has the last slot of a variable changed; the last of any is of the variable's shape."""
 
     def changed(slots: Slots) -> Slots:
