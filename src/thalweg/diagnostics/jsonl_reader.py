@@ -278,7 +278,7 @@ def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.n
 
 
 def _read_row(values: list[Any], count: int) -> np.ndarray:
-    """Return `count` values as an array, with `UNMEASURED` for None. Raise ValueError if invalid."""
+    """Return `count` numbers as an array; None is `UNMEASURED`. Raise ValueError if invalid."""
     if not isinstance(values, list) or len(values) != count:
         raise ValueError("a column of another length")
     if None in values:
