@@ -34,10 +34,12 @@ from thalweg.formula import Rule
 
 
 def _split_names(value: str, choices: tuple[str, ...], noun: str) -> list[str]:
-    """Return the distinct comma-separated names in `value`, in the spelling of `choices`.
+    """Return the distinct comma-separated names in `value`, spelled as in `choices`.
+
+    `noun` names the option in messages.
 
     Raises:
-        click.BadParameter: A name is not among the choices, or `value` is empty.
+        click.BadParameter: A name is not in `choices`, or `value` is empty.
     """
     spellings = {name.lower(): name for name in choices}
     names = _split_value(value)
@@ -56,6 +58,9 @@ def _split_value(value: str) -> list[str]:
 
 def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
     """Return {name: rule} for the comma-separated names in `value`.
+
+    A key is the registered spelling. For `file.py:NAME` it is the name of the rule, or the text
+    itself if a different rule has this name.
 
     Raises:
         click.BadParameter: A rule is unknown, updates matrices, or has too many slots.

@@ -98,7 +98,7 @@ def _describe_system() -> str:
 
 
 def _try_step() -> str:
-    """Take a CPU step; return why the step failed, or an empty text if the bits are right."""
+    """Take a CPU step; return the reason of a failure, or "" if the bits are right."""
 
     def take_step(name: EngineName) -> torch.Tensor:
         linspace = partial(torch.linspace, steps=1000, dtype=torch.float32, device="cpu")
@@ -178,7 +178,7 @@ def _describe_gpus() -> list[dict[str, str]]:
 def _kernels_folder() -> dict[str, object]:
     """Return {"folder": path, "trouble": text, "files": number of kernels}.
 
-    The text is the reason why no kernel can be saved. It is empty if kernels can be saved.
+    "trouble" is the reason why kernels cannot be saved, or "".
     """
     folder, trouble = str(kernel_cache.kernels_folder()), ""
     if not private_directory.AVAILABLE:

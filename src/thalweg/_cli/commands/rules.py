@@ -215,7 +215,9 @@ def _is_known(function: object) -> bool:
 
 
 def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]]:
-    """Return (name, default, description) of each hyperparameter of `cls`, or of `rule` if None."""
+    """Return (name, default, description) of each hyperparameter, with the defaults of `cls`.
+
+    If `cls` is None, return the defaults of `rule`."""
     if cls is None:
         return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
     return [
@@ -227,7 +229,7 @@ def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]
 
 
 def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object]:
-    """Return a rule as JSON values, with the defaults of `cls`, or of the rule if None."""
+    """Return a rule as JSON values, with the defaults of `cls`, or of `rule` if `cls` is None."""
     return {
         "name": rule.name,
         "slots": [
@@ -251,7 +253,13 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 
 
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
-    """Return (rule called `name`, class of `thalweg.optim` that runs the rule or None)."""
+    """Find a rule by its name, a registered name of a class, or `file.py:NAME`, in any case.
+
+    Return (rule, class). The class is the class of `thalweg.optim` that was named, or None.
+
+    Raises:
+        click.UsageError: The name is unknown.
+    """
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:
         return rules_by_name[name.lower()], None

@@ -47,7 +47,7 @@ class History:
         return self._latest_step
 
     def add(self, record: Record) -> None:
-        """Add a record; if a later step was added before, first delete records from its step on."""
+        """Add a record. First delete earlier records of the record's step and of later steps."""
         step, header = record.step, record.header
         if self._latest_step is not None and step < self._latest_step:
             self._go_back(step)
@@ -62,7 +62,7 @@ class History:
         )
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps that have a column, and its numbers, of shape (steps, parameters)."""
+        """Return (steps with the column, numbers of shape (steps, parameters))."""
         steps = [step for step, rows in self.rows.items() if name in rows]
         values = np.full((len(steps), len(self.names)), UNMEASURED)
         for index, step in enumerate(steps):
@@ -78,7 +78,10 @@ class History:
         self.resumed.append(step)
 
     def _reorder(self, names: tuple[str, ...], row: np.ndarray) -> np.ndarray:
-        """Return `row` in the order of `self.names`; append new names of a resumed training."""
+        """Return `row`, in the order of `names`, in the order of `self.names`.
+
+        New names of a resumed training are appended to `self.names`.
+        """
         if names not in self._columns_by_names:
             index_by_name = {name: index for index, name in enumerate(self.names)}
             self.names += [name for name in dict.fromkeys(names) if name not in index_by_name]

@@ -73,7 +73,7 @@ def root() -> Path:
 
 
 def files() -> list[Path]:
-    """Return the source files in an order that does not depend on the machine."""
+    """Return the source files, in an order that is equal on all machines."""
     paths: list[Path] = []
     for name in PACKAGES.split():
         module, package = root() / f"{name}.py", root() / name
