@@ -92,7 +92,7 @@ def describe_sparse_update(
     Args:
         rule: The rule.
         cls: Optional. The class that runs the rule. The result includes errors of `step`.
-        options: Optional. Arguments of the constructor of the class.
+        options: Optional. Arguments of the class.
     """
     if message := getattr(cls, "_sparse", ""):
         return f"refused; `step` raises RuntimeError: {message}"
@@ -114,10 +114,8 @@ def describe_sparse_update(
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
     """Return True if a class raises an error for sparse gradients with weight decay.
 
-    Args:
-        takes_rows: `takes_rows(group)` returns True if a step with `group` updates single rows. If
-            not, torch's step runs, which cannot add weight decay to a sparse gradient.
-        group: {constructor argument: value}.
+    `takes_rows(group)` returns True if a step updates single rows. If it is False, torch's step
+    runs, which raises the error. `group` is {constructor argument: value}.
     """
     if "weight_decay" not in group:
         return False

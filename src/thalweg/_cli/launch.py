@@ -52,7 +52,7 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
 def _call_on_rank(
     function: Callable[..., None], args: tuple[object, ...]
 ) -> tuple[bool, str] | None:
-    """Call `function(*args)`; return None, or after an error (is of another rank, message)."""
+    """Call `function(*args)`. Return None, or (True for another rank's error, message)."""
     try:
         function(*args)
     except (ReplicaLostError, ReplicaMismatchError) as error:

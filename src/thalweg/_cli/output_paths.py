@@ -11,10 +11,7 @@ import click
 
 
 def check_writable(directory: Path, files: list[Path], option: str = "--out") -> None:
-    """Raise an error unless `files` can be written to `directory`.
-
-    If the directory does not exist, ask the user for permission to create it. `option` names the
-    command-line option in messages.
+    """Raise an error unless `files` can be written. Ask the user to create a missing directory.
 
     Raises:
         click.BadParameter: The folder is not writable, or a file is a folder or a device.

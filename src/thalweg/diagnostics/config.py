@@ -169,10 +169,7 @@ class Diagnostics:
         self._last_table, self._source = self.table, None
 
     def _send(self, method: str, *args: Any) -> None:
-        """Call a method of each `Sink`. If it is "table", also call sinks that are functions.
-
-        An error of a sink causes a warning.
-        """
+        """Call `method` of each `Sink`; call functions if it is "table". Errors become warnings."""
         # Iterates over a copy: a sink may remove itself.
         for sink in tuple(self.sinks):
             try:

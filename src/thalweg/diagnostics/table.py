@@ -174,10 +174,7 @@ class NewTables:
         self._last_tables: dict[str, Table] = {}
 
     def numbers_of(self, optimizer: object, prefix: str = "") -> dict[str, float]:
-        """Return {prefix + "column/parameter": number} of the last table.
-
-        Return {} if there is no table, or if the last call with `prefix` returned its numbers.
-        """
+        """Return {prefix + "column/parameter": number} once per table and `prefix`, then {}."""
         table = getattr(optimizer, "diagnostics", None)
         if not isinstance(table, Table) or self._last_tables.get(prefix) is table:
             return {}

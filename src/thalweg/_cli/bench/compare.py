@@ -162,10 +162,7 @@ def _fused_adam(problem: Any) -> Contender:
 
 
 def _state_bytes(owner: object, shapes: ShapeSet) -> float | None:
-    """Return bytes of optimizer state per parameter; None if `owner` has no readable state.
-
-    `owner` is an optimizer of thalweg, a method of torch's optimizer, or any function.
-    """
+    """Return bytes of optimizer state per parameter; None if `owner` has no readable state."""
     torch_optimizer = getattr(owner, "__self__", None)
     if isinstance(torch_optimizer, torch.optim.Optimizer):
         state_tensors = [

@@ -61,10 +61,7 @@ class Timings:
     cores_of_others: list[float] = field(default_factory=list)
 
     def quiet(self) -> list[int]:
-        """Return the indices of undisturbed rounds.
-
-        In such a round, other processes used no core, and no contender was slower than usual.
-        """
+        """Return the indices of rounds in which no other process ran and no contender was slow."""
         # The limit is relative to the 20th percentile.
         limits = {name: QUIET * sorted(times)[len(times) // 5]
                   for name, times in self.seconds.items() if times}  # fmt: skip

@@ -36,8 +36,6 @@ from thalweg.formula import Rule
 def _split_names(value: str, choices: tuple[str, ...], noun: str) -> list[str]:
     """Return the distinct comma-separated names in `value`, spelled as in `choices`.
 
-    `noun` names the option in messages.
-
     Raises:
         click.BadParameter: A name is not in `choices`, or `value` is empty.
     """
@@ -57,10 +55,9 @@ def _split_value(value: str) -> list[str]:
 
 
 def _entries_named(value: str) -> dict[str, BenchmarkedRule]:
-    """Return {name: rule} for the comma-separated names in `value`.
+    """Return {registered name: rule} for the comma-separated names in `value`.
 
-    A key is the registered spelling. For `file.py:NAME` it is the name of the rule, or the text
-    itself if a different rule has this name.
+    The key for `file.py:NAME` is the rule's name, or `file.py:NAME` if the name is in use.
 
     Raises:
         click.BadParameter: A rule is unknown, updates matrices, or has too many slots.

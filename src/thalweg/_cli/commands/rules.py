@@ -215,9 +215,7 @@ def _is_known(function: object) -> bool:
 
 
 def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]]:
-    """Return (name, default, description) of each hyperparameter, with the defaults of `cls`.
-
-    If `cls` is None, return the defaults of `rule`."""
+    """Return (name, default, description) of each hyperparameter of `rule`, or of `cls` if set."""
     if cls is None:
         return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
     return [
@@ -253,12 +251,9 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 
 
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
-    """Find a rule by its name, a registered name of a class, or `file.py:NAME`, in any case.
+    """Find a rule by its name, by a registered name such as `optim:Adam`, or by `file.py:NAME`.
 
-    Return (rule, class). The class is the class of `thalweg.optim` that was named, or None.
-
-    Raises:
-        click.UsageError: The name is unknown.
+    Return (rule, class). The class is the class of `thalweg.optim` with the name, or None.
     """
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:

@@ -73,8 +73,6 @@ def race_seeds(
 
     Args:
         load: `load(seed)` returns the problem.
-        contestants: The contestants.
-        seeds: The seeds.
         sweeps: True to try several learning rates in the first race. Later races have the best.
         epochs, threads, strategy: As for `run`.
         measures: True to record diagnostics of the first race.

@@ -324,9 +324,8 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file for writing, and rename the file to `path` at the end of the block.
 
-    An error leaves an old file unchanged. The new file has the permissions of the old file, without
-    execution and restricted by the umask; the owner can read and write. The owner of the old file
-    becomes the owner if the system allows it.
+    An error leaves an old file unchanged. The new file has the old file's read and write
+    permissions, restricted by the umask, and the old file's owner if the system allows it.
     """
     partial = path.with_name(f".{path.name}.partial")
     # A leftover of an interrupted run, or a link that another user created.

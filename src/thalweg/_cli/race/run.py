@@ -136,7 +136,6 @@ def run(
 
     Args:
         problem: Data and model.
-        contestants: The contestants.
         epochs: Passes over the training examples; the problem's default if None.
         seed: Decides the initial weights and the order of the examples.
         threads: The number of threads of torch during the race. One thread is as fast for small

@@ -16,7 +16,6 @@ FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 def enter_rates(contestants: Sequence[Contestant]) -> list[Contestant]:
     """Return a copy of each contestant for each of `FACTORS`, with the learning rate multiplied.
 
-    Rates are rounded to three digits. Copies of a contestant are adjacent.
 
     Raises:
         RaceError: A learning rate is not a number, or cannot be set.

@@ -189,12 +189,8 @@ def _default_rate(factory: Callable[..., Any]) -> float | None:
 def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
     """Return the optimizer of the library that `factory` makes, with the options of `entry`.
 
-    `rate` is passed as the argument `learning_rate` if there is one; else it is set on the new
-    optimizer. If `rate` is None, the optimizer's rate is unchanged.
-
-    Raises:
-        EntryError: `factory` fails.
-        RaceError: `factory` returns another object, or the rate cannot be set.
+    Pass `rate` as the argument `learning_rate` if there is one; else set it on the optimizer. If
+    `rate` is None, the optimizer's rate is unchanged.
     """
     takes_rate = "learning_rate" in _parameters_of(factory)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}
@@ -217,10 +213,7 @@ def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | N
 
 
 def _with_rate(optimizer: Any, text: str, rate: float | None) -> Optimizer:
-    """Set the learning rate of an optimizer unless `rate` is None; return the optimizer.
-
-    `text` names the optimizer in messages.
-    """
+    """Set the learning rate of an optimizer unless `rate` is None; return the optimizer."""
     if rate is not None:
         attribute = registry.rate_name(optimizer)
         if attribute is None:

@@ -71,8 +71,8 @@ def reached(path: Path) -> Reached:
 def _missing(path: Path, depth: int, error: Exception) -> tuple[Path, str]:
     """Return (prefix, advice) for a missing name.
 
-    The prefix is the longest prefix of `path` with advice. It has at least `depth` parts, the
-    shortest prefix that is missing. The message of `error` is used if there is no advice.
+    The prefix has at least `depth` parts, because shorter prefixes exist. Return the longest prefix
+    with advice; without advice, use the message of `error`.
     """
     short_path = path[2:] if path[:2] == V1 else path
     # Advice is listed for names without the prefix `compat.v1`.

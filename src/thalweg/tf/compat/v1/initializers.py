@@ -178,7 +178,7 @@ _BY_NAME = (
 
 
 def get(identifier: object) -> Any:
-    """Return an initializer for a name or a class; return None or an initializer unchanged.
+    """Make an initializer from a name or a class; return None or an initializer unchanged.
 
     Raises:
         InvalidArgumentError: No initializer has this name.
