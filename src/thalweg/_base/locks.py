@@ -1,7 +1,7 @@
 """Locks that stay usable in forked processes.
 
-A forked child has only the thread that forked. Locks of the parent's other threads would stay
-locked for ever, so the child unlocks them. State that such a lock guards may be incomplete: an
+A forked child has only the thread that forked. A lock that another thread of the parent held would
+stay locked for ever, so the child unlocks it. State that such a lock guards may be incomplete: an
 object with a `Guard` is unusable until its state is set.
 """
 

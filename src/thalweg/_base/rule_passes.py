@@ -145,8 +145,8 @@ class Stage:
             `random.normal(*shape)` and `random.uniform(*shape)` return tensors `(batch, *shape)`.
 
     Raises:
-        RuleError: The function cannot be called, `every`, `heads` or `seed` is invalid, or both
-            `heads` and `layout` are given.
+        RuleError: The function cannot be called. `every`, `heads` or `seed` is invalid. `heads` and
+            `layout` are both given.
         InvalidArgumentError: The layout is invalid.
     """
 

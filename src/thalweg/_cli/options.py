@@ -83,7 +83,7 @@ def usable_cores() -> int:
 def clamp_threads(
     context: click.Context, parameter: click.Parameter, threads: int | None
 ) -> int | None:
-    """Return the smaller of `threads` and the number of cores; print a note if it is the latter."""
+    """Return `threads`, or print a note and return the number of cores if there are fewer."""
     if threads is None or threads <= usable_cores():
         return threads
     cores = "1 core" if usable_cores() == 1 else f"{usable_cores()} cores"

@@ -306,8 +306,7 @@ class _Layers:
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
         """Yield one warning per departure.
 
-        If most layers left their band in a step, yield a single warning of kind "batch" for their
-        departures.
+        Spikes of a step in which most layers left their band share a warning of kind "batch".
         """
         for step, layer, description, measurement, baseline, _, warning_kind in departures:
             crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []

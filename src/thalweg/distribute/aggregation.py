@@ -92,7 +92,7 @@ def sum_concrete_gradients(
     Args:
         owner: The optimizer, which selects the buffers of earlier steps.
         strategy: The strategy, with several replicas.
-        make_pairs: `make_pairs()` returns (gradient, variable) pairs; its error is raised here.
+        make_pairs: `make_pairs()` returns (gradient, variable) pairs. Its error is raised.
         variables: The variables of the pairs, which the ranks compare.
         fingerprint: Description of the step. It must be equal on all ranks.
 

@@ -56,7 +56,7 @@ class Bucket:
 
     Args:
         indices: The indices of the tensors.
-        templates: The tensors, of one dtype and on one device; only their shapes matter.
+        templates: The tensors, of one dtype and on one device; their values do not matter.
 
     Attributes:
         indices: The indices of the tensors.

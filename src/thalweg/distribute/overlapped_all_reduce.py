@@ -83,7 +83,7 @@ class InFlightAllReduce:
         return True
 
     def carries(self, variables: Sequence[Tensor], gradients: Sequence[Gradient]) -> bool:
-        """Return True if exactly these gradients of this rank were sent.
+        """Return True if the gradients that this rank has sent are still valid.
 
         Return False if the variables differ, or if a gradient changed after it was sent. None and
         sparse gradients match zeros.
@@ -96,7 +96,7 @@ class InFlightAllReduce:
         )
 
     def _has_sent(self, index: int, grad: Gradient) -> bool:
-        """Return True if a gradient is not to be sent, or has not changed since it was sent."""
+        """Return True if a gradient needs no transfer, or has not changed after its transfer."""
         if index not in self._buckets_by_index:
             return True
         if index not in self._sent_grads:

@@ -363,7 +363,7 @@ def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
 def _rendezvous_options() -> dict[str, Any]:
     """Return arguments of `init_process_group` with a store for this restart of `torchrun`.
 
-    Otherwise the store would have addresses of ended ranks
+    The store of `torchrun` itself has addresses of ended ranks
     (https://github.com/pytorch/pytorch/issues/135712). Return {} without `torchrun`, or with
     several machines, whose numbers of restarts may differ.
     """

@@ -1,9 +1,8 @@
 """Operators between eager tensors and NumPy arrays, with TensorFlow's conversions.
 
-NumPy passes each operator that has an array or a NumPy scalar on one side to `__array_ufunc__` of
-the tensor on the other side, except for `tensor == array`, which torch answers itself. So `==` is
-replaced; between two tensors it costs one more call. No other operator between two tensors reaches
-this module.
+For an operator between an array and a tensor, NumPy calls the tensor's `__array_ufunc__`. The
+exception is `tensor == array`, which torch computes: `Tensor.__eq__` is therefore replaced. Further
+operators between two tensors do not call this module.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pa
 
 
 def is_nested(structure: object) -> bool:
-    """Return True if a value is a mapping, a view of one, or a sequence other than a string."""
+    """Return True for a mapping, a view of a mapping, and a sequence that is not a string."""
     kinds = Sequence, Mapping, MappingView
     return isinstance(structure, kinds) and not isinstance(structure, str | bytes)
 

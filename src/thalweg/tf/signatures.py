@@ -30,7 +30,7 @@ def bind_arguments(
 
 
 def set_signature(function: Any, signature: inspect.Signature) -> None:
-    """Set a function's `__signature__`, and its `__annotations__` to those of the signature."""
+    """Set `__signature__` and `__annotations__` of a function from a signature."""
     hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     hints["return"] = signature.return_annotation
     function.__signature__ = signature

@@ -138,7 +138,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _processor() -> dict[str, object]:
-    """Return the processor's name with its tuning, or with the error if it is not supported."""
+    """Return {"name": ...} with the processor's tuning, or with "trouble" if not supported."""
     name = machine_code.processor()
     try:
         return {"name": name, **machine_code.tuning()._asdict()}

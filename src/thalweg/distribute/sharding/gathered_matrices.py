@@ -39,7 +39,7 @@ class GatheredMatrices:
 
     Args:
         group: The ranks.
-        variables: The variables. This rank has the full variable if it is not a DTensor.
+        variables: The variables. Variables that are not DTensors are complete on this rank.
         request: The step's request over local parts.
     """
 

@@ -23,7 +23,7 @@ class Scatter(Bucket):
         shards: The assignment of elements to ranks.
         variables: All variables by index.
         indices: The indices of the tensors.
-        templates: Tensors of the same shapes, of one dtype and on one device.
+        templates: The tensors, of one dtype and on one device; their values do not matter.
     """
 
     def __init__(

@@ -367,7 +367,7 @@ class Dataset:
         return self._add_batching(batch_size, drop_remainder, step, spec)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """Return a dataset that repeats this one `count` times, endlessly for None and -1."""
+        """Return a dataset of `count` repetitions of this dataset, endless for None and -1."""
 
         def start(values: Values) -> Iterator[Any]:
             for _ in itertools.count() if count in _FOREVER else range(int(count or 0)):

@@ -1,4 +1,4 @@
-"""Trial: a training with one point of a search space, up to the target or the last step."""
+"""Trials: trainings with one point of a search space, until a target loss or the last step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Layers of `tf.contrib.layers`: those of `tf.layers`, with other names and defaults.
+"""Layers of `tf.contrib.layers`: layers of `tf.layers` with different names and defaults.
 
-Their variables are called weights and biases, are in the collection MODEL_VARIABLES, and in
-`variables_collections`, a list or a dict by name; outputs are in `outputs_collections`.
+Variables are called weights and biases. They are in the collection MODEL_VARIABLES and in
+`variables_collections`, a list or {name: collections}. Outputs are in `outputs_collections`.
 """
 
 from __future__ import annotations
