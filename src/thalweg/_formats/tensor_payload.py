@@ -41,7 +41,7 @@ def read_tensors(
     buffers: Mapping[str, memoryview],
     progress: Progress | None,
 ) -> None:
-    """Read tensors in file order, fill their buffers in place, and verify their checksums.
+    """Read tensors in file order into buffers, and verify the tensors' checksums.
 
     Args:
         path: The file, for messages.
@@ -79,7 +79,7 @@ def read_tensors(
 def _batch_pieces(
     headers: Mapping[str, TensorHeader], buffers: Mapping[str, memoryview]
 ) -> Iterator[list[_Piece]]:
-    """Yield lists of pieces of tensors in file order, with 4 MiB per list."""
+    """Yield lists of pieces of tensors in file order; a list has 4 MiB."""
     batch: list[_Piece] = []
     batch_size = 0
     for name, entry in sorted(headers.items(), key=lambda item: item[1].begin):
@@ -102,7 +102,7 @@ def _batch_pieces(
 def _map_in_threads(
     work: Callable[[list[_Piece]], list[int]], batches: list[list[_Piece]], total: int
 ) -> Generator[list[int]]:
-    """Yield `work(batch)` for all batches in order; above 32 MiB, computed in threads."""
+    """Yield `work(batch)` for all batches in order. Use threads if `total` exceeds 32 MiB."""
     threads = min(_THREADS, _available_cores()) if hasattr(os, "preadv") else 1
     if threads == 1 or total <= _SMALL_TOTAL:
         yield from map(work, batches)

@@ -115,7 +115,10 @@ def _parse_float(payload: FilePart, bits: int, size: int) -> Elements:
 
 
 def _parse_boolean(payload: FilePart, count: int, version: int) -> Elements:
-    """Return the type of h5py's booleans (an enumeration); raise for other enumerations."""
+    """Return the type of h5py's booleans, an enumeration of `count` members.
+
+    Raise for other enumerations. `version` is the version of the message.
+    """
     begin, base = payload.offset, parse_elements(payload)
     names = (b"FALSE\0", b"TRUE\0")
     expected = b"".join(name if version > 2 else name.ljust(8, b"\0") for name in names) + b"\0\1"
@@ -155,7 +158,7 @@ class TextAttribute:
 
     @lazy
     def texts(self) -> list[bytes]:
-        """Elements of the attribute as bytes, in row-major order; a list of one for a scalar.
+        """Elements of the attribute in row-major order, as a list of bytes objects.
 
         Raises:
             DataLossError: The elements are missing.

@@ -39,7 +39,7 @@ class LocalHeap:
 
 
 class GlobalHeap:
-    """Variable-length texts, stored in collections at an address and numbered.
+    """Storage of variable-length texts; a text has a collection's address and a number.
 
     Args:
         source: The file.
