@@ -51,9 +51,7 @@ class ZeroFiles:
         return InvalidArgumentError(f"{self.directory}: {problem}.")
 
     def base(self, rank: int) -> Mapping[str, Any]:
-        """Return the wrapped optimizer's state dict in the file of `rank`; raise if it is
-        malformed.
-        """
+        """Return the wrapped optimizer's state dict in the file of `rank`; raise if malformed."""
         state = self.ranks[rank]
         name = "base_optimizer_state" if self.stage < 3 else "optimizer_state_dict"
         base = state.get(name)
@@ -314,8 +312,8 @@ def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> 
     """Return {parameter: full tensor} for stage 3: each rank has an equal slice of each parameter.
 
     Args:
-        ranks: For each rank a list with one flat tensor per group. The flat tensor is a
-            concatenation of the slices of all parameters, padded to equal sizes.
+        ranks: For each rank a list with one flat tensor per group: the padded slices of all
+            parameters, concatenated.
         label: The name of the joined tensors in errors.
 
     Raises:

@@ -47,8 +47,7 @@ class Steps:
 
 
 def power_blocks(beta: Any) -> Iterator[np.ndarray]:
-    """Yield the powers beta, beta**2, ... in one-dimensional arrays, rounded to the dtype of
-    `beta`.
+    """Yield the powers beta, beta**2, ... in one-dimensional arrays of the dtype of `beta`.
 
     The first power is the power after 0 steps. Subnormal powers are 0, and the last array ends with
     0. With a beta of 1, the iterator is endless.
