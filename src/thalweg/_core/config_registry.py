@@ -1,4 +1,4 @@
-"""Names by which files refer to optimizer classes, and to functions among their arguments.
+"""Names of optimizer classes, and of functions among their arguments, in files.
 
 Each front end registers its names when it is imported. So writers of files need no front end, and
 readers import the front ends that a file names.
@@ -14,7 +14,7 @@ faces: dict[str, Callable[[], object]] = {}
 
 
 class Names:
-    """Registry of classes or functions for one purpose, and their names in files.
+    """Registry of classes or functions for one purpose, with their names in files.
 
     Args:
         description: The phrase for an unregistered object in messages, such as "the learning rate".
@@ -31,7 +31,7 @@ class Names:
         Args:
             name: The name. An entry may have several names; files contain the first.
             entry: The class or function that `find(name)` returns.
-            aliases: Further classes or functions with the name `name` in files.
+            aliases: Classes or functions that are written to files as `name`, too.
 
         Raises:
             ValueError: Another class or function has this name.
@@ -61,8 +61,8 @@ class Names:
     def find(self, name: str) -> Any:
         """Return the class or function with this name in files; None if there is none.
 
-        If the name is not registered yet, front ends are imported, which registers their names:
-        for "keras:x" first "keras", then all others until the name is registered.
+        If the name is not registered yet, front ends are imported until it is: for "keras:x" first
+        "keras", then all others.
         """
         # False sorts before True: the front end in the name comes first.
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
@@ -110,5 +110,5 @@ class Argument:
 
 
 def is_argument(value: object) -> TypeGuard[Argument]:
-    """Return True if files describe a value as an `Argument`; its class need not derive from it."""
+    """Return True if a value has the methods of `Argument`, by which files describe it."""
     return hasattr(type(value), "_made_by")

@@ -181,9 +181,9 @@ def before_norms(transforms: GradientTransforms) -> Stages:
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with each sparse gradient made dense, in its variable's dtype.
+    """Return the pairs; sparse gradients are replaced by dense gradients in the variable's dtype.
 
-    Rows with equal indices are added, and rows without an index are 0. Dense gradients are kept.
+    Rows with equal indices are added, and rows without an index are 0.
     """
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)

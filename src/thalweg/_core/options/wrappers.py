@@ -19,13 +19,7 @@ _LENGTH_CONFLICT = "both say how long a step is"
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Option):
-    """Option of one keyword that changes the step of a rule. Sparse gradients are made dense.
-
-    Attributes:
-        without: A slot that the option adds, and the warning for parameters that are 0 at first;
-            empty without a slot.
-        conflicts: {keyword of another wrapper: reason why the two cannot be combined}.
-    """
+    """Option of one keyword that changes the step of a rule and makes sparse gradients dense."""
 
     without: ClassVar[tuple[str, ...]] = ()
     conflicts: ClassVar[dict[str, str]] = {}
