@@ -204,9 +204,7 @@ def _check_variable(name: str, value: int) -> None:
 
 
 def hint(value: object) -> str:
-    """Return advice for a message if `value` is a graph tensor, a module or a list of tensors; else
-    "".
-    """
+    """Return advice if `value` is a graph tensor, a module or a list of tensors, else ""."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(
