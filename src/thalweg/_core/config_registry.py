@@ -25,7 +25,7 @@ class Names:
         self._things: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
 
-    def tell(self, name: str, entry: object, *aliases: object) -> None:
+    def add(self, name: str, entry: object, *aliases: object) -> None:
         """Register a class or function under its name in files.
 
         Args:
@@ -43,13 +43,13 @@ class Names:
         for alias in (entry, *aliases):
             self._names.setdefault(alias, name)
 
-    def tell_all(self, prefix: str, entries: Iterable[Any]) -> None:
-        """Register things under a prefix followed by their `__name__`."""
+    def add_all(self, prefix: str, entries: Iterable[Any]) -> None:
+        """Register classes or functions as `prefix` + `__name__`."""
         for entry in entries:
-            self.tell(prefix + entry.__name__, entry)
+            self.add(prefix + entry.__name__, entry)
 
-    def told(self) -> dict[str, Any]:
-        """Return the names of all front ends, importing them."""
+    def load_all(self) -> dict[str, Any]:
+        """Import all front ends; return {name: class or function}."""
         for load in faces.values():
             load()
         return dict(self._things)
