@@ -39,7 +39,7 @@ class StepResult(NamedTuple):
 
 
 class PostUpdateCall(NamedTuple):
-    """User callback that runs after the writes of a step.
+    """User callback that runs after the writes of a step, with a note for its failure.
 
     Attributes:
         call: The function.

@@ -60,7 +60,7 @@ class Decision(NamedTuple):
 
 
 class StepJudge(Protocol):
-    """Interface of decisions about steps by the gradients' global norm; see `SpikeJudge`."""
+    """Interface of objects that decide by the global norm whether to take a step."""
 
     def norm_limit(self) -> float: ...
     def decide(self, stats: Any) -> Decision: ...

@@ -134,7 +134,7 @@ class GraphMode(Protocol):
         ...
 
     def all_reduce(self, strategy: Any, op: Any, leaves: Sequence[object], axis: int | None) -> Any:
-        """Return an operation that sums or averages tensors over replicas.
+        """Return an operation that sums or averages the tensors `leaves` over replicas.
 
         All ranks must run their operations in one order.
 

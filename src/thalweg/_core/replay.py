@@ -240,7 +240,7 @@ def _shared_base(base: Int64, update_base: Int64) -> Int64:
 
 
 class Launches:
-    """Kernels of a replay.
+    """All kernels of a replay.
 
     Args:
         plans: The plan of each rule; together they have the step's variables, in order.

@@ -1,4 +1,4 @@
-"""Sums over rows and columns that a rule needs before its update, in replayed steps.
+"""Sums over rows and columns before the update of a rule, in replayed steps.
 
 The *passes* of a rule are measures and stages. A measure is a sum or largest magnitude over each
 row, column or variable; a stage is a function of measures. A *sweep* is a kernel that computes
@@ -189,7 +189,7 @@ def _kernel_of(line_stage: LineStage) -> Compiled:
 
 
 class _Memory:
-    """Memory of passes over rows and columns for the variables of a kernel.
+    """Results, sizes and addresses for passes over rows and columns.
 
     Args:
         rule, groups: The rule, and the result of `_sort_passes`.

@@ -1,4 +1,4 @@
-"""Passes and matrix stages of a rule in a replayed step, between native calls.
+"""Computations of a rule before its update, in a replayed step: passes and matrix stages.
 
 A pass is a kernel that computes values of each element before the update. A matrix stage is a
 function of matrices, such as an orthogonalization.

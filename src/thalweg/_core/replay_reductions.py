@@ -1,4 +1,4 @@
-"""Reductions of a rule over each variable, and scalars computed from them, in replayed steps."""
+"""Reductions of a rule over each variable, and the resulting scalars, in replayed steps."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
 
 
 class RuleScalars:
-    """Scalars of a rule for variables with equal scalars, recomputed at each replayed step.
+    """Scalars of a rule for a set of variables, recomputed at each replayed step.
 
     The program is traced at first use. It reads its inputs from registers: the step count, and each
     hyperparameter.

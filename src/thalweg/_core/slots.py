@@ -24,7 +24,7 @@ from thalweg.variable import Moves, StateVariable, Variable, over, tensor_of
 
 
 class SlotShards(Protocol):
-    """Shards of variables for which this process keeps slots; other processes keep the rest.
+    """Division of variables into shards; this process keeps the slots of its shards.
 
     Attributes:
         checkpoint: The last file to which all slots were saved, or from which they were restored;

@@ -27,7 +27,7 @@ Shared = Mapping[Dtype, Mapping[str, Any]]
 
 
 class StepAdapter:
-    """A front end's part of one step: names, state, scalars and user callbacks, no arithmetic.
+    """Interface by which a step reads names, state, scalars and callbacks of a front end.
 
     `run_step` calls the methods; subclasses override them.
 

@@ -142,7 +142,7 @@ def run_passes(
 
 
 def _can_decide_on_device(adapter: StepAdapter, request: StepRequest, plan: StepPlan) -> bool:
-    """Return True if a GPU can decide whether the step is taken, without waiting of the host.
+    """Return True if a GPU can decide whether the step is taken, so that the host does not wait.
 
     The step must be unsharded and have its own commit, dense gradients, and a variable on a GPU. It
     must have no constraints and no user functions after the writes.

@@ -202,7 +202,8 @@ def process_gradients(
 ) -> tuple[list[Pair], Decision]:
     """Return (pairs with transformed gradients, decision whether to take the step).
 
-    Without transforms, return `pairs`, and a decision to take the step.
+    With `flush`, denormals are treated as 0. Without transforms, return `pairs`, and a decision to take the
+    step.
     """
     if not transforms:
         return pairs, Decision(True, [])

@@ -29,7 +29,7 @@ from thalweg.variable import to_tensor
 
 
 class Position(Protocol):
-    """Position in a checkpoint that waits for the creation of its object.
+    """Saved value in a checkpoint that waits for the creation of its object.
 
     Attributes:
         restore_uid: The number of the restore; a later restore has a higher number.

@@ -1,4 +1,4 @@
-"""CRC32C compiled by LLVM: with the processor's instruction, or else with eight tables.
+"""CRC32C compiled by LLVM, with the processor's instruction or with eight tables.
 
 LLVM needs a few hundredths of a second to compile the function, and releases the GIL meanwhile.
 

@@ -24,7 +24,7 @@ _ALIGNED = 64  # bytes
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a file.
+    """Contents of a thalweg file.
 
     Attributes:
         document: Plain JSON: dictionaries, lists, strings, numbers, booleans, None.

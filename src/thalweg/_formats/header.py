@@ -65,7 +65,7 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Description:
-    """Description of a file.
+    """Description of a thalweg file.
 
     Attributes:
         document: The document saved with the tensors.
@@ -318,7 +318,7 @@ class Draft:
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:
-        """Return the JSON header without padding. The digits of its checksum are zeros."""
+        """Return the JSON header with a manifest, unpadded. Its checksum is all zeros."""
         begin = {"format": "thalweg", "version": str(VERSION), "checksum": "0" * 8}
         entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0

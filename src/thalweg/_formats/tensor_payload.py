@@ -120,7 +120,7 @@ def _available_cores() -> int:
 
 
 def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[int]:
-    """Read the pieces of a batch, and return one checksum per piece."""
+    """Read the pieces of a batch into their memory, and return one checksum per piece."""
     scratch = memoryview(bytearray(_CACHED if any(piece.memory is None for piece in batch) else 0))
     checksums: list[int] = []
     for piece in batch:
@@ -136,7 +136,7 @@ def _checksum_pieces(path: str, stream: BinaryIO, batch: list[_Piece]) -> list[i
 
 
 def _read_into(stream: BinaryIO, memory: memoryview, begin: int) -> bool:
-    """Fill memory from offset `begin` of a file; return False if the file is too short."""
+    """Fill `memory` with bytes at offset `begin`; return False if the file is too short."""
     if not hasattr(os, "preadv"):
         stream.seek(begin)
         buffer = stream.read(len(memory))

@@ -51,7 +51,7 @@ class Listing:
 
 
 def list_file(path: Path, progress: Progress | None = None) -> Listing:
-    """Return the names, dtypes and shapes of a file's tensors, and its metadata.
+    """Return a `Listing`: the names, dtypes and shapes of a file's tensors, and metadata.
 
     Only scalars are read, for the step count; a Keras file is read completely.
 

@@ -38,7 +38,7 @@ _STEP_LIMIT = 10**18
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint of a directory.
+    """A readable checkpoint in a directory.
 
     Attributes:
         step: The step number of the checkpoint.

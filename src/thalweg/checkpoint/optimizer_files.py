@@ -33,7 +33,7 @@ class CodedTensor(Tensor):
 
 
 class SavedObject:
-    """Stand-in for an object of DeepSpeed: only the first constructor argument, as `value`."""
+    """Stand-in for an object of DeepSpeed; `value` is the first constructor argument."""
 
     value: Any = None
 

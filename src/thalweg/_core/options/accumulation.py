@@ -272,7 +272,7 @@ def _list_storages(tensors: Iterable[Tensor]) -> Iterable[int]:
 def _begin_sum(
     grad: Tensor, unscaling: float | None, in_float32: bool, is_sole_holder: bool
 ) -> Tensor:
-    """Return the first gradient of a sum, scaled, in memory that nothing else uses.
+    """Return the first gradient of a sum, times `unscaling`, in memory that nothing else uses.
 
     `grad` itself is returned only if `is_sole_holder`, and only without scaling and conversion.
     """

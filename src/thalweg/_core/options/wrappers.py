@@ -140,7 +140,7 @@ class Sphere(Wrapper):
 
 
 class _Share(Wrapper):
-    """Wrapper with a number as its value; True means the default number, and False means None."""
+    """Wrapper whose value is a number; True is the default number, and False is None."""
 
     default: ClassVar[float]
     maximum: ClassVar[float | None]

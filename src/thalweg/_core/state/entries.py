@@ -186,7 +186,7 @@ Item = Entry | Number
 
 
 class Compared(Protocol):
-    """Interface of an object that compares values as an `Entry` does."""
+    """Interface of an object with a name and the method `difference`."""
 
     @property
     def name(self) -> str: ...

@@ -26,7 +26,7 @@ class CorruptFileError(Exception):
 
 @contextmanager
 def locate_flaws(location: str) -> Generator[None]:
-    """Return a context manager that prefixes corrupt-file errors with a location."""
+    """Prefix a CorruptFileError of the `with` block with a location."""
     try:
         yield
     except CorruptFileError as flaw:
@@ -35,7 +35,7 @@ def locate_flaws(location: str) -> Generator[None]:
 
 @contextmanager
 def raise_flaws(path: str) -> Generator[None]:
-    """Return a context manager that converts corrupt-file errors to their final class."""
+    """Convert a CorruptFileError of the `with` block to an error with the path."""
     try:
         yield
     except CorruptFileError as flaw:

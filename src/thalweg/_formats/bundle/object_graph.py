@@ -54,7 +54,7 @@ class SlotVariable:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An object.
+    """An object of an object checkpoint, with its children.
 
     Attributes:
         children: {attribute name: node number}.
@@ -185,7 +185,7 @@ def _neighbors_of(node: Node) -> Iterator[int]:
 
 
 def _nodes_with_values(graph: ObjectGraph) -> set[int]:
-    """Return the numbers of all nodes with a value, and of their ancestors, for TensorFlow."""
+    """Return the numbers of all nodes that have a value, and of their ancestors."""
     parents: dict[int, list[int]] = {}
     valued: set[int] = set()
     for position, node in enumerate(graph.nodes):

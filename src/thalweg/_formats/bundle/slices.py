@@ -47,7 +47,7 @@ def _encode_signed(integer: int) -> bytes:
 
 
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
-    """Return (origin, lengths) of a slice of a tensor with this shape.
+    """Return (origin, lengths) of the slice `extents` of a tensor with this shape.
 
     Raises:
         CorruptFileError: The slice is not inside the shape.
@@ -88,7 +88,7 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
 
 
 def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that slices do not overlap; allocate one byte per element of `shape`.
+    """Check that the slices `boxes` do not overlap; allocate one byte per element of `shape`.
 
     Raises:
         CorruptFileError: Two slices overlap.

@@ -190,7 +190,7 @@ def encoded_table(key_values: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Block:
-    """Block under construction.
+    """Block of a table under construction.
 
     Args:
         interval: One key in `interval` keys is stored completely; all other keys omit the prefix

@@ -1,4 +1,4 @@
-"""Shapes, element types and attributes: small values of a group or a dataset."""
+"""Shapes, element types and attributes of HDF5 groups and datasets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANK = 32  # the limit of HDF5
 
 @dataclass(frozen=True)
 class Elements:
-    """Type of elements.
+    """Type of the elements of an array.
 
     Attributes:
         dtype: A dtype of safetensors, "opaque" for raw bytes, "string" for text of a fixed length,

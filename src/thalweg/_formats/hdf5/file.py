@@ -1,4 +1,4 @@
-"""Groups of a file, from the root group on."""
+"""Groups of an HDF5 file, beginning with the root group."""
 
 from __future__ import annotations
 

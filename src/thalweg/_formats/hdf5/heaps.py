@@ -1,4 +1,4 @@
-"""Heaps: storage of names in old groups, and of variable-length texts."""
+"""Heaps of an HDF5 file: storage of names and of variable-length texts."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _iterate_links(
 def _symbol_table_links(
     source: SourceFile, tree: int, heap: LocalHeap
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, address, offset of the link in the file) of the links in a tree of tables."""
+    """Yield (name, address, offset in the file) of the links in the tree at address `tree`."""
     for _, node in iterate_leaves(source, tree, kind=0, width=8):
         head = source.read_structure(node, 8, b"SNOD\1\0", "a table of links")
         table = source.read_part(node + 8, 40 * head.take_number(2), "a table of links")

@@ -266,7 +266,8 @@ def _omitted_names(
 ) -> tuple[str, ...]:
     """Return the names of tensors and string tensors that are not converted.
 
-    If the file names an optimizer's class without its state, the result has a text about it.
+    If the file names an optimizer's class without its state, the result has a text about this. With
+    `has_steps`, step counters are converted.
     """
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)

@@ -44,7 +44,7 @@ def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: o
 
 
 def _notes_of_group(group: Group, optimizer: Any, constants: dict[str, float]) -> list[str]:
-    """Return notes on weight decay, maximization, dampening and rate decay of one torch group."""
+    """Return notes on weight decay, maximization, dampening and rate decay of a torch group."""
     rate, decay = number_option(group, "lr") or 0.0, number_option(group, "weight_decay") or 0.0
     lr_decay = number_option(group, "lr_decay") or 0.0
     dampening = number_option(group, "dampening") or 0.0

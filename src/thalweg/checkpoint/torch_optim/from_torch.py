@@ -142,7 +142,7 @@ def _check_surplus(
 def _counted_steps(
     class_name: str, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> int | None:
-    """Return the step count that all parameters share; None for SGD, which does not count.
+    """Return the step count that all parameters share; None for SGD, which has no count.
 
     `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
 
@@ -185,8 +185,10 @@ def _check_step(step: object) -> int:
 def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) -> list[float]:
     """Return NAdam's momentum product of each parameter; [] if no parameter has a product.
 
+    `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
+
     Raises:
-        CheckpointMismatchError: The products differ. An optimizer of this library has only one.
+        CheckpointMismatchError: The products differ.
     """
     entries = {keys[id(var)]: parameter.state.get("mu_product") for parameter, var in trained}
     factors = {key: as_number(entry) for key, entry in entries.items()}

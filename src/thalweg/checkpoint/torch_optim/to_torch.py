@@ -233,7 +233,7 @@ def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, object]:
 def _set_hypers(
     group: dict[str, Any], counterpart: Counterpart, values: Mapping[str, float]
 ) -> None:
-    """Set hyperparameters in `group` by torch's names; "betas.0" sets `group["betas"][0]`."""
+    """Set `values` in `group` by torch's names; "betas.0" sets `group["betas"][0]`."""
     for name, key in counterpart.hypers.items():
         key, _, index = key.partition(".")
         if index:

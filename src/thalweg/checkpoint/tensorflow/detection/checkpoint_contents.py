@@ -33,7 +33,7 @@ _SCALERS = {
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """State of OpenSeq2Seq's mixed precision, besides variables and slots.
+    """State of OpenSeq2Seq's mixed precision: masters, loss scale and averages.
 
     Attributes:
         masters: {name of a float16 variable: float32 master}.
@@ -105,7 +105,7 @@ Slots = dict[str, dict[str, StoredTensor]]
 
 @dataclass(frozen=True)
 class FoundOptimizer:
-    """An optimizer, as far as a file describes it.
+    """Description of an optimizer, as detected in a file.
 
     Attributes:
         name: The name in its slots, such as "Adam"; in an object checkpoint its path there.

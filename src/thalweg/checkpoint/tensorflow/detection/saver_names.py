@@ -1,4 +1,4 @@
-"""Sort the names of a `tf.train.Saver` into variables and optimizer state.
+"""Sorting of tensors in a file of `tf.train.Saver` into variables and optimizer state.
 
 A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name (the *stem*),
 numbered in order of creation. An optimizer that was built inside of a variable scope prepends the
@@ -309,7 +309,7 @@ def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> li
 
 
 def _split_by_number(family: Family, slots_by_suffix: Slots) -> Iterator[tuple[list[str], Slots]]:
-    """Yield (slot names, {variable: {kind: slot}}) for the first, second, ... optimizer.
+    """Yield (slot names, {variable: {kind: slot}}) of the first, second, ... optimizer.
 
     End before the first optimizer without slots.
     """

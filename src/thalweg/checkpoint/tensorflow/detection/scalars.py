@@ -1,4 +1,4 @@
-"""Scalars of a file as Python numbers, and those of a dynamic loss scale."""
+"""Conversion of scalars in a file to Python numbers, and dynamic loss scales."""
 
 from __future__ import annotations
 

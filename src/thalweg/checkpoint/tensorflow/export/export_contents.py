@@ -141,7 +141,7 @@ def _check_kind(optimizer: Any, kind: str) -> None:
 def _names_of_targets(
     targets: TargetTensors, rules: Rules | None, scope: str
 ) -> dict[str, tuple[str, Axes | None]]:
-    """Return {variable: (TensorFlow name, axes)}; raise if a name is missing or ambiguous."""
+    """Return {variable: (TensorFlow name, axes)}; without rules, names begin with `scope`."""
     exported: dict[str, tuple[str, Axes | None]] = {}
     differences: list[str] = []
     for target, tensor in targets.tensors.items():

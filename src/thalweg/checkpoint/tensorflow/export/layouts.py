@@ -1,4 +1,4 @@
-"""Layouts of checkpoints: tensors by name (`tf.train.Saver`), and with a graph of objects, too."""
+"""Layouts of TensorFlow checkpoints: tensors by name, or tensors with an object graph."""
 
 from __future__ import annotations
 
@@ -163,6 +163,7 @@ class _Graph:
         """Add a slot of the variable at the path `object_path`.
 
         `optimizer` and `original` are the node numbers of the optimizer and of the variable.
+        `full_name` is the slot's name in the program.
         """
         node = self._add_node()
         path = _escape_path(object_path.split("/"))

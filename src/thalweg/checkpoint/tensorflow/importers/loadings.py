@@ -192,7 +192,7 @@ def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
 def _zero_accumulators(
     opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return {key: zeros}, one tensor per variable; {} if the step accumulates no gradients."""
+    """Return {key: zeros} of gradient sums; {} without them. `keys` is {id(variable): key}."""
     if opt._accumulators is None:
         return {}
     is_mixed = opt._pipeline.mixed is not None

@@ -161,7 +161,7 @@ def make_optimizer(
 def _needed_arguments(
     cls: type[object], detected: FoundOptimizer | None, accepted: set[str]
 ) -> Iterator[str]:
-    """Yield the constructor arguments that the file or the user must provide."""
+    """Yield names of arguments in `accepted` that the file or the user must provide."""
     yield from _required_arguments(cls)
     if "learning_rate" in accepted:
         yield "learning_rate"

@@ -25,7 +25,7 @@ from thalweg.variable import Variable, is_variable, name_of, named_variables
 
 @dataclass(frozen=True)
 class TargetTensors:
-    """Tensors to set (targets), by name.
+    """Tensors to set from a file (targets), by name.
 
     Attributes:
         tensors: {name: tensor} of variables, or of a module's parameters and buffers.

@@ -213,7 +213,7 @@ def _read_rules(path: str) -> str:
 
 
 def _parse_line(pattern: str, right: str, location: str) -> Line:
-    """Return the rule "pattern -> right"; raise InvalidConfigError if it is invalid."""
+    """Return the rule "pattern -> right"; errors (InvalidConfigError) contain `location`."""
     fields = right.split()
     if not pattern or not fields:
         raise InvalidConfigError(
@@ -283,7 +283,7 @@ def _check_returned(name: str, returned: object) -> Place | None:
 
 
 def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:
-    """Return the texts that the wildcards of a pattern match in `name`; None if no match."""
+    """Return the text of each wildcard of a pattern in `name`; None if `name` does not match."""
     if len(name) > _MAX_LENGTH:
         return None
     segment = f"([^{re.escape(separator)}]+)"
