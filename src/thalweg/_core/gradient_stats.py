@@ -484,8 +484,8 @@ def transform_gradients(
 ) -> tuple[list[Pair], Decision]:
     """Return (pairs with transformed copies of the gradients, the step's decision).
 
-    Gradients get their variables' dtypes. With `flush`, denormals are treated as 0. The decision's calls
-    include `transforms.calls`.
+    Gradients get their variables' dtypes. With `flush`, denormals are treated as 0. The decision's
+    calls include `transforms.calls`.
 
     Raises:
         LayoutError: A gradient or a variable has no memory that holds its elements.

@@ -123,7 +123,7 @@ def _list_constraint_owners(request: StepRequest) -> Sequence[Tensor]:
 
 
 def constrained_indices(request: StepRequest) -> list[int]:
-    """Return the indices of variables that have a constraint, also on a 16-bit copy.
+    """Return the indices of variables with a constraint on the variable or its 16-bit copy.
 
     Raises:
         RuntimeError: A variable with a constraint has a sparse gradient.
@@ -202,8 +202,8 @@ def process_gradients(
 ) -> tuple[list[Pair], Decision]:
     """Return (pairs with transformed gradients, decision whether to take the step).
 
-    With `flush`, denormals are treated as 0. Without transforms, return `pairs`, and a decision to take the
-    step.
+    With `flush`, denormals are treated as 0. Without transforms, return `pairs`, and a decision to
+    take the step.
     """
     if not transforms:
         return pairs, Decision(True, [])

@@ -87,7 +87,7 @@ class Trackable:
         return self
 
     def _track_trackable(self, trackable: object, name: str, overwrite: bool = False) -> Any:
-        """Add an object as a child and return it. Restore a value that waits for its name first.
+        """Add an object as a child and return it. A value that waits for `name` is restored first.
 
         Args:
             trackable: A variable, module, optimizer, or another object that has children.

@@ -267,8 +267,8 @@ def restore(
 
     Args:
         path: The file; ".safetensors" may be left off.
-        optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
-            describes one. False ignores the file's optimizer, for a model that is not trained.
+        optimizer: Optional. The optimizer to restore. By default, a new optimizer is made if the
+            file has an optimizer. False ignores it, for a model that is not trained.
         variables, module: The variables to set, as for `save`. Names, shapes and dtypes must equal
             those in the file. Without both, the file's variables are ignored with a
             `CheckpointWarning`; `variables=False` suppresses the warning.
@@ -290,7 +290,7 @@ def restore(
             names the function that reads it.
         UnsafeCheckpointError: The file is a pickle.
         CheckpointMismatchError: Names, shapes, dtypes or arguments differ; lists up to ten.
-        NotFoundError: `optimizer` is None, and a new one would need parameters or user code.
+        NotFoundError: A new optimizer would need parameters or user code.
         InvalidConfigError: The file's description of the training is invalid.
         FailedPreconditionError: The optimizer's state is variables of a graph.
     """

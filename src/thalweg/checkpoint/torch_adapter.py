@@ -324,13 +324,13 @@ class TorchOptimizerAdapter:
     ) -> list[str]:
         """Return the keys of missing state that loading must set to the parameter's value.
 
-        The state is that of options, such as averages. Without `convert=True`, return [].
+        Only state of options, such as averages, is initialized. Without `convert=True`, return [].
 
         Args:
             param_name: The parameter's name, for errors.
             errors: Without `convert=True`, one line per key is appended.
-            missing: With `convert=True`, the keys are appended, unless the parameter is before its
-                first step.
+            missing: With `convert=True`, the keys are appended. This is left out for a parameter
+                before its first step.
         """
         if not self._is_fused:
             return []

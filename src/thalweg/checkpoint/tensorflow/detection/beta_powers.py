@@ -73,7 +73,7 @@ def with_steps(
 ) -> FoundOptimizer:
     """Return a copy of an optimizer with beta powers, and inferred step count and betas.
 
-    The powers are added to the scalars and to the evidence. If no step count or several step counts
+    The powers are added to `scalars` and `evidence`. If no step count or several step counts
     explain the powers, `steps` is None, `notes` have the reason, and `unclear` has the names of
     ambiguous betas.
 

@@ -217,10 +217,10 @@ class TensorFlowCheckpoint:
         return self.steps_of(self.optimizers)
 
     def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
-        """Return the step count in the file; None if it is missing or unclear.
+        """Return the step count in the file; None if it is missing, or if counts differ.
 
         Counters called "global_step" decide; if there are none, all counters except "save_counter".
-        Without counters, the step counts of `optimizers` decide. Different counts are unclear.
+        Without counters, the step counts of `optimizers` decide.
         """
         counter_values = {name: count_of(counter) for name, counter in self.counters.items()}
         exact = {name for name in counter_values if name.rpartition("/")[2] == GLOBAL_STEP}
