@@ -46,10 +46,9 @@ def when(condition: Iterable[object], call: Call) -> Call:
 
 
 def unless_resized(call: Call) -> Call:
-    """Return a function that calls `call`, unless a storage is too small for its tensor.
+    """Return a function that calls `call` if all its tensors fit into their storages.
 
-    The function checks the tensors among the arguments of `call`, because a write beyond a storage
-    would crash. It does nothing if a storage is too small.
+    If a storage is too small, the function does nothing. A write beyond a storage would crash.
 
     Args:
         call: A function in C with tensors among its arguments, bound by `partial`. Another callable

@@ -54,7 +54,7 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Add a note to an exception of the `with` block: was the step taken?
+    """If the `with` block raises, note on the exception whether the step was taken.
 
     Args:
         notes: A list to which `write_step` appends a sentence when it writes. The first sentence

@@ -221,8 +221,8 @@ def hint(value: object) -> str:
 def _in_kind_of(old: object, value: int | float) -> object:
     """Return a number converted to the type of `old`.
 
-    A NumPy scalar gives a scalar of its dtype, an integer tensor a truncated int. All other types
-    give a float, except that two ints give an int.
+    A NumPy scalar gives a scalar of its dtype, an integer tensor a truncated int. If `old` and
+    `value` are ints, the result is an int. All other cases give a float.
 
     Raises:
         OverflowError: The number is too large for the type.

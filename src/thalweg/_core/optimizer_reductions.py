@@ -117,7 +117,7 @@ def _writes_of(
     new_scalars: Mapping[str, float],
     columns: Columns,
 ) -> list[Call]:
-    """Return calls that set the slots that are equal for all variables to new values.
+    """Return calls that write `new_scalars` to the slots of all variables.
 
     With `columns.apply_flag`, a call does nothing if the device decides to skip the step.
     """

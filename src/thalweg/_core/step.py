@@ -125,8 +125,8 @@ def rebind_plan(
     """Bind the last plan in `cache` to new gradients and read the hyperparameters.
 
     Return the bound plan for `execute_plan`; nothing is run. Return None, with no gradient bound,
-    if the plan cannot be reused. Reasons are different variables, options, memory or rule, and an
-    adapter with `repeats` False, for a user function or new state.
+    if the plan cannot be reused: variables, options, memory or rule differ, or `adapter.repeats` is
+    False.
     """
     rule = adapter.step_rule()
     if cache.last is None or rule is None or not adapter.repeats:

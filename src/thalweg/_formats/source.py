@@ -68,7 +68,7 @@ class SourceFile:
         self._visited.add(address)
 
     def read_structure(self, begin: int, size: int, signature: bytes, label: str) -> FilePart:
-        """Return the bytes of a structure, to be read from the end of its signature on.
+        """Return a structure as a `FilePart`, which is positioned after the signature.
 
         Args:
             begin, size: Offset and number of the bytes, including the signature.

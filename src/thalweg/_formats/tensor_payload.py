@@ -79,7 +79,7 @@ def read_tensors(
 def _batch_pieces(
     headers: Mapping[str, TensorHeader], buffers: Mapping[str, memoryview]
 ) -> Iterator[list[_Piece]]:
-    """Yield lists of pieces of tensors in file order; a list has 4 MiB."""
+    """Yield lists of pieces of tensors in file order. The pieces of a list have 4 MiB together."""
     batch: list[_Piece] = []
     batch_size = 0
     for name, entry in sorted(headers.items(), key=lambda item: item[1].begin):

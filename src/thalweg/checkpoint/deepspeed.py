@@ -245,7 +245,7 @@ def _list_slots(files: ZeroFiles) -> list[str]:
 
 
 def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
-    """Return a slot's flat tensors that `rank` saved, one tensor per group."""
+    """Return the flat tensors of a slot in the file of `rank`, one tensor per group."""
     states = files.base(rank)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")

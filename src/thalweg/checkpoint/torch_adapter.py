@@ -287,7 +287,7 @@ class TorchOptimizerAdapter:
         may_create_slots: bool,
         checked_values: set[object],
     ) -> list[str]:
-        """Return why a step with a parameter's saved state would fail; [] if it would not.
+        """Return the reasons why a step with a saved state would fail; [] if there are none.
 
         Args:
             arguments: The group, the parameter's saved state, the parameter, and its name.
@@ -300,7 +300,7 @@ class TorchOptimizerAdapter:
         return errors or self._checker._unfit_numbers(*arguments, checked_values)
 
     def _unfit_options(self, options: Group, index: int) -> list[str]:
-        """Return why a step with the options of group `index` would fail; [] if it would not."""
+        """Return the reasons why a step with the options of group `index` would fail; else []."""
         if self._checker is None:
             return []
         errors: list[str] = self._checker._unfit_options(options, index)

@@ -323,8 +323,8 @@ def _sole_holder_counts() -> tuple[int, ...]:
 def set_aside(state: dict[Any, Any]) -> Generator[None]:
     """Remove entries of `state` during a `with` block, and put them back at the end of the block.
 
-    Parameters are removed whose state is empty or only a gradient sum. The block can then call
-    torch's `__setstate__`, which expects `step` in the state of each parameter.
+    An entry is removed if it is empty or only a gradient sum. The block can then call torch's
+    `__setstate__`, which expects `step` in the state of each parameter.
     """
     states = [(param, entries) for param, entries in states_of(state) if entries.keys() <= {SUM}]
     for param, _ in states:

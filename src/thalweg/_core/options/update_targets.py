@@ -201,7 +201,7 @@ class UpdateTargets:
         return stand_in
 
     def refresh_targets(self) -> list[Tensor]:
-        """Copy parameters that were written since the last step to their offloaded targets.
+        """Copy each parameter to its offloaded target, if it was written since the last step.
 
         Return the targets of all parameters, in the order of `stand_for`.
         """

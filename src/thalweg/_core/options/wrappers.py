@@ -51,7 +51,7 @@ class Wrapper(Option):
 # Rules are compared by identity, so equal settings must give the same rule to share plans.
 @lru_cache(None)
 def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
-    """Return the result of the function `name` of `thalweg.rules.wrappers` for a rule.
+    """Call the function `name` of `thalweg.rules.wrappers` with a rule, and return the result.
 
     Raises:
         RuleError: The wrapped formula cannot be compiled, or a codec does not support it.

@@ -51,7 +51,7 @@ def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write
 
 
 def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
-    """Return the writes without repetitions: the first of several equal writes to one view."""
+    """Return the writes; of equal writes to one view, return only the first."""
     distinct: list[_Write] = []
     for tensor, entry, value in group:
         if not any(

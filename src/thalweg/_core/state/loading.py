@@ -251,7 +251,7 @@ class StateDict(Copied):
         raise NotImplementedError
 
     def _fitting(self, state: object, variables: object, names: Names) -> Loading:
-        """Return the `Loading` of a state, which also creates missing slots.
+        """Return the `Loading` of a state. It also creates missing slots.
 
         The slots are created on a twin, a copy of this object. Loading copies the twin's
         attributes.

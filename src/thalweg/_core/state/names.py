@@ -59,8 +59,8 @@ def as_now(
 ) -> Mapping[str, Any]:
     """Rename the values of a state of an old version; return a new dict.
 
-    Return `state` itself if it lacks names that only `old_names` has, or has names that only
-    `new_names` has: it is then of the present version.
+    A state is of the old version if it has old names and no new names. Any other state is returned
+    unchanged.
 
     Args:
         state: Values by name; not changed.

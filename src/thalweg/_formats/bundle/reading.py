@@ -70,7 +70,7 @@ def describe(prefix: Path) -> list[TensorInfo]:
     """Return the descriptions of a checkpoint's tensors, by name; only the index is read.
 
     Args:
-        prefix: The path that TensorFlow uses, or the index or a data file.
+        prefix: The path that TensorFlow uses, the path of the index, or the path of a data file.
 
     Raises:
         MissingFileError: The index does not exist.

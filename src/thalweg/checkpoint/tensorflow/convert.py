@@ -337,7 +337,7 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
 def _empty_variables(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place]
 ) -> dict[str, Tensor]:
-    """Return {target name: new variable} with zeros, whose shapes have permuted axes."""
+    """Return {target name: new variable of zeros}. Axes are permuted as in `destinations`."""
     variables: dict[str, Tensor] = {}
     for name, destination in destinations.items():
         tensor, target = checkpoint.variables[name], str(destination.target)

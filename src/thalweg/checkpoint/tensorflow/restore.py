@@ -166,9 +166,8 @@ def _sort_for_optimizer(
 ) -> TensorFlowCheckpoint:
     """Return the checkpoint, sorted anew into variables and slots for the class of `optimizer`.
 
-    Return the checkpoint unchanged unless the class helps. It helps for files of a `tf.train.Saver`
-    with an optimizer of `thalweg.v1`, and for Keras files without a Keras class or with unassigned
-    slots.
+    Only two kinds of files are sorted anew: files of a `tf.train.Saver` if `optimizer` is of
+    `thalweg.v1`, and Keras files without a Keras class or with unassigned slots.
     """
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
     if isinstance(checkpoint.source, KerasFile):

@@ -46,8 +46,8 @@ def with_powers(
     """Return copies of the optimizers with beta powers, and step counts inferred from the powers.
 
     A set has the powers of one optimizer; equal sets count once. Sets are assigned to optimizers in
-    order. If this order is unknown, each optimizer is returned once per set, with a note. It is
-    unknown for several sets if optimizers are missing or have different names.
+    order. If the order is unknown, each optimizer is returned once per set, with a note. The order
+    of several sets is unknown if optimizers differ from sets in number, or have different names.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}

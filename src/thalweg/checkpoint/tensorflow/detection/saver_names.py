@@ -311,7 +311,7 @@ def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> li
 def _split_by_number(family: Family, slots_by_suffix: Slots) -> Iterator[tuple[list[str], Slots]]:
     """Yield (slot names, {variable: {kind: slot}}) of the first, second, ... optimizer.
 
-    End before the first optimizer without slots.
+    The iteration ends at the first optimizer without slots.
     """
     width = Counter(suffix for _, suffix in family.parts)
     for index in itertools.count():

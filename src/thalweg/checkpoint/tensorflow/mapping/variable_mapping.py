@@ -197,7 +197,7 @@ def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> 
 
 
 def hint_at_target(aliases: Sequence[str], targets: Sequence[str]) -> str:
-    """Return a hint at the target whose name is most similar to `aliases`; "" if none is."""
+    """Return a hint at the target with a name similar to `aliases`; "" if there is none."""
     nearest = _nearest_name(
         aliases, {_plain_name(target): target for target in targets[:_MAX_COMPARED]}
     )
