@@ -269,7 +269,7 @@ class GradientStats:
 
     @lazy
     def clip_factor(self) -> Factor:
-        """Factor by which clipping by the global norm multiplies all gradients; 1 without clipping."""
+        """Factor by which clipping by the global norm scales all gradients; 1 without clipping."""
         transforms, dtype = self._transforms, self._norm_dtype
         limit = transforms.global_clipnorm
         if limit is None:

@@ -301,8 +301,7 @@ class Launches:
         return [launch.record() for launch in self.all]
 
     def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
-        """Return the launches of the rules' reductions, and records of programs that use the
-        results.
+        """Return launches of the rules' reductions, and records of programs that use the results.
 
         Returns:
             For each reduction (kernel address, argument address, 0, 1), a call on one thread. And
