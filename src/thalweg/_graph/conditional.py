@@ -43,7 +43,7 @@ def cond(
     Args:
         pred: A number or tensor of one element.
         true_fn: Returns a tensor, an operation, or nested lists, tuples and dicts of these.
-        false_fn: Returns the structure and dtypes of `true_fn()`.
+        false_fn: Returns a result of equal structure and dtypes.
         strict: In graph mode, False returns the element of a list or tuple of length 1 instead of
             the list; True returns the list.
         fn1, fn2: The old names of `true_fn` and `false_fn`.

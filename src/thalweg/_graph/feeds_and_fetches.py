@@ -60,7 +60,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
     """Return {symbolic tensor: torch tensor of its dtype, or slices} for a `feed_dict`.
 
     Raises:
-        InvalidTypeError: A key is no tensor, a value is symbolic, or a conversion loses digits.
+        InvalidTypeError: A key is not a tensor, a value is symbolic, or a conversion loses digits.
         InvalidArgumentError: A key is of another graph, or a value has another shape.
         LayoutError: The storage of a fed tensor is too small.
     """

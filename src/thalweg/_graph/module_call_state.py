@@ -1,8 +1,7 @@
 """Lock for calls of modules with tensors of a session, and repair of modules in forked children.
 
-torch's `functional_call` puts tensors into the module for the time of the call, where other threads
-would see them. A child that is forked meanwhile has the module in this state, without the thread
-that would put the module's own tensors back.
+During a call, torch's `functional_call` replaces the tensors of the module, also for other threads.
+A child that is forked during the call lacks the thread that puts the module's tensors back.
 """
 
 from __future__ import annotations
