@@ -155,7 +155,7 @@ class FileWriterCache:
 
 
 def add_scalar(writer: Any, tag: str, value: float, step: int) -> None:
-    """Write one number with a `FileWriter`, or with one of `torch.utils.tensorboard`."""
+    """Write one number with a `FileWriter`, or with torch's `SummaryWriter`."""
     if not hasattr(writer, "add_summary"):
         writer.add_scalar(tag, value, step)
         return

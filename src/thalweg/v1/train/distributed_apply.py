@@ -40,8 +40,8 @@ class DistributedApply(GradientApplication, SlotOptimizer):
 
         Raises:
             ValueError: No variable has a gradient on any rank.
-            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, or a
-                gradient is dense on one rank and sparse on another, or of another dtype.
+            ReplicaMismatchError: The ranks differ in variables, hyperparameters, steps, or in the
+                dtypes or layouts (dense, sparse) of gradients.
             ReplicaLostError: A rank did not answer. Nothing was changed.
         """
         strategy = distribute.strategy_of(distribution)
@@ -76,8 +76,8 @@ class DistributedApply(GradientApplication, SlotOptimizer):
     ) -> None:
         """Sum gradients over the ranks; take a step with slots sharded over the ranks.
 
-        `strategy` has `shard_slots=True`; `pairs` are this rank's. Raise ValueError if no variable
-        has a gradient on any rank.
+        `strategy` has `shard_slots=True`. `pairs` are (gradient, variable) pairs of this rank.
+        Raise ValueError if no rank has a gradient.
         """
         with self._turn_lock(), self._locked():
             hooks = self._make_hooks(global_step, name, None)

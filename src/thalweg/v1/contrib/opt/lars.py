@@ -101,9 +101,9 @@ class LARSOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
+        """Return {name: scalar of `dtype`} of the rule, from {name: value} of hyperparameters.
 
-        The `_Group` ADAPTIVE has `adaptive` 1; other groups have `adaptive` 0 and no decay.
+        For `_Group.ADAPTIVE`, `adaptive` is 1. For others, `adaptive` and `weight_decay` are 0.
         """
         # TensorFlow's LARS passes Python floats to dense kernels, so they are rounded once. Its
         # sparse kernels get float32 tensors, as in other optimizers.
