@@ -27,7 +27,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.precision import MixedCheck, check_scalar
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
-from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
+from thalweg.openseq2seq.optimizers.summaries import Journal, StepSummaries, SummaryQueue
 from thalweg.openseq2seq.optimizers.update import decide_by_scaler, update
 from thalweg.v1.train.gradients import check_any
 from thalweg.v1.train.optimizer import Optimizer
@@ -45,7 +45,7 @@ class Treatment(NamedTuple):
         reduces: Whether gradients are averaged over workers.
         all_reduce: See `reduced`.
         model: See `reduced`.
-        outbox: The receiver of summaries, or None.
+        summary_queue: The receiver of summaries, or None.
         shows_loss: Whether the loss is among the summaries.
     """
 
@@ -54,7 +54,7 @@ class Treatment(NamedTuple):
     reduces: bool = False
     all_reduce: AllReduce | None = None
     model: Any = None
-    outbox: Outbox | None = None
+    summary_queue: SummaryQueue | None = None
     shows_loss: bool = False
 
     def is_waited_for(self, skips: bool) -> bool:
@@ -255,7 +255,7 @@ class StepPipeline:
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None
-            and treatment.outbox is None
+            and treatment.summary_queue is None
             and treatment.iter_size == 1
             and not treatment.reduces
             and not treatment.post.as_shipped
@@ -264,7 +264,7 @@ class StepPipeline:
             and not step_inputs.counts
         )
 
-    def preview_summaries(self, step_inputs: StepInputs, scope: str) -> Letter:
+    def preview_summaries(self, step_inputs: StepInputs, scope: str) -> StepSummaries:
         """Return the summaries of a run's gradients and variables without taking a step.
 
         Return no summaries for a run that only accumulates gradients. Gradients are not averaged
@@ -277,7 +277,7 @@ class StepPipeline:
         treatment, backward = self.treatment, step_inputs.backward
         journal = Journal(treatment.post.summaries, scope)
         if step_inputs.skip:
-            return journal.sent(0)
+            return journal.finish(0)
         with writable():
             if treatment.iter_size > 1:
                 backward = backward.done(
@@ -288,7 +288,7 @@ class StepPipeline:
                 backward.present().pairs, step_inputs.rate, journal, unscaling=unscaling
             )
             transform_present(backward.gradients, backward.targets, transforms)
-        return journal.sent(0)
+        return journal.finish(0)
 
     def _check_gradients(self, backward: BackwardResult) -> None:
         post = self.treatment.post
@@ -299,7 +299,7 @@ class StepPipeline:
     def _begin_journal(self, step_inputs: StepInputs) -> Journal | None:
         """Return a new journal with learning rate, loss and loss scale; None without a writer."""
         treatment, loss_scale = self.treatment, step_inputs.loss_scale
-        if treatment.outbox is None:
+        if treatment.summary_queue is None:
             return None
         journal = Journal(treatment.post.summaries, SCOPE)
         if "learning_rate" in journal.names:
@@ -316,10 +316,10 @@ class StepPipeline:
 
         `outcome` begins the note of an error: a clause that says whether the step was taken.
         """
-        if ready.journal is None or self.treatment.outbox is None:
+        if ready.journal is None or self.treatment.summary_queue is None:
             return []
         try:
-            self.treatment.outbox.send(ready.journal.sent(ready.step))
+            self.treatment.summary_queue.send(ready.journal.finish(ready.step))
         except BaseException as error:
             error.add_note(f"{outcome}, but its summaries were not written.")
             return [error]

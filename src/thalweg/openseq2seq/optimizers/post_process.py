@@ -305,14 +305,14 @@ def post_process_gradients(
             return settings.process(gradients, variables, rate, None)
         journal = Journal(settings.summaries)
         new_gradients = settings.process(gradients, variables, rate, journal)
-        journal.sent(global_step).write(summary_writer)
+        journal.finish(global_step).write(summary_writer)
         return new_gradients
 
     def tell(gradients: Any, variables: Any, rate: object, scope: str) -> Callable[[Any], None]:
         journal = Journal(settings.summaries, scope)
         with no_grad():
             settings.process(concretes(gradients), variables, rate, journal)
-        return journal.sent(0).write
+        return journal.finish(0).write
 
     if OF_GRADIENTS.intersection(settings.summaries) and is_deferred(*gradients, *variables, lr):
         collect_summaries(tell, [gradients, variables, lr])

@@ -58,7 +58,7 @@ def reduced(
     if owner is None:
         sums = sum_pairs(pairs, strategy.ranks, strategy.sending)
     else:
-        sums = sum_concrete_gradients(owner, strategy, lambda: pairs, variables, owner._said())
+        sums = sum_concrete_gradients(owner, strategy, lambda: pairs, variables, owner._describe())
     count = strategy.num_replicas_in_sync
     return [None if total is None else total / count for total, _ in sums]
 

@@ -79,9 +79,9 @@ class TrainingStep(Configurable):
         self._lock = Guard(self)
         # The step in progress, unless it is replayed in one call; see `reentrance`.
         self.stepping: weakref.ref[Stepping] | None = None
-        if treatment.outbox is not None:
+        if treatment.summary_queue is not None:
             # Called at the end of the program, too. A method of `self` would keep the step alive.
-            weakref.finalize(self, treatment.outbox.flush)
+            weakref.finalize(self, treatment.summary_queue.flush)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -169,9 +169,9 @@ class TrainingStep(Configurable):
         Without a call of this method they are sent by the next step, or at the end of the program.
         """
         with self._lock:
-            outbox = self._pipeline.treatment.outbox
-            if outbox is not None:
-                outbox.flush()
+            queue = self._pipeline.treatment.summary_queue
+            if queue is not None:
+                queue.flush()
 
     @property
     def loss_scale(self) -> float | Tensor:
@@ -254,7 +254,7 @@ class TrainingStep(Configurable):
             is_late: True to set the learning rate here, after the loss was computed.
         """
         treatment = self._pipeline.treatment
-        scaler = None if treatment.outbox is None else self.loss_scaler
+        scaler = None if treatment.summary_queue is None else self.loss_scaler
         skip = treatment.iter_size > 1 and as_skip(self._skip_update)
         # Workers that wait for gradients learn of errors of the loss, too.
         with waited_for(self._inner, treatment.is_waited_for(skip)):

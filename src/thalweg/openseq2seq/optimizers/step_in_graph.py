@@ -28,9 +28,9 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import check_inner
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
 from thalweg.openseq2seq.optimizers.precision import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import (
-    Outbox,
     RunSummaries,
     SummaryCollector,
+    SummaryQueue,
     collect_scalar,
     collect_summaries,
 )
@@ -151,14 +151,14 @@ class _StepRun:
         if self._averaged is None:
             return pipeline, values
         treatment = pipeline.treatment
-        writer = None if treatment.outbox is None else treatment.outbox.writer
+        writer = None if treatment.summary_queue is None else treatment.summary_queue.writer
         summaries = SummaryCollector(
             ("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer
         )
         self._averaged.keep(summaries)
-        outbox = Outbox(summaries, waits=True)
+        queue = SummaryQueue(summaries, waits=True)
         # `replace` shares `_check_mixed`, so only the first loss of all runs is checked.
-        return replace(pipeline, treatment=treatment._replace(outbox=outbox)), values
+        return replace(pipeline, treatment=treatment._replace(summary_queue=queue)), values
 
     def run(self, values: StepInputs) -> Tensor:
         """Take a step and return the loss before it."""

@@ -54,8 +54,8 @@ class Journal:
             elements = torch.nan_to_num(elements, nan=0.0, posinf=0.0, neginf=0.0)
         self._histograms[self._scope + tag] = elements
 
-    def sent(self, step: int) -> Letter:
-        """Return a `Letter` with the summaries of step `step`; start to copy them to the host."""
+    def finish(self, step: int) -> StepSummaries:
+        """Return the `StepSummaries` of step `step`; start to copy all values to the host."""
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
         devices = list(dict.fromkeys(value.device for value in tensors.values()))
@@ -74,10 +74,10 @@ class Journal:
             for tag, elements in zip(self._histograms, host_values[len(groups) :], strict=True):
                 writer.add_histogram(tag, torch.from_numpy(elements), step)
 
-        return Letter(write, is_pending)
+        return StepSummaries(write, is_pending)
 
 
-class Letter(NamedTuple):
+class StepSummaries(NamedTuple):
     """Summaries of a step for a writer.
 
     Attributes:
@@ -89,14 +89,14 @@ class Letter(NamedTuple):
     is_pending: bool
 
 
-class Outbox:
-    """Queue of `Letter`s for a writer, written in order.
+class SummaryQueue:
+    """Queue of summaries for a writer, written in order.
 
     Summaries that a device has not computed yet are written with the next step, or by `flush`.
 
     Args:
         writer: The writer.
-        waits: True to wait for the device and write each letter at once.
+        waits: True to wait for the device and write all summaries at once.
 
     Attributes:
         writer: The writer.
@@ -108,17 +108,17 @@ class Outbox:
     def __init__(self, writer: object, waits: bool = False) -> None:
         check_writer(writer)
         self.writer, self._waits = writer, waits
-        self._letters: list[Letter] = []
+        self._queue: list[StepSummaries] = []
 
-    def send(self, letter: Letter) -> None:
-        """Send the queued summaries, and this one unless it is pending."""
-        self._letters.append(letter)
-        self.flush(remaining=0 if self._waits or not letter.is_pending else 1)
+    def send(self, summaries: StepSummaries) -> None:
+        """Write all queued summaries, and `summaries` unless a device still computes them."""
+        self._queue.append(summaries)
+        self.flush(remaining=0 if self._waits or not summaries.is_pending else 1)
 
     def flush(self, remaining: int = 0) -> None:
         """Send queued summaries until `remaining` are left, waiting for the device."""
-        while len(self._letters) > remaining:
-            self._letters.pop(0).write(self.writer)
+        while len(self._queue) > remaining:
+            self._queue.pop(0).write(self.writer)
 
 
 class SummaryCollector:

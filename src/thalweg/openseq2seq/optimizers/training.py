@@ -26,7 +26,7 @@ from thalweg.openseq2seq.optimizers.precision import is_mixed
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
-from thalweg.openseq2seq.optimizers.summaries import Outbox
+from thalweg.openseq2seq.optimizers.summaries import SummaryQueue
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import Variable
@@ -140,8 +140,8 @@ def optimize_loss(
     mixed, in_graph, reduces = is_mixed(dtype), is_deferred(loss), bool(on_horovod)
     _check_functions(loss, learning_rate_decay_fn, in_graph)
     iter_size = _check_iter_size(iter_size, skip_update_ph, reduces, as_shipped)
-    outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
-    treatment = Treatment(post, iter_size, reduces, all_reduce, model, outbox, summaries is None)
+    queue = None if summary_writer is None else SummaryQueue(summary_writer, waits=in_graph)
+    treatment = Treatment(post, iter_size, reduces, all_reduce, model, queue, summaries is None)
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
         counter = _global_step(global_step, in_graph)
         live = None if in_graph else LiveRate(learning_rate_decay_fn, counter)

@@ -198,7 +198,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
                     pairs, sharing = distribute.share_summed_step(
-                        self, pairs, hooks, transforms, self._said(global_step)
+                        self, pairs, hooks, transforms, self._describe(global_step)
                     )
                 hooks.sharing, hooks.is_simple = sharing, is_simple
                 outcome = self._take_planned(hooks, cache, pairs, transforms, copies)
@@ -358,7 +358,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         _graph.get_default_graph().add_to_collection(_graph.GraphKeys.TRAIN_OP, op)
         return op
 
-    def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
+    def _describe(self, global_step: Any = None) -> distribute.StepFingerprint:
         """Return a description of optimizer and step; all ranks must have equal descriptions."""
         has_step_tensor = isinstance(global_step, Tensor)
 

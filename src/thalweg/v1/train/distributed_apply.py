@@ -49,7 +49,9 @@ class DistributedApply(GradientApplication, SlotOptimizer):
             pairs = as_pairs(grads_and_vars)
         is_shared = pairs and distribute.shards_of(self, strategy) is not None
         if not is_shared and not strategy.ranks.is_alone:
-            summed_pairs = distribute.sum_gradients(self, strategy, pairs, self._said(global_step))
+            summed_pairs = distribute.sum_gradients(
+                self, strategy, pairs, self._describe(global_step)
+            )
             if pairs and not summed_pairs:
                 check_any(pairs)
             pairs = summed_pairs
@@ -82,7 +84,7 @@ class DistributedApply(GradientApplication, SlotOptimizer):
         with self._turn_lock(), self._locked():
             hooks = self._make_hooks(global_step, name, None)
             summed_pairs, step = distribute.sum_for_shards(
-                self, strategy, pairs, self._said(global_step), hooks
+                self, strategy, pairs, self._describe(global_step), hooks
             )
             if not summed_pairs:
                 check_any(pairs)
