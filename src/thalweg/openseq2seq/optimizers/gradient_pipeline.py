@@ -58,7 +58,7 @@ class Treatment(NamedTuple):
     shows_loss: bool = False
 
     def is_waited_for(self, skips: bool) -> bool:
-        """Return True if other ranks of torch.distributed wait for this rank's gradients."""
+        """Return True if other ranks of torch.distributed wait for gradients of this rank."""
         return self.reduces and self.all_reduce is None and not skips
 
 
@@ -146,10 +146,10 @@ class StepPipeline:
         return BackwardResult.plain(self.optimizer.compute_gradients(loss, var_list))
 
     def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
-        """Prepare an update: accumulate and average gradients, and find their transforms.
+        """Prepare an update: accumulate and average gradients, and choose gradient transforms.
 
-        A run that skips the update writes the accumulators and calls `step_inputs.counts`. Any
-        other run writes nothing yet. An error changes nothing.
+        If `step_inputs.skip`, write the accumulators and call `step_inputs.counts`. Else write
+        nothing yet. An error changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
@@ -196,12 +196,12 @@ class StepPipeline:
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:
         """Take a step: accumulate, average, unscale, clip, check, update; then send summaries.
 
-        An error is raised only before the commit. Nothing has changed then, and a note says so.
+        An error before the commit is raised with a note, and changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
-            report: An empty list. The commit appends a sentence that errors later get as a note,
-                and True if the step was taken (a bool tensor if a device decides).
+            report: An empty list. The commit appends a sentence for notes of later errors, and a
+                bool: True if the step was taken. The bool is a tensor if a device decides.
 
         Returns:
             A `StepResult`: True if there was an update, and errors of callbacks after the commit:
@@ -251,7 +251,7 @@ class StepPipeline:
         return True
 
     def _is_plain(self, step_inputs: StepInputs) -> bool:
-        """Return True if a run is an update by its own gradients, with clipping or LARC at most."""
+        """Return True if a run needs nothing but an update with clipping or LARC."""
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None
@@ -314,7 +314,7 @@ class StepPipeline:
     def send_summaries(self, ready: Ready, outcome: str) -> list[BaseException]:
         """Send the summaries of a run to the writer; return [error of the writer] or [].
 
-        `outcome` begins the note of an error: a clause that says whether the step was taken.
+        `outcome` is the beginning of the error's note, such as "The step was taken".
         """
         if ready.journal is None or self.treatment.summary_queue is None:
             return []

@@ -1,4 +1,4 @@
-"""A step of training as one operation of a graph."""
+"""A training step as one operation of a graph."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def step_in_graph(
 ) -> Any:
     """Return a symbolic tensor that takes a training step when a session evaluates it.
 
-    Its value is the loss before the step. Operations of the collection UPDATE_OPS run before the
+    The value is the loss before the step. Operations of the collection UPDATE_OPS run before the
     step, also in runs without an update. Summaries of `treatment` are added to the collection
     SUMMARIES.
 
@@ -101,7 +101,7 @@ def step_in_graph(
 
 
 def _resolve_loss(loss: Any) -> Any:
-    """Return a scalar loss of the graph; call a function for it, and raise for other values."""
+    """Return a scalar symbolic loss, or the result of a callable loss; raise for other values."""
     if callable(loss) and not _graph.is_symbolic(loss):
         loss = loss()
     if not _graph.is_symbolic(loss):
@@ -143,8 +143,8 @@ class _StepRun:
     def _begin(self, values: StepInputs) -> tuple[StepPipeline, StepInputs]:
         """Check the loss; return (pipeline, `values` with a bool `skip`).
 
-        If workers average gradients, the pipeline is a copy that also writes summaries for the
-        collection SUMMARIES.
+        If workers average gradients, return a copy of the pipeline, which also computes summaries
+        for the collection SUMMARIES.
         """
         pipeline, values = self.pipeline, values._replace(skip=as_skip(values.skip))
         pipeline.check_loss(values.loss)
@@ -183,7 +183,7 @@ class _StepRun:
             return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
-        """Send the summaries of a run after its update, and return a copy of the loss."""
+        """Send the summaries of this run after the update; return a copy of the loss."""
         pipeline, ready = thread.frames[-1].pop(self)
         if has_update:
             distribute.commit_sums(pipeline.inner)
@@ -259,7 +259,7 @@ def _train_op_of_hooks(
 
 
 def _check_backward(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
-    """Return the results without variables that have no gradient on any worker.
+    """Return `backward` without the variables that have no gradient on any worker.
 
     Raises:
         InvalidTypeError: A variable is not of the graph.

@@ -1,4 +1,4 @@
-"""Summaries of steps, for writers like torch's SummaryWriter and for the collection SUMMARIES."""
+"""Summaries of steps, for writers like torch's SummaryWriter and for a graph's collection."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from thalweg.variable import REDUCED
 
 
 class Journal:
-    """Summaries of one step, collected until the step was taken.
+    """Summaries of one step, collected until `finish`.
 
-    Scalars stay tensors on their devices and are copied to the host together.
+    Scalars remain tensors on devices, until `finish` copies all scalars to the host.
 
     Args:
         names: The names of the summaries to make.
@@ -78,7 +78,7 @@ class Journal:
 
 
 class StepSummaries(NamedTuple):
-    """Summaries of a step for a writer.
+    """Summaries of one finished step, ready to write.
 
     Attributes:
         write: `write(writer)` writes the summaries to a writer.
@@ -126,7 +126,7 @@ class SummaryCollector:
 
     Args:
         excluded_tags: Tags of scalars that are left out.
-        writer: Optional. Another writer, which gets all values, too.
+        writer: Optional. A second writer, which receives all values.
     """
 
     def __init__(self, excluded_tags: Sequence[str] = (), writer: Any = None) -> None:
@@ -159,8 +159,8 @@ def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None
     """Add an operation to the collection SUMMARIES that computes several summaries in each run.
 
     Args:
-        run: `run(*values, scope=prefix)` returns a function of a writer, which it gives summaries.
-        inputs: Inputs of the operation, see `operation`; `values` are their values in the run.
+        run: `run(*values, scope=prefix)` returns a function: `write(writer)` writes the summaries.
+        inputs: Inputs of the operation, see `operation`; `values` are the inputs' values.
     """
 
     def summarize(*given: Any) -> bytes:
@@ -182,13 +182,13 @@ def _add_summary(summarize: Callable[..., bytes], inputs: Sequence[object], kind
 
 
 class RunSummaries:
-    """Summaries that the operation of a step hands to a summary operation in the same run.
+    """Summaries of a run, stored by the operation of a step and read by a summary operation.
 
     Gradients are averaged only in the step. Averaging again would block other workers.
     """
 
     def keep(self, collected: SummaryCollector) -> None:
-        """Store the summaries of this run; the operation of the step calls it."""
+        """Store the summaries of this run. Called by the operation of the step."""
         thread.frames[-1][self] = collected
 
     def collect(self) -> None:
