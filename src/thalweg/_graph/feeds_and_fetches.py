@@ -124,10 +124,10 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
 
 
 def _checked_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> IndexedSlices:
-    """Return `slices` with other values.
+    """Return `slices` with the values `values`.
 
-    Raise InvalidArgumentError if an index is not below the number of rows. The number is that of
-    `slices.dense_shape`, else `shape[0]`; if both are unknown, indices are not checked.
+    Raise InvalidArgumentError unless all indices are below the number of rows, the first size of
+    `slices.dense_shape` or of `shape`. If both are unknown, indices are not checked.
     """
     rows = slices.dense_shape[0] if slices.dense_shape else None
     if rows is None and not isinstance(shape, UnknownShape):

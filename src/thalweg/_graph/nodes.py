@@ -304,7 +304,7 @@ class Nodes(Scopes, Collections, ABC):
 
     @abstractmethod
     def as_default(self) -> contextlib.AbstractContextManager[Nodes]:
-        """Return a context manager that makes this graph the default one of the thread."""
+        """Return a context manager that makes this graph the thread's default graph."""
 
     @abstractmethod
     def call(

@@ -42,7 +42,7 @@ def operation(
         control_inputs: Operations that run first, or their outputs.
 
     Returns:
-        The `Operation` if `outputs` is None, otherwise its output or list of outputs.
+        The `Operation` if `outputs` is None, else the operation's output or list of outputs.
 
     Raises:
         InvalidArgumentError: An input is of another graph, or the kind or name is not valid.

@@ -35,7 +35,7 @@ Fed = frozenset[SymbolicTensor]
 
 @dataclass
 class Result:
-    """Output of a step, with its later uses."""
+    """Output of a step, with the later uses of the output."""
 
     tensor: SymbolicTensor
     # Index among the leaves of the function's result.

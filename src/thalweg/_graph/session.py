@@ -184,7 +184,7 @@ class Session:
     def _carry_out(
         self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
     ) -> list[object]:
-        """Run a plan's segments, each under its lock unless this thread holds a lock."""
+        """Run a plan's segments, each under the segment's lock unless this thread has the lock."""
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
@@ -200,7 +200,7 @@ class Session:
         return results
 
     def _joins_outer_run(self, plan: RunPlan) -> bool:
-        """Return True if this thread holds the lock, for an outer run that started this run."""
+        """Return True if an operation of an outer run, which holds the lock, started this run."""
         held_mode = self._held_lock()
         if held_mode == SHARED and plan.writes:
             raise FailedPreconditionError(
@@ -291,7 +291,7 @@ class Session:
     def resource(self, key: object, make: Callable[[], object]) -> Any:
         """Return the object stored under `key`; the first call creates it with `make()`.
 
-        `Session.close` calls the object's method `close`, which must end all waits for it.
+        `Session.close` calls the object's method `close`, which must end all waits for the object.
         """
         with self._opening:
             self._check_open()

@@ -7,7 +7,7 @@ computed first. The operation's function receives each body as a Python function
 `plan.SubgraphRun`, which runs the steps and returns the values. A conditional is then
 `then() if pred else otherwise()`, a loop is `while`, and autograd records the executed steps.
 
-Variables that a body creates are outside of its block, since all runs share them.
+A variable that a body creates is outside of the block, since all runs share variables.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
 
 
 def operations_of(subgraph: Subgraph) -> list[Operation]:
-    """Return the operations of a body on which its results depend."""
+    """Return the operations of a body on which the results of the body depend."""
     needed_ops: dict[Operation, None] = {}
     pending = [x.op for x in subgraph.results]
     while pending:
@@ -134,7 +134,7 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
-    """Return the `Output` with the dtype and the common sizes of several tensors.
+    """Return an `Output` with `flows`, the dtype and the common sizes of several tensors.
 
     Raise InvalidTypeError if the dtypes differ.
     """

@@ -210,7 +210,7 @@ class TrainingConfig:
             variables: The model, its named parameters, or variables. A variable is not trained
                 if it needs no gradient, or if `freeze_variables_regex` matches its name.
             regularize: Optional. `regularize(name, variable)` returns True to penalize the
-                variable; `name` is such as "conv.weight:0". By default variables of two or more
+                variable; `name` is for example "conv.weight:0". By default variables of two or more
                 dimensions are penalized.
             skip_update_ph: For an `iter_size` above 1, see `optimize_loss`; required in graph mode.
                 By default in eager mode every `iter_size`-th call makes an update.

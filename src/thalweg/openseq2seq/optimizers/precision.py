@@ -38,7 +38,7 @@ def scaled(loss: object, scale: object) -> Any:
 
     Raises:
         InvalidTypeError: The scale is a tensor, and the loss is not float32. A returned callable
-            raises this when it is called.
+            raises the error when called.
     """
     if callable(loss) and not isinstance(loss, Tensor) and not is_symbolic(loss):
         if not executing_eagerly():

@@ -64,7 +64,7 @@ class TrainingState(V1StateDict):
     extra_entries: Sequence[Entry] = ()
 
     def _saved(self, names: Names = state.keys_of, chosen: object = None) -> dict[str, Tensor]:
-        """Return {name: copy of a tensor of the state}; `names` maps variables to name prefixes."""
+        """Return {name: copy of a tensor of the state}; `names(variables)` returns prefixes."""
         self._check_has_state()
         with self._locked():
             snapshot = super()._saved(names)

@@ -155,8 +155,8 @@ class TrainingStep(Configurable):
         Raises:
             FailedPreconditionError: There is no `var_list` and no earlier step, or a graph is being
                 built.
-            ValueError: The number of gradients is wrong, a gradient does not match its variable, or all
-                gradients or a required gradient are None.
+            ValueError: The number of gradients is wrong, a gradient does not match the variable, or
+                all gradients or a required gradient are None.
         """
         with self._lock:
             self._taken(lambda: (None, self._receive_gradients(concretes(gradients))))

@@ -55,7 +55,7 @@ def optimize_loss(
     summary_writer: object = None,
     as_shipped: bool = False,
 ) -> Any:
-    """Return a training step that is built from the values of a config.
+    """Build a training step from the values of a config.
 
     A run computes gradients of the loss; in mixed precision, of the scaled loss for float32
     masters. Gradients are added over `iter_size` runs, averaged over workers, clipped or scaled by
@@ -110,8 +110,8 @@ def optimize_loss(
         TypeError: The policy or the optimizer is not callable, or the optimizer rejects its
             parameters.
 
-    An error in a run changes nothing, unless a constraint, the optimizer's `_finish` or the writer
-    raises it: they are called after the update.
+    An error in a run changes nothing. But a constraint, the optimizer's `_finish` and the writer
+    are called after the update.
 
     Differs from:
         OpenSeq2Seq, which clips float64 gradients in float32. `as_shipped=True` reproduces its

@@ -119,7 +119,7 @@ class V1Replay(ReplayedApply):
     def _select_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
         """Return {name: rate} of `CallableRate`s that depend on `global_step` alone.
 
-        `functions` are all callable hyperparameters. Return {} if one of these is not such a rate,
+        `functions` are all callable hyperparameters. Return {} if a function is not such a rate,
         or if a subclass's hook computes hyperparameters.
         """
         hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
@@ -194,7 +194,7 @@ class V1Replay(ReplayedApply):
         If the step is not taken, but users' functions were called, set `self.read` to the results.
 
         Args:
-            cache: The plan cache; its replay is set to None if it cannot be used again.
+            cache: The plan cache; `cache.replay` is set to None if the replay is not usable again.
             step_args: (pairs, global step, hyperparameters read by a session or None, transforms).
         """
         pairs, global_step, values, transforms = step_args

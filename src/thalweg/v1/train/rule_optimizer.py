@@ -216,7 +216,7 @@ class RuleOptimizer(Optimizer):
         return any(map(callable, hypers)) and any(map(is_function, hypers))
 
     def _update(self, grad: Any, var: Any) -> object:
-        """Update one variable and its slots by the rule; return an operation in graph mode."""
+        """Update a variable and all its slots by the rule; return an operation in graph mode."""
         if is_symbolic(var):
             step = self._under_way
             values = self._captured_inputs()[0] if step is None else step.values

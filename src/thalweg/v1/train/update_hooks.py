@@ -151,7 +151,7 @@ _SHARED = Lock()
 
 
 class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
-    """Base class of `Optimizer` that calls the hooks of one variable and of one step."""
+    """Base class of `Optimizer` that calls the hooks of subclasses."""
 
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _under_way: V1StepAdapter | None
@@ -229,8 +229,8 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """Return True if a variable is updated by hooks for resource variables, not by plain hooks.
 
         Return False for a variable with `use_resource=False` if any subclass defines a plain hook.
-        For other variables, the most derived class with a hook decides. Return True if this class
-        defines both kinds, or if there is no class. `resource` and `refs` are the hooks' names.
+        For other variables, the most derived class with a hook decides. Return True if that class
+        defines both kinds, or if no class has a hook. `resource` and `refs` are the hooks' names.
         """
         # Without this class, which defines all hooks.
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]

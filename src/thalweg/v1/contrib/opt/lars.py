@@ -33,7 +33,7 @@ class LARSOptimizer(RuleOptimizer):
         a <- momentum a + learning_rate ratio (g + weight_decay var);  var <- var - a
         use_nesterov: var <- var - (learning_rate ratio (g + weight_decay var) + momentum a)
 
-    Norms are taken over a whole variable and its whole gradient, summed in float64. Variables named
+    Norms are taken over a whole variable and a whole gradient, summed in float64. Variables named
     in `skip_list` have the ratio 1 and no decay. A sparse gradient is applied as by
     `MomentumOptimizer`: no ratio, no decay, the learning rate outside of the velocity.
 

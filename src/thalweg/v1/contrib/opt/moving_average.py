@@ -106,7 +106,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         The returned `Saver` restores each value into the tensor that was saved.
 
         Args:
-            var_list: As in `Saver`. A variable and its average must both be listed, or neither.
+            var_list: As in `Saver`. List a variable together with the average, or neither.
             name, kwargs: As in `Saver`.
 
         Raises:

@@ -135,7 +135,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         """Return True if a device may decide, in place of the host, whether to skip the step.
 
         Required are eager mode, a `DynamicLossScale`, a variable outside of host memory, and a
-        wrapped optimizer that wraps no optimizer and does not override `apply_gradients`.
+        wrapped optimizer that is no wrapper and does not override `apply_gradients`.
         """
         is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_dynamic = type(self._loss_scale) is scales.DynamicLossScale
