@@ -139,7 +139,7 @@ class TrainingStep(Configurable):
             FailedPreconditionError: A graph is being built.
         """
         with self._lock:
-            return self._taken(self._differentiate_loss)
+            return self._take_step(self._differentiate_loss)
 
     @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool | Tensor:
@@ -159,7 +159,7 @@ class TrainingStep(Configurable):
                 all gradients or a required gradient are None.
         """
         with self._lock:
-            self._taken(lambda: (None, self._receive_gradients(concretes(gradients))))
+            self._take_step(lambda: (None, self._receive_gradients(concretes(gradients))))
             has_update = self._has_update
             return has_update.clone() if isinstance(has_update, Tensor) else has_update
 
@@ -181,7 +181,7 @@ class TrainingStep(Configurable):
         scale = self._pipeline.mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def _taken(self, differentiate: Differentiate) -> Any:
+    def _take_step(self, differentiate: Differentiate) -> Any:
         """Take a step in eager mode; return the loss that `differentiate` returned.
 
         Set `_has_update` to True if there was an update. An error before the commit changes
@@ -227,7 +227,7 @@ class TrainingStep(Configurable):
         step is on a GPU, the rate is set after the loss was computed.
 
         Args:
-            differentiate: See `_taken`.
+            differentiate: See `_take_step`.
             report: An empty list, extended in the commit; see `StepPipeline.apply`.
         """
         rate, mixed = self._rate, self._pipeline.mixed
