@@ -81,7 +81,7 @@ def _add_derivatives(
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
     """Add one operation for all gradients; return {source: gradient}; see `gradients`.
 
-    A source on which no target depends has no entry.
+    No entry is returned for a source on which no target depends, even if `zero` is True.
     """
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))

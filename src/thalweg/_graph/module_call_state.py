@@ -25,7 +25,7 @@ class Calls(Lock):
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Save the parameters and buffers of a module, to restore them in a forked child.
 
-        If `is_outermost`, first drop the tensors saved by failed calls. The caller holds the lock.
+        The caller holds the lock. In an outermost call, first drop tensors saved by failed calls.
         """
         if is_outermost:
             self._pending_calls.clear()

@@ -24,7 +24,7 @@ _LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
 class RunFrame(Protocol):
-    """Interface that a frame needs of its session.
+    """Interface of a session, as used by `Frame`.
 
     Attributes:
         values: The values of the session's variables.

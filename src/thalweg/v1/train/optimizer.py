@@ -141,7 +141,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
         With GATE_NONE, each gradient is applied inside the backward pass. If an update fails,
         earlier variables are already updated; the error names these variables. GATE_NONE waits for
         all gradients in graph mode, with several `torch.distributed` processes, with diagnostics,
-        if a hook needs all gradients, and with own `compute_gradients` or `apply_gradients`.
+        if a hook needs all gradients, and with overridden `compute_gradients` or `apply_gradients`.
 
         Differs from:
             TensorFlow does not document that `grad_loss` is used in eager mode, too.
