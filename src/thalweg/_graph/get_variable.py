@@ -279,7 +279,7 @@ def _check_defined(name: str, shape: Sequence[int | None] | None) -> None:
 
 
 def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer: Any) -> None:
-    """Add `regularizer(variable)` to the collection REGULARIZATION_LOSSES, unless it is None."""
+    """Add `regularizer(variable)`, unless None, to the collection REGULARIZATION_LOSSES."""
     if regularizer is None:
         return
     scope_name = f"{variable.op.name}/Regularizer/"

@@ -72,7 +72,7 @@ def run_by(
     outputs: Sequence[Output],
     name: str,
 ) -> list[SymbolicTensor]:
-    """Add the operation of a branch or loop; return its outputs.
+    """Add the operation of a branch or loop; return the operation's outputs.
 
     Args:
         function: `function(*bodies, *values)` returns a list with each output's value. `bodies` are

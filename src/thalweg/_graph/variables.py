@@ -97,7 +97,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """Return a tensor; computing it in a run sets the variable, and gives the new value.
+        """Return a tensor: a run of the tensor sets the variable, and returns the new value.
 
         The assignment also initializes the variable in a session.
 
@@ -201,7 +201,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return op.outputs[0]
 
     def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
-        """Return a value to assign as a tensor; raise if its dtype or shape does not fit."""
+        """Convert `value` to a tensor for an assignment; raise if dtype or shape does not fit."""
         if isinstance(value, SymbolicSlices):
             value = value.source
         if not isinstance(value, SymbolicTensor):
@@ -272,7 +272,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
-        """Return a tensor; computing it in a run adds 1 to the variable, and gives the old value.
+        """Return a tensor: a run of the tensor adds 1 to the variable, and returns the old value.
 
         Raise OutOfRangeError in a run if the variable has reached `limit`.
         """
@@ -317,7 +317,7 @@ def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
 def scatter_node(
     var: GraphVariable, indices: object, updates: object, update: str, name: str
 ) -> Any:
-    """Return a tensor; computing it in a run changes rows of `var` and gives the new value.
+    """Return a tensor: a run of the tensor changes rows of `var`, and returns the new value.
 
     While a session runs an operation, change the rows at once, and return the session's tensor.
     `update` is one of the updates of `_base.scatter.scatter`, such as "add".

@@ -77,7 +77,7 @@ def piecewise_constant(
         IndexError: There are no boundaries.
 
     Differs from:
-        OpenSeq2Seq finds only when it runs that boundaries descend.
+        OpenSeq2Seq raises for descending boundaries only in a run.
     """
     if not isinstance(decay_rates, list):
         raise InvalidTypeError(f"decay_rates must be a list, not {show_value(decay_rates)}.")

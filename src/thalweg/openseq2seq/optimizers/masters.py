@@ -57,7 +57,7 @@ class Masters(Staged):
             run([copy_call, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
-        """Return `of(var)` for each variable; cache the result of the last eager variables."""
+        """Return a list of `of(var)` for each variable; cache the last list of eager masters."""
         # Each session has its own masters, so they are not cached.
         if current_session() is not None:
             return list(map(self.of, variables))

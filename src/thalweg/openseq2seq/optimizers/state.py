@@ -103,7 +103,7 @@ class TrainingState(V1StateDict):
             self.sums.make(targets)
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        """Return entries of a variable's master, slots and gradient sum, with names below `key`."""
+        """Return the `Entry`s of a variable's master, slots and gradient sum, named below `key`."""
         master = self.masters.get(var)
         target = var if master is None else master
         entries: list[Entry] = []

@@ -85,7 +85,7 @@ def optimize_loss(
         loss_scaling_params: Optional. Parameters of the algorithm.
         on_horovod: True to average gradients over workers, see `reduce_gradients`; required in a
             strategy of several replicas.
-        iter_size: The number of runs per update. Gradients are divided by it, and added.
+        iter_size: The number of runs per update. Gradients are divided by this number and added.
         skip_update_ph: For `iter_size` above 1: True in a run that only adds its gradients. A bool,
             a callable that returns a bool, or in graph mode a placeholder. Not in a strategy whose
             `reduction` is "ordered".
@@ -110,8 +110,8 @@ def optimize_loss(
         TypeError: The policy or the optimizer is not callable, or the optimizer rejects its
             parameters.
 
-    An error in a run changes nothing. But a constraint, the optimizer's `_finish` and the writer
-    are called after the update.
+    An error in a run changes nothing. But errors of a constraint, the optimizer's `_finish` and the
+    writer occur after the update.
 
     Differs from:
         OpenSeq2Seq, which clips float64 gradients in float32. `as_shipped=True` reproduces its

@@ -238,8 +238,8 @@ def record_update(
     Args:
         optimizer: The optimizer.
         backward: Symbolic gradients, without None, with their variables and targets.
-        process: `process(*values)` is called in each run. It returns a list with
-            a gradient or None per target, or None if the run has no update.
+        process: `process(*values)` is called in each run. It returns a list, with a
+            gradient or None per target, or None if the run has no update.
         inputs: Inputs of the operation, see `operation`; written variables are passed by reference.
         global_step: The variable that counts updates, or None.
         scaler: The loss scaler that `process` updates, or None.

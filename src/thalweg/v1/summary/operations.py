@@ -55,7 +55,7 @@ def image(
         tensor: Images (batch, height, width, channels) with 1, 3 or 4 channels. uint8 images are
             unchanged. Float images are scaled to [0, 255]; 0 maps to 128 if an image has negative
             values.
-        max_outputs: The largest number of images.
+        max_outputs: Maximum number of images.
 
     Returns:
         A symbolic tensor; a run computes the bytes of a `Summary` with PNG images.

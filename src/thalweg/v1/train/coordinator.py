@@ -106,7 +106,7 @@ class Coordinator:
             callback(error)
 
     def on_stop(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call `callback(error)` once, when a stop is requested; at once if it already was.
+        """Call `callback(error)` at the stop request, or now if a stop was already requested.
 
         `error` is None for a stop without an error.
         """

@@ -244,7 +244,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return True
 
     def _make_counting_operation(self, update_operations: list[object]) -> object:
-        """Add an operation that updates a step's counters after `update_operations`; return it."""
+        """Return a new operation, which updates a step's counters after `update_operations`."""
 
         def count_step(values: dict[str, object]) -> None:
             with self._turn_lock(), self._locked():

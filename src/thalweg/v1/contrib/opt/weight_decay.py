@@ -172,7 +172,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         """Return one group per variable; variables with equal groups share hyperparameters.
 
         Without `decay_var_list`, return the extended optimizer's groups; None is a single group.
-        Else wrap the groups of variables that `decay_var_list` lacks in `_Spared`.
+        Else wrap the group of each variable outside of `decay_var_list` in `_Spared`.
         """
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         subset = values["decay_var_list"]
