@@ -94,7 +94,7 @@ def compare(
         rounds: The number of interleaved rounds.
         options: Additional constructor arguments of thalweg's optimizer.
         progress: See `timing.measure`.
-        doing: `doing(text)` is called between timed blocks with a description of what follows.
+        doing: `doing(text)` is called before each timed block with a description of the block.
     """
     doing("making the variables")
     problem, optimizer = workload.make_tensors(shapes), workload.make_optimizer(entry, options)
@@ -128,8 +128,8 @@ def _make_row(
 ) -> BenchmarkRow:
     """Run a contender's step to measure its memory; return the contender's row.
 
-    Ratios are times divided by the times of contender `anchor`. `owner` is the contender's
-    optimizer or a function; `_state_bytes(owner, shapes)` measures the state.
+    Ratios are times divided by the times of contender `anchor`. `owner` is the optimizer whose
+    state is counted, or a function, whose state is unknown.
     """
     name = contender.name
     base_streams = roofline.count_streams(entry.slots)

@@ -76,7 +76,7 @@ def _format_ranks(ranked: Standing) -> str:
 
 
 def cells_of(ranked: Standing) -> list[str]:
-    """Return the cells learning rate, train loss, test accuracy, seconds, microseconds per step."""
+    """Return texts: learning rate, train loss, test accuracy, seconds, microseconds per step."""
     lanes, lane = ranked.lanes, ranked.lanes[0]
     rate = "-" if lane.learning_rate is None else f"{lane.learning_rate:g}"
     if len(lanes) > 1:

@@ -35,7 +35,7 @@ def adaptive_clipping_fn(
     Args:
         std_factor: Number of allowed standard deviations above the mean.
         decay: Decay factor of the averages per step.
-        static_max_norm: Optional. Upper bound of `limit`.
+        static_max_norm: Optional. Maximum norm in all cases.
         global_step: Optional. The number n of a step limits `decay` to n / (n + 1), so that the
             averages adapt quickly in the first steps.
         report_summary: True to add a summary of `limit`.

@@ -128,8 +128,8 @@ def _make_rate(
 ) -> Any:
     """Return the learning rate as a scalar variable or tensor; return None for None.
 
-    With `decay`, return `decay(rate, step)`. Add a summary if `summaries` has "learning_rate".
-    Raise InvalidArgumentError for a negative rate, or for a decay without a step.
+    With `decay`, return `decay(rate, step)`; add a summary of it if `summaries` names it. Raise
+    InvalidArgumentError for a negative rate, or for a decay without a step.
     """
     if learning_rate is None:
         return None
