@@ -26,7 +26,7 @@ Steps = list[list[Tensor]]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Element that differs most in the first step and parameter in which two optimizers differ.
+    """Element with the largest difference in the first step and parameter with a difference.
 
     For the verdict "parts", differences that count as rounding are ignored.
 
@@ -134,7 +134,7 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
 def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None]:
     """Return (verdict, relative difference after the last step, first divergence or None).
 
-    The arguments have a list of all parameters before the first step and after each step.
+    `external` and `native` are results of `drive`.
     """
     movements = [_movement_of(external, index) for index in range(len(external[0]))]
     largest = 0.0
@@ -160,9 +160,9 @@ def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None
 
 
 def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> Steps:
-    """Return the result of `drive`; raise ConformError if a second run differs.
+    """Return the result of `drive`.
 
-    Also raise if no parameter moves.
+    Raise ConformError if a second run differs, or if no parameter moves.
     """
     # Another seed reveals optimizers that draw random numbers.
     snapshots, repeats = (drive(candidate, protocol, steps, seed) for seed in (0, 1))

@@ -73,11 +73,11 @@ class Hypers(Weights):
         self._hyper.set(name, value, backend.set_value)
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
-        """Return the present value of a hyperparameter; create missing variables.
+        """Return the present value of a hyperparameter; create missing hyperparameter variables.
 
-        A schedule is returned unchanged; another callable is called. With `dtype`, return a 0-d CPU
-        tensor of that dtype. Without `dtype`, return the stored number or variable. In graph mode,
-        return a graph tensor; in a hook that a session runs, return the value of the running step.
+        A schedule is returned unchanged; a callable is called. With `dtype`, a number becomes a 0-d
+        CPU tensor of that dtype. Without `dtype`, return the stored number or variable. In graph
+        mode, return a graph tensor; in a hook that a session runs, return a tensor of this run.
         """
         self._create_hypers()
         value: Any = self._hyper.now(name)
@@ -167,7 +167,7 @@ class Hypers(Weights):
         return self._decayed(rate, dtype, self.iterations.item()) if self._initial_decay else rate
 
     def _rate_at(self, dtype: Dtype, count: int) -> object:
-        """Return the learning rate, with `decay`, of the step that follows `count` steps.
+        """Return the learning rate, with `decay`, of the step after `count` steps.
 
         `learning_rate` must be a number, a tensor or a `FormulaSchedule`.
         """

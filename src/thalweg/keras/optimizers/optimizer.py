@@ -1,8 +1,8 @@
 """`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
 
-Its parts, each derived from the one before: `weights` (iterations, slots), `hyperparameters`
-(attributes) and `state_dict`. Its mixins: `options` (clipping, functions) and `differentiation`
-(`minimize`).
+`Optimizer` inherits from `weights` (iterations, slots), `hyperparameters` (attributes) and
+`state_dict`, each derived from the class before. Its mixins are `options` (clipping, functions)
+and `differentiation` (`minimize`).
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
         """Take an eager step and return its result; for a graph step, do nothing and return None.
 
-        The last plan is reused with new tensors if possible. Otherwise the step is planned anew.
+        Reuse the last step's plan if it fits the new tensors.
         """
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping

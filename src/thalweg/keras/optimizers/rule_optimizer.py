@@ -127,7 +127,7 @@ class RuleOptimizer(Optimizer):
         Args:
             dtype: The NumPy type of the scalars.
             rate: Optional. A learning rate that replaces the hyperparameter.
-            in_common: Optional. {name: number} of results that all variables share.
+            in_common: Optional. {name: number} of values that are equal for all variables.
         """
         values = self._hyper_scalars(dtype)
         values |= {name: dtype(shared_scalar) for name, shared_scalar in (in_common or {}).items()}
@@ -189,7 +189,7 @@ class RuleOptimizer(Optimizer):
         return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
-        """Return {compute dtype: learning rate} for rates that `_prepare_local` has replaced.
+        """Return {compute dtype: learning rate} for rates that `_prepare_local` changed.
 
         `state` has the coefficients from `_prepare_local`, with the learning rate as "lr_t".
         """

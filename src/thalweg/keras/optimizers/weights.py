@@ -50,7 +50,7 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a new CPU tensor with an initial value of a shape and dtype.
 
-    If a callable `initializer` returns a graph tensor, return this tensor unchanged.
+    If a callable `initializer` returns a graph tensor, return the graph tensor unchanged.
 
     Args:
         initializer: "zeros", "ones", a value, or a callable: `initializer(shape, dtype=dtype)`
@@ -333,8 +333,8 @@ class Weights(TrackableSlots):
         """Assign a list of values to `weights`, in order, converted to each weight's dtype.
 
         Raises:
-            ValueError: The list has another length, an array has another shape, a weight cannot
-                hold a value, or iterations is negative. Nothing is set then.
+            ValueError: The list has another length, an array has another shape, a weight's dtype
+                cannot hold a value, or iterations is negative. Nothing is set then.
         """
         self._settle()
         weights = self._adapted_weights(list(weights))
