@@ -75,7 +75,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise if torch's step would write outside a tensor; copy momenta that it would corrupt.
+        """Raise if torch's step would write outside a tensor; copy momenta with an offset.
 
         Torch adds a sparse gradient at the wrong elements of a momentum with a storage offset.
         So a copy without an offset replaces this momentum in `state`.

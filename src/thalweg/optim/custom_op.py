@@ -68,10 +68,10 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return a list with a callable that makes an optimizer's tensors the operands.
+        """Return a list with a callable that stores an optimizer's present tensors as the operands.
 
-        The tensors are determined now: parameters, and slots whose `id` is not in `excluded_ids`.
-        Return [] if no graph has read the operands.
+        The tensors are the parameters, and slots whose `id` is not in `excluded_ids`. Return [] if
+        no operands are stored so far.
         """
         if not self.parameters:
             return []
@@ -173,10 +173,13 @@ def _step(
     slots: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
 ) -> None:
-    """Take a step of the optimizer with the handle `optimizer`.
+    """Take a step of an optimizer on tensors of the graph, in place.
 
-    The step updates tensors of the graph: `parameters`, which have a gradient, and `slots`.
-    `gradients` has an entry for each parameter of the optimizer; None skips the parameter.
+    Args:
+        optimizer: The handle of the optimizer.
+        parameters: The graph's tensors for parameters with a gradient.
+        slots: The graph's tensors for the slots.
+        gradients: A gradient for each parameter of the optimizer, or None to skip the parameter.
     """
     taker = _optimizers[optimizer]
     operands = taker.step_cache.operands
@@ -208,10 +211,10 @@ def _share_versions() -> Generator[None]:
 
 
 def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
-    """Return a context manager in which the optimizer's tensors have the values of the graph's.
+    """Return a context manager in which an optimizer steps on values of a graph's tensors.
 
-    On exit, copy the results to the graph's tensors, and restore the optimizer's former values.
-    The graph itself decides later which tensors it updates.
+    On entry, copy the graph's tensors to the optimizer's. On exit, copy the results to the graph's
+    tensors, and restore the optimizer's former values.
 
     Args:
         pairs: (tensor of the optimizer, tensor of the graph). Pairs that share memory are skipped.
@@ -228,7 +231,10 @@ def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
 
 
 def _set_gradients(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
-    """Return a context manager that sets `param.grad` of parameters, and restores it on exit."""
+    """Return a context manager that sets `param.grad` of all `params` to `gradients`.
+
+    On exit, restore the gradients that the parameters have at the call of this function.
+    """
     former_grads = [param.grad for param in params]
     if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))

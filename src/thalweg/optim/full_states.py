@@ -1,4 +1,4 @@
-"""States with full tensors for DTensor parameters: ranks cut or gather their parts."""
+"""States with full tensors for DTensor parameters: cutting of shards, and gathering."""
 
 from __future__ import annotations
 

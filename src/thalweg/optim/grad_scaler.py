@@ -108,7 +108,7 @@ def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
     """Return a wrapper of `step` that adds notes to errors about what was written.
 
     On an error, the wrapper also removes the attributes that `torch.amp.GradScaler` has set. The
-    scaler removes them only after success, and would multiply the next scale by the old scale.
+    scaler itself removes them only on success. Left behind, they would spoil its next scale.
     """
 
     @wraps(step)

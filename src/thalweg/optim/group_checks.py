@@ -110,10 +110,10 @@ class GroupChecks(GradScalerMixin):
                 )
 
     def check_flat_buffers(self, groups: Sequence[Group]) -> None:
-        """Raise if a parameter is a flat buffer, and a rule or option does not support one.
+        """Raise if a parameter is a flat buffer, and its rule or an option does not support it.
 
-        FSDP and DeepSpeed join parameters in flat buffers. Rules and options that depend on shapes
-        or norms of parameters, and `accumulate`, do not support them.
+        FSDP and DeepSpeed join parameters in flat buffers. `accumulate` does not support flat
+        buffers. Rules and options that depend on shapes or norms of parameters do not, either.
 
         Args:
             groups: The groups whose rules are checked, with the parameters of all groups.

@@ -26,9 +26,10 @@ class JudgedSteps(StepSource):
     """Interface of a `FusedOptimizer` to `Spikes`."""
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy the parameters and the state now; return a function without arguments.
+        """Copy the parameters and the state now; return a function `restore()`.
 
-        It returns callables that restore the copies, or [] if they no longer fit.
+        `restore()` returns callables that restore the copies, or [] if parameters were added or
+        reshaped meanwhile.
         """
         optimizer = self.optimizer
         params = [(param, _copy(param)) for param in params_of(optimizer.param_groups)]
@@ -41,10 +42,9 @@ class JudgedSteps(StepSource):
     def _restore_calls(
         self, params: list[tuple[Tensor, Any]], states: list[tuple[Tensor, dict[str, Any]]]
     ) -> list[Call]:
-        """Return callables that restore copies of parameters and state.
+        """Return callables that restore copies of parameters and state, and remove newer state entries.
 
-        They also remove state entries that were added since the copy. Return [] if parameters were
-        added or reshaped since the copy.
+        Return [] if parameters were added or reshaped after the copy.
 
         Args:
             params: (parameter, copy) pairs.

@@ -1,4 +1,4 @@
-"""`matrix_layouts`: decides for each parameter if a rule for matrices or AdamW updates it."""
+"""`matrix_layouts`: selection of the parameters that a rule for matrices updates, and AdamW."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class MatrixLayouts(Sequence[ParamLayout]):
         return format_table(rows)
 
     def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
-        """Return a table with one row for all parameters of a group with equal reasons.
+        """Return a table that counts the parameters of each group by reason.
+
+        A row has the rule and layout of a group, a reason, the number of parameters and an example.
 
         Args:
             groups: The groups of an optimizer, with the names of parameters in `param_names`.

@@ -293,7 +293,7 @@ def _make_twin(optimizer: Any) -> Any:
 
 
 def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
-    """Return calls that replace state, groups and defaults of `optimizer` by the twin's."""
+    """Return calls that replace state, groups and defaults of `optimizer` by those of `twin`."""
     # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
     attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
@@ -308,10 +308,10 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
 def _iterate_members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
-    """Yield (group, saved key, parameter, label for messages) for each parameter, by order.
+    """Yield (group, saved key, parameter, label for messages) for each parameter, matched by order.
 
-    The group is a new dict with the saved options and torch's defaults, or the optimizer's group if
-    a saved option is invalid.
+    The group is a new dict with the saved options and torch's defaults. If a saved option is
+    invalid, the group is the optimizer's group.
 
     Args:
         problems: A list to which messages about invalid options are added.
@@ -343,7 +343,8 @@ def _restore_dtypes(
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
-        rule: The rule of the parameter. Its scalar slots keep the wider of both dtypes.
+        rule: The rule of the parameter. A scalar slot gets the wider of the saved and the loaded
+            dtype.
         options: The options of the optimizer. If no option changes dtypes or devices, only
             gradient sums are replaced.
     """
@@ -375,7 +376,8 @@ def _restore_numbers(
 ) -> None:
     """Replace scalar slots, and slots with a fixed dtype, by copies of the saved tensors.
 
-    Torch's loader has cast them to the parameter's dtype. A scalar that became wider stays.
+    Torch's loader cast these slots to the parameter's dtype. A scalar slot stays if the cast made
+    it wider.
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.

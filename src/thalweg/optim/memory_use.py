@@ -1,4 +1,4 @@
-"""Bytes of a training before its first step, by type of tensor."""
+"""Bytes of the tensors of a training, computed before its first step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXCLUDED = tuple(field.name for kind in OPTIONS if kind.has_resources for field
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Bytes of all tensors of a training with one name, dtype and device.
+    """Total bytes of the tensors of a training with equal name, dtype and device.
 
     Attributes:
         name: "weights", "gradients"; for the state, the key of the entry, such as "exp_avg"; or
@@ -49,7 +49,7 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of a training, as `memory` returns them; `print` shows a table.
+    """Result of `memory`; printing shows a table.
 
     Attributes:
         title: Name of the optimizer's class, with the options that are on.
@@ -263,7 +263,8 @@ def _use_of(
     """Return the bytes of weights, gradients, state and copies of a training.
 
     Args:
-        optimizer: The optimizer over twins.
+        optimizer: An optimizer of twins.
+        options: The options of the optimizer.
         weights: All parameters.
         twins: The twins of the parameters that the optimizer updates.
     """
@@ -304,7 +305,13 @@ def _use_of(
 def _count_copies(
     copies: int, entries: Mapping[tuple[str, torch.dtype, str], int], params: Sequence[Tensor]
 ) -> Counter[tuple[str, torch.dtype, str]]:
-    """Return the bytes of `copies` copies of parameters and state, by (name, dtype, device)."""
+    """Return the bytes of `copies` copies of parameters and state, by (name, dtype, device).
+
+    Gradient sums are not copied.
+
+    Args:
+        entries: Bytes of the state by (name, dtype, device).
+    """
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()
     for (name, dtype, device), nbytes in entries.items():
         if name != SUM:

@@ -54,12 +54,13 @@ class DryRun:
 
 
 def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
-    """Run each submodule of several weights by itself if none of these weights was used so far.
+    """Run submodules whose weights were not used, so that `trace` records their use.
 
-    A module runs before its children. Errors of modules are ignored.
+    A submodule runs if it has several traced weights, and none was used so far. A module runs
+    before its children. Errors of modules are ignored.
 
     Args:
-        module: A copy of the model, or a part of it.
+        module: A copy of the model, or a submodule of the copy.
         trace: Records the uses.
         uses: {id(weight): record of its use}.
     """
@@ -201,7 +202,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (positional, keyword) arguments of a forward pass.
 
-    The arguments come from `inputs`. If it is None, they are token ids or zeros that fit the model.
+    If `inputs` is None, the arguments are token ids or zeros of shapes that fit the model.
     """
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
