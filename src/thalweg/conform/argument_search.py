@@ -63,7 +63,6 @@ def _list_changes(
     `VALUES`.
 
     Args:
-        arguments: {name: value} of the candidate.
         counterpart: {name: value} of the opposite candidate.
     """
     for name, value in arguments.items():

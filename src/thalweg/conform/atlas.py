@@ -80,8 +80,6 @@ class Atlas:
     """Table of the comparisons of all optimizers and packages.
 
     Attributes:
-        columns: The packages.
-        rows: The optimizers.
         seconds: The time limit per class.
         steps: The number of steps per class.
         versions: The versions of thalweg and torch.

@@ -33,7 +33,6 @@ class Divergence:
     Attributes:
         step: The number of the step, from 1.
         parameter: The index of the parameter, from 0.
-        shape: The parameter's shape.
         element: The index of the element that differs most.
         theirs: The element's value by the external optimizer.
         ours: The element's value by this library's optimizer.
@@ -56,7 +55,6 @@ class Outcome:
             (distance from the start); or "parts" for a larger difference.
         difference: The largest norm of a parameter's difference after the last step, divided by
             the norm of the parameter's movement.
-        steps: The number of steps taken.
         way: The protocol of the external optimizer: "list", "groups" or "model"; "closure".
         theirs: The external optimizer's arguments.
         ours: The arguments of this library's optimizer.

@@ -88,7 +88,6 @@ def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) ->
 
     Args:
         side: The constructor of the optimizer and its arguments.
-        protocol: The protocol of construction and steps.
         seed: The seed of torch's CPU generator; the generator's state is restored afterwards.
 
     Raises:

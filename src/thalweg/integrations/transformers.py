@@ -138,8 +138,7 @@ def _added_member(name: str) -> Any:
 def _read_options(text: str | None) -> dict[str, Any]:
     """Return {option: value} from a text such as "ema_decay=0.999,nesterov=true".
 
-    Raises:
-        InvalidArgumentError: An entry has no "=".
+    Raise InvalidArgumentError if an entry has no "=".
     """
     options: dict[str, Any] = {}
     for entry in (text or "").replace(" ", "").split(","):

@@ -1,4 +1,4 @@
-"""Descriptions of constructor arguments that have one meaning in most optimizer classes.
+"""Descriptions of constructor arguments with one meaning in most optimizer classes.
 
 What one means in a class alone is said in the docstring of that class, which is looked at first;
 keywords of options are said in `thalweg._core.options`.

@@ -37,9 +37,6 @@ class Operands:
 
     The lists change only between calls, since an operation must find the tensors of its graph.
 
-    Args:
-        optimizer: The optimizer.
-
     Attributes:
         handle: Key by which the operation finds the optimizer: a number as text, because Dynamo
             makes a number that differs between optimizers a variable of the graph.

@@ -37,7 +37,6 @@ def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> Loc
     """Return the object that reduces norms and gathers matrices over ranks in one step.
 
     Args:
-        shards: The local parts of DTensors.
         team: The process group of the step; None if the step sends no messages.
     """
     from thalweg.distribute.sharding.dtensor_step import LocalStep
@@ -77,7 +76,6 @@ def place_pairs_on_mesh(
     All ranks call this. A gradient that is not a DTensor stays unchanged.
 
     Args:
-        pairs: Gradients and parameters.
         team: Optional. The process group. Its ranks synchronize before they redistribute gradients.
 
     Raises:

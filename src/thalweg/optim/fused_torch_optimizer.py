@@ -286,7 +286,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return a plan for one rule's update of the present gradients; reuse the last plan if possible.
+        """Return a plan for one rule's update of these gradients; reuse the last plan if possible.
 
         Args:
             step: The adapter and the (gradient, parameter) pairs of the rule.
@@ -410,9 +410,7 @@ class FusedTorchOptimizer(TorchGroups):
         """Return True if two parameters share one state tensor, such as a step count.
 
         Torch's step increases a shared count once for each parameter; the engines increase it once.
-
-        Raises:
-            NotImplementedError: A tensor is shared, and options exclude torch's step.
+        Raise NotImplementedError if a tensor is shared, and options exclude torch's step.
         """
         scalars = {slot.name for adapter, _ in steps for slot in adapter.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
@@ -498,8 +496,7 @@ class FusedTorchOptimizer(TorchGroups):
     def _step_of_torch(self) -> None:
         """Take the step by torch's code; on an error, restore parameters and state.
 
-        Raises:
-            NotImplementedError: An option excludes torch's step, or torch has no such class.
+        Raise NotImplementedError if an option excludes torch's step, or torch has no such class.
         """
         self.check_flat_buffers(self.param_groups)
         if self.step_options or self._is_unscaling():
@@ -565,11 +562,8 @@ def _run_all(
 ) -> tuple[list[BaseException], bool, bool]:
     """Run the update of each rule, in order; first plan an update whose plan is None.
 
-    Args:
-        adapters: The adapter of each rule.
-        targets: The result of `adapter.aim` for each rule.
-        transforms: The transforms of each rule's gradients.
-        bound: The plan of each rule.
+    Arguments have an element for each rule. `targets` are the results of `adapter.aim`, `bound` the
+    plans.
 
     Returns:
         (errors raised after the writes, True if all plans were reused, True if the step was taken).

@@ -43,8 +43,6 @@ class Options:
     """Snapshot of the options of a group.
 
     Args:
-        group: The group.
-        rule: The rule of the group.
         fixed: {hyperparameter: value} of those that the group may lack.
 
     Attributes:

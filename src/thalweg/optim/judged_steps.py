@@ -42,9 +42,10 @@ class JudgedSteps(StepSource):
     def _restore_calls(
         self, params: list[tuple[Tensor, Any]], states: list[tuple[Tensor, dict[str, Any]]]
     ) -> list[Call]:
-        """Return callables that restore copies of parameters and state, and remove newer state entries.
+        """Return callables that restore copies of parameters and state.
 
-        Return [] if parameters were added or reshaped after the copy.
+        State entries added after the copy are removed. Return [] if parameters were added or
+        reshaped after the copy.
 
         Args:
             params: (parameter, copy) pairs.

@@ -190,8 +190,7 @@ class _Decisions(Iterable[ParamLayout]):
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
         """Return (layout of a parameter or None for AdamW, reason).
 
-        Raises:
-            UndecidedError: Neither the name, the module's class nor the forward pass decides.
+        Raise UndecidedError if neither the name, the module's class nor the forward pass decides.
         """
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
@@ -219,8 +218,7 @@ class _Decisions(Iterable[ParamLayout]):
     ) -> tuple[MatrixLayout | None, str]:
         """Return (layout or None for AdamW, reason) from the record of a weight's uses.
 
-        Raises:
-            UndecidedError: `use` is None, or the uses define no layout.
+        Raise UndecidedError if `use` is None, or the uses define no layout.
         """
         if use is None:
             raise UndecidedError("it is not a parameter of the model that runs")

@@ -49,7 +49,6 @@ def load(
     """Load a state dict, with torch's hooks before and after; change nothing on an error.
 
     Args:
-        optimizer: A `FusedOptimizer`.
         state_dict: The state dict from the user; not changed.
         plan: `plan_torch_load` or `plan_load_in_place`. `plan(optimizer, state)` returns (writes
             that load the state, names of optional slots that the state lacks).
@@ -136,8 +135,7 @@ def plan_torch_load(
 def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
     """Return the names of missing slots that options add, one name per slot and parameter.
 
-    Raises:
-        CheckpointMismatchError: The optimizer cannot step with the state.
+    Raise CheckpointMismatchError if the optimizer cannot step with the state.
     """
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
@@ -177,10 +175,8 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
 def _run_pre_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     """Call torch's load pre-hooks with a shallow copy of the state; return the resulting state.
 
-    A hook changes the copy or returns another state.
-
-    Raises:
-        InvalidTypeError: `state_dict` is not a mapping.
+    A hook changes the copy or returns another state. Raise InvalidTypeError if `state_dict` is not
+    a mapping.
     """
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")

@@ -107,14 +107,12 @@ def _select_params(
 ) -> set[int]:
     """Return the `id` of each parameter that one of the patterns selects.
 
-    A pattern is a name, a part of a name between dots, or a glob pattern such as "head.*".
+    A pattern is a name, a part of a name between dots, or a glob pattern such as "head.*". Raise
+    InvalidArgumentError if a pattern selects no parameter.
 
     Args:
         patterns: The patterns; a string is a single pattern.
         argument: The name of the user's argument, for messages.
-
-    Raises:
-        InvalidArgumentError: A pattern selects no parameter.
     """
     selectors = [patterns] if isinstance(patterns, str) else patterns
     return module_params.select_ids(selectors, argument, module_params.called)

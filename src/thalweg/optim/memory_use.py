@@ -264,8 +264,6 @@ def _use_of(
 
     Args:
         optimizer: An optimizer of twins.
-        options: The options of the optimizer.
-        weights: All parameters.
         twins: The twins of the parameters that the optimizer updates.
     """
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()

@@ -194,10 +194,6 @@ def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) ->
     Args:
         index: The index that the group will have.
         user_rules: {name: rule} of the user's rules.
-
-    Raises:
-        NotFoundError: The group has no rule.
-        InvalidTypeError, InvalidArgumentError, ValueError: The rule or an option is invalid.
     """
     if "rule" not in group:
         raise NotFoundError(
@@ -237,8 +233,7 @@ def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) ->
 def _shape_for(kind: Any, group: Group) -> tuple[int, ...]:
     """Return a small shape that the matrix layout of a group fits.
 
-    Raises:
-        ValueError: The layout is invalid.
+    Raise ValueError if the layout is invalid.
     """
     if user_rule := getattr(kind, "_prepared_rule", None):
         return user_rule.layout.smallest_shape

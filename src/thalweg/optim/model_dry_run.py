@@ -61,7 +61,6 @@ def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, We
 
     Args:
         module: A copy of the model, or a submodule of the copy.
-        trace: Records the uses.
         uses: {id(weight): record of its use}.
     """
     unused = [
@@ -85,7 +84,7 @@ def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, We
 
 
 def _layer_arguments(module: nn.Module) -> list[Any]:
-    """Return arguments for a layer: activations for the first one, None for others it needs."""
+    """Return arguments for a layer: activations first, then None for each other required one."""
     required = [
         parameter
         for parameter in inspect.signature(module.forward).parameters.values()
@@ -97,9 +96,6 @@ def _layer_arguments(module: nn.Module) -> list[Any]:
 
 class StandIns:
     """Copy of a model without hooks, with meta tensors for parameters of two dimensions or more.
-
-    Args:
-        model: The model.
 
     Attributes:
         model: The copy, in evaluation mode.

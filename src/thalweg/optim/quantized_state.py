@@ -79,11 +79,7 @@ def check_params(optimizer: Any, group: Group) -> None:
 
 
 def _check_dtensor(param: Any, label: str, storage: Storage, slots_text: str) -> None:
-    """Raise if ranks cannot encode their parts of a DTensor's slots.
-
-    Raises:
-        InvalidArgumentError, NotImplementedError: See `check_params`.
-    """
+    """Raise if ranks cannot encode their parts of a DTensor's slots."""
     codecs = [CODECS[name] for name in storage.values() if not CODECS[name].is_beside]
     # As in `codec_of`: slots of other DTensors are not encoded, and need no positions.
     codecs = [x for x in codecs if x.divides(param.shape) and param.numel() >= LEAST]
@@ -135,7 +131,7 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
     """Reshape encoded slots in `state_dict` to as many dimensions as their parameters have.
 
-    Copied states replace states that change. Slots of DTensors have these dimensions already.
+    A state with such slots is replaced by a changed copy. Slots of DTensors are not changed.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
@@ -168,7 +164,7 @@ def _normalize_slots(
 ) -> Mapping[str, Any]:
     """Return a copy of a saved parameter state, with encoded slots in the optimizer's shape.
 
-    The copy lacks the entry with the saved shape of the parameter, which is checked.
+    The entry with the saved shape of the parameter is checked and left out.
 
     Args:
         label: The name of the parameter in messages.
@@ -216,7 +212,6 @@ def fit_storage(
     The option `state_storage`, which names codecs, is removed from its groups.
 
     Args:
-        saved_state: The state dict, in a valid form.
         notes: A list to which a warning is added if encoded slots lack saved shapes.
         convert: True to convert slots in another codec. False raises for them.
         values: {parameter: new value} of parameters that are loaded with the state.

@@ -202,7 +202,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     ) -> dict[int, Entries]:
         """Return {id(parameter): {state key: initial number}}; warn of all-zero parameters.
 
-        A number that some parameter already has, such as its step count, is the initial number.
+        If another parameter already has a number in its state, such as a step count, new parameters
+        start at this number.
         """
         self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})

@@ -19,9 +19,6 @@ EMBEDDINGS = (Embedding, EmbeddingBag)
 class ModuleParams:
     """Parameters of a module that need a gradient, with names and owners for selection.
 
-    Args:
-        module: The module.
-
     Attributes:
         named_params: (name, parameter) pairs; a tied parameter has its first name.
         names: {id(parameter): all its names}.

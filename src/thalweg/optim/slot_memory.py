@@ -19,7 +19,7 @@ Span = tuple[str, int, int, dict[str, Any] | None, str]
 def separate_slots(optimizer: Any, step_options: Any) -> None:
     """Copy each slot that shares memory with a parameter or another slot, or overlaps itself.
 
-    A step would raise for these slots. Programs create them by storing one tensor twice.
+    A step would raise for such slots. They arise if a program stores one tensor twice.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; its state is changed.

@@ -141,10 +141,11 @@ class StepCache:
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
-        """Drop the present replay after a step that ran the last plans again, with all checks.
+        """Record that a step with all checks ran the last plans again; drop the present replay.
 
-        If the plans have run often enough, set `due_adapters` to `adapters`, so that the next step
-        plans a replay. Keep a replay of these plans after a step that diagnostics measured.
+        If the plans have run often enough, set `due_adapters` to `adapters`: the next step then
+        plans a replay. If diagnostics measured the step, keep a replay of these plans, and change
+        nothing.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

@@ -105,7 +105,7 @@ class LastStep(NamedTuple):
 
 
 class StepOptions:
-    """Options of a constructor, one object of each class in `OPTIONS`, most of them off.
+    """All options of a constructor: an object of each class in `OPTIONS`, most of them off.
 
     Args:
         **keywords: {keyword: value} of the constructor.
@@ -255,7 +255,10 @@ StepOptions.__signature__ = Signature(  # pyright: ignore
 
 
 def _equal(first: object, second: object) -> bool:
-    """Return True if two option values are equal; False if they cannot be compared."""
+    """Return True if two option values are equal.
+
+    Return False if the comparison raises, as for two tensors of several elements.
+    """
     try:
         for value in (first, second):
             if isinstance(value, Tensor):

@@ -356,8 +356,8 @@ class TorchGroups(FusedOptimizer):
         Rules that call functions of users are not checked.
 
         Args:
-            checked_keys: Keys of checked (group, numbers) combinations, which are not checked
-                again; the key of this one is added.
+            checked_keys: Keys of (group, numbers) combinations that were checked. A combination in
+                this set is skipped; any other is added.
         """
         rule = self.wrapped_rule(group, param)
         scalars = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}

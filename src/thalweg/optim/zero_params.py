@@ -16,7 +16,6 @@ def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]
     """Warn of each all-zero parameter whose state lacks the slot of its pair.
 
     Args:
-        optimizer: A `FusedOptimizer`.
         pairs: (parameter, (name of a slot, text of the warning)). A parameter with an empty tuple
             gets no warning.
     """

@@ -151,8 +151,7 @@ class Hypers(Weights):
     def _scalar(self, name: str, dtype: Dtype) -> Any:
         """Return a hyperparameter as a scalar of a compute dtype; call a callable once per step.
 
-        Raises:
-            InvalidTypeError: A hyperparameter other than the learning rate is a schedule.
+        Raise InvalidTypeError if a hyperparameter other than the learning rate is a schedule.
         """
         if name != "learning_rate" and isinstance(self._hyper.raw(name), LearningRateSchedule):
             raise InvalidTypeError(

@@ -351,7 +351,6 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         """Return TensorFlow's coefficients of this class by name, for hooks of its subclasses.
 
         Args:
-            dtype: The dtype of the coefficients.
             state: The coefficients so far, such as the learning rate "lr_t".
         """
         return {}

@@ -125,7 +125,6 @@ class RuleOptimizer(Optimizer):
         """Return {name: scalar} of all scalars that the rule's formulas read in this step.
 
         Args:
-            dtype: The NumPy type of the scalars.
             rate: Optional. A learning rate that replaces the hyperparameter.
             in_common: Optional. {name: number} of values that are equal for all variables.
         """
@@ -235,7 +234,6 @@ class RuleOptimizer(Optimizer):
 
         Args:
             grad: A tensor, or `IndexedSlices`.
-            var: The variable.
             apply_state: The `apply_state` that a hook received, or None.
             rates: {compute dtype: learning rate}; None uses the step's learning rate.
         """

@@ -142,7 +142,6 @@ class KerasStateDict(Hypers, state.StateDict):
         A part is (state entries, {entry name: saved value}, True if all entries are required).
 
         Args:
-            state_dict: A validated state dict.
             variables: Variables whose slots are created now, or None.
             names: `names(variables)` returns the key of each variable in `state_dict`.
         """

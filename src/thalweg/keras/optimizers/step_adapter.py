@@ -43,7 +43,6 @@ def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
     """Return (values, indices) with unique indices; rows of repeated indices are summed.
 
     Args:
-        values: The rows, one per index.
         indices: int32 or int64, of shape (rows,).
     """
     if is_symbolic(values) or is_symbolic(indices):
@@ -95,7 +94,6 @@ class KerasStepAdapter(StepAdapter):
     """Adapter that calls an optimizer's hooks for one call of `apply_gradients`.
 
     Args:
-        optimizer: A Keras optimizer.
         aggregates: True to call the gradient aggregator.
     """
 
@@ -160,10 +158,8 @@ class KerasStepAdapter(StepAdapter):
         """Call the hook method named `hook`; return the checked pairs that it returned.
 
         Create slots of variables that the hook has added. Return `pairs`, without a call, if no
-        subclass overrides the hook and `is_required` is False.
-
-        Raises:
-            ValueError: The hook returned no gradient.
+        subclass overrides the hook and `is_required` is False. Raise ValueError if the hook
+        returned no gradient.
         """
         optimizer = self._optimizer
         if not (is_required or hook in optimizer._overridden_hooks()):

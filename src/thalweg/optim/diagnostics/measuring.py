@@ -43,7 +43,6 @@ class Diagnosing(TableRecorder):
     """Object that measures every n-th step of an optimizer, for the option `diagnostics`.
 
     Args:
-        optimizer: The optimizer.
         option: The option `diagnostics` of the constructor.
     """
 

@@ -144,8 +144,7 @@ class AdafactorHF(ModernOptimizer):
 def _read_eps(eps: Any) -> tuple[float, float]:
     """Return (number added to squares, least root mean square of a parameter).
 
-    Raises:
-        InvalidTypeError: `eps` is not a pair of numbers.
+    Raise InvalidTypeError if `eps` is not a pair of numbers.
     """
     try:
         of_squares, of_variable = eps

@@ -95,8 +95,7 @@ class OfMatrices:
     def _choose_rule(cls, group: Group) -> Rule:
         """Return the rule for the options of a group.
 
-        Raises:
-            ValueError: An option is invalid.
+        Raise ValueError if an option is invalid.
         """
         names = [name for name in cls._choices if name in cls.constructor_signature.parameters]
         rule_options = {cls._choices[name]: _read(name, group[name]) for name in names}
