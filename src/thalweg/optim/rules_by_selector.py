@@ -85,16 +85,16 @@ class RulesBySelector:
         indices: list[int] = []
         used_indices: set[int] = set()
         for name, param in module_params.named_params:
-            by_turn: dict[int, list[int]] = {}
+            by_rank: dict[int, list[int]] = {}
             for index, selector in enumerate(self._selectors):
                 if _matches_selector(selector, param, module_params):
-                    by_turn.setdefault(
+                    by_rank.setdefault(
                         _rank_selector(selector, module_params.names[id(param)]), []
                     ).append(index)
                     # A selector that selects only excluded parameters is no mistake, either.
                     used_indices.add(index)
             if id(param) not in excluded_ids:
-                index = self._first(by_turn, name, param)
+                index = self._first(by_rank, name, param)
                 if self._kinds[index]._of_matrices:
                     self._check_matrix(index, name, param, module_params)
                 indices.append(index)
@@ -125,20 +125,20 @@ class RulesBySelector:
                     " `...`, or leave `...` out."
                 )
 
-    def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
+    def _first(self, by_rank: Mapping[int, list[int]], name: str, param: Tensor) -> int:
         """Return the index of the selector that has priority for a parameter.
 
         Raise InvalidArgumentError if no selector matches, or two have the lowest rank.
 
         Args:
-            by_turn: {rank: indices of matching selectors}; the lowest rank has priority.
+            by_rank: {rank: indices of matching selectors}; the lowest rank has priority.
         """
-        if not by_turn:
+        if not by_rank:
             raise InvalidArgumentError(
                 f"No rule is for {name!r} of shape {tuple(param.shape)}: add a selector, such as"
                 f" {name!r}, or `...` for all that is left."
             )
-        first = by_turn[min(by_turn)]
+        first = by_rank[min(by_rank)]
         if len(first) > 1:
             labels = " and that of ".join(self._labels[index] for index in first[:2])
             raise InvalidArgumentError(
