@@ -98,8 +98,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         step = self._opt.apply_gradients(pairs, global_step=global_step)
-        # None: the step was taken in eager mode.
-        if step is None:
+        if _graph.executing_eagerly():
             try:
                 self._clip([(grad, var, dims, name_of(var)) for grad, var, dims in clipped])
             except BaseException as error:
