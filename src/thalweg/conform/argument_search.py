@@ -59,11 +59,8 @@ def _list_changes(
 ) -> Iterator[tuple[str, object]]:
     """Yield (name, new value) for each trial of a candidate, without repetition.
 
-    A bool is inverted. Any other argument takes its value in `counterpart`, and then the values in
-    `VALUES`.
-
-    Args:
-        counterpart: {name: value} of the opposite candidate.
+    A bool is inverted. Any other argument takes its value in `counterpart`, the arguments of the
+    opposite candidate, and then the values in `VALUES`.
     """
     for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":

@@ -204,10 +204,7 @@ def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
 
 
 def _run_in_time(command: list[str], seconds: float) -> tuple[str, str]:
-    """Run a command for at most `seconds`; return (output, reason of failure).
-
-    A reason is "" on success. At the end, kill all processes that the command started.
-    """
+    """Run a command for at most `seconds`; return (output, reason of failure or "")."""
     # A descendant process would hold a pipe open, but not a file.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error:
         process = subprocess.Popen(

@@ -33,7 +33,7 @@ _optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class Operands:
-    """Operands of the step operation of an optimizer, as Dynamo sees them.
+    """Tensors that the operation `thalweg::step` of an optimizer reads and writes in graphs.
 
     The lists change only between calls, since an operation must find the tensors of its graph.
 
@@ -111,8 +111,8 @@ def can_be_taken(handle: str) -> bool:
     """Update the operands of an optimizer; return True if a graph may contain its steps.
 
     Return False if the optimizer accumulates, updates in the backward pass or differentiates its
-    steps, or if a tensor is not a plain dense CPU tensor. Dynamo calls this function while it
-    traces, and treats the result as a constant.
+    steps, or if a tensor is not a plain dense CPU tensor. Dynamo calls this function during
+    tracing, and treats the result as a constant.
     """
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options

@@ -1,4 +1,4 @@
-"""Per-parameter numbers, such as step counts, that exist on a device only; see `param_scalars`."""
+"""Per-parameter numbers, such as step counts, stored on a device only; see `param_scalars`."""
 
 from __future__ import annotations
 

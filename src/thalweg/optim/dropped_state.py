@@ -1,4 +1,4 @@
-"""Removal of state entries that belong to options which the optimizer does not have."""
+"""Removal of state entries that no option of the optimizer uses."""
 
 from __future__ import annotations
 

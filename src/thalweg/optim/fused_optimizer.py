@@ -710,7 +710,7 @@ class FusedOptimizer(GroupChecks):
         return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradient, or accumulated sum, of each parameter; None if it has neither.
+        """Return the gradient of each parameter, or its accumulated sum; None if both are missing.
 
         A sum is rounded to the parameter's dtype, unless the optimizer keeps float32 masters.
         """

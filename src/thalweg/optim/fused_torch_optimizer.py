@@ -477,7 +477,7 @@ class FusedTorchOptimizer(TorchGroups):
 
         Args:
             state_dict: A dict from `state_dict`.
-            convert: True to convert slots saved with another codec or none, and states of other
+            convert: True to convert slots of another codec or without codec, and states of other
                 packages (see docs/migrate-optimizers.md). True also ignores saved `round` and
                 `seed` that differ from the optimizer's. False raises for all of these.
             allow_loss: True to leave out parts of another package's state that have no counterpart

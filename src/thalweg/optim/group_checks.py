@@ -24,7 +24,7 @@ from thalweg.optim.step_cache import StepCache
 
 
 class GroupChecks(GradScalerMixin):
-    """Base class of optimizers that validates their groups: options, matrices, flat buffers."""
+    """Base class of optimizers with checks of groups: options, matrices, flat buffers."""
 
     defaults: dict[str, Any]
     step_cache: StepCache

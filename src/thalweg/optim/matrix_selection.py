@@ -25,9 +25,9 @@ def hidden_matrices(
     """Return the names of the weights of linear and convolutional layers between input and output.
 
     The result is a selector for `groups(model, rules=...)`. The choice is a heuristic. It excludes
-    embeddings, the output layer, parameters tied to either, and weights of norms. Name in `allow`
-    or `leave` the weights of grouped convolutions, and parameters of two or more dimensions in
-    other modules, which may hold several matrices. Rules for matrices update parameters of three
+    embeddings, the output layer, tied parameters of both, and weights of norms. Weights of grouped
+    convolutions, and parameters of two or more dimensions in other modules, may hold several
+    matrices: name them in `allow` or `leave`. Rules for matrices update parameters of three
     dimensions, such as kernels of Conv1d, only with a `layout` or `heads=1`.
 
     Args:

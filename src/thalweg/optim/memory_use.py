@@ -101,7 +101,7 @@ class MemoryUse:
 def memory(
     params: nn.Module | FusedOptimizer | Params, rule: object = None, /, **options: Any
 ) -> MemoryUse:
-    """Return the bytes of weights, gradients, optimizer state and copies of them in a training.
+    """Return the bytes of weights, gradients, optimizer state and copies in a training.
 
     The bytes are those after the first step, and are not allocated. Activations and temporary
     buffers are not counted. Parameters may be on the device "meta". Nothing is changed.
@@ -114,10 +114,10 @@ def memory(
         **options: Arguments of the class.
 
     Raises:
-        InvalidTypeError: `rule` is not a class of `thalweg.optim`, its name or a rule, or `params`
-            is another optimizer.
-        InvalidArgumentError: `params` is an optimizer, and a rule or option is passed, too; or no
-            class has the name `rule`.
+        InvalidTypeError: `rule` is not a class of `thalweg.optim`, a name or a rule. Or `params` is
+            an optimizer of another package.
+        InvalidArgumentError: No class has the name `rule`. Or `params` is an optimizer, and `rule`
+            or an option is set, too.
         TypeError, ValueError: The constructor of the class rejects an argument.
 
     Example:

@@ -1,4 +1,4 @@
-"""Optimizer states in float32."""
+"""Conversion of optimizer states to float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
     """Return the state of an optimizer with float32 in place of slots of 8 or 16 bits.
 
     Torch's class loads the result, and so does an optimizer without `state_storage`, `weights` and
-    `round`. An optimizer with one of these needs `load_state_dict(state, convert=True)`. State of
+    `round`. An optimizer with such an option needs `load_state_dict(state, convert=True)`. State of
     other options, such as averages, stays unchanged.
 
     Args:

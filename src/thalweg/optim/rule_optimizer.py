@@ -358,7 +358,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             state_dict: As `state_dict` returns it.
-            convert: True to convert slots saved with another codec or none, and to ignore saved
+            convert: True to convert slots of another codec or without codec, and to ignore saved
                 `round` and `seed` that differ from the optimizer's. False raises for these.
             allow_loss: No effect: states of other packages are not loaded into a rule.
 

@@ -155,7 +155,7 @@ def publish(cls: Any, accepted: Signature) -> None:
 
 
 class OfConstructor:
-    """Descriptor for `__signature__` of classes, which returns their constructor's signature.
+    """Descriptor for `__signature__` that returns the signature of a class's constructor.
 
     `inspect` would use `__new__` otherwise, which accepts anything.
     """

@@ -1,4 +1,4 @@
-"""Entries of groups and states that describe the form of a state, such as codecs.
+"""Entries that describe how a state is stored, such as the codecs of its slots.
 
 `torch.distributed.checkpoint` reads from a flat state dict only entries with keys that the groups
 and the state of the optimizer have. So these have all entries that `state_dict` returns, from the

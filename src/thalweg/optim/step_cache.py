@@ -46,7 +46,8 @@ class SetChanges:
     def note_planned(self, gradients: int, trainable: int) -> None:
         """Count this step if a gradient is absent now or was absent in the step before.
 
-        At a limit, set `needs_plan` and reset the count. The limit then doubles up to 1,024.
+        If the count reaches a limit, set `needs_plan` and reset the count. The limit then doubles
+        up to 1,024.
 
         Args:
             gradients: The number of parameters with a gradient in the step.

@@ -1,4 +1,4 @@
-"""Sets of torch functions by their effect on labels and weights, and their arguments."""
+"""Sets of torch functions with equal effects on labels and weights, and access to arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record of the products of a weight in a forward pass, and the matrix layout they define."""
+"""Record of the products of a weight in a forward pass, which determine its matrix layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UndecidedError(Exception):
 
 
 class UnusedError(UndecidedError):
-    """The forward pass did not use a weight, or its outputs were not followed to their end."""
+    """The forward pass did not use a weight, or the use of its outputs could not be traced."""
 
 
 class WeightUse:

@@ -105,7 +105,8 @@ class Hypers(Weights):
     def _serialize_hyperparameter(self, name: str) -> object:
         """Return a hyperparameter for `get_config`: a JSON number or the config of a schedule.
 
-        A graph variable is read in the session. Without a session, return its initial value.
+        A graph variable is read in the session. Without a session, return the variable's initial
+        value.
         """
         value: Any = self._hyper.now(name)
         if isinstance(value, LearningRateSchedule):

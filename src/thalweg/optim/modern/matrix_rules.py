@@ -44,7 +44,7 @@ _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "larges
 
 
 class OfMatrices:
-    """Base class of rules for matrices; (d0, d1, d2, ...) is a matrix (d0, d1 * d2 * ...).
+    """Base class of rules for matrices; a parameter (d0, d1, ...) is a matrix (d0, d1 * ...).
 
     `layout` or `heads` of a group describes several matrices in a parameter. Parameters of three
     dimensions need either option.
