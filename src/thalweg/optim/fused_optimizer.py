@@ -156,8 +156,8 @@ class FusedOptimizer(GroupChecks):
             param_group: The parameters under `params`, and options of the group.
 
         Raises:
-            TypeError, ValueError: The argument is not a group, an option is not a number, or an
-                option belongs to the constructor.
+            TypeError, ValueError: The argument is not a group, an option is not a number, or only
+                the constructor accepts an option.
         """
         check_no_step(self.step_cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)

@@ -119,7 +119,10 @@ def _select_params(
 
 
 def _params_of_getter(module: nn.Module, name: str) -> set[int] | None:
-    """Return the `id`s of the parameters of the layer that `module.<name>()` returns, or None."""
+    """Return the `id`s of the parameters of the layer that `module.<name>()` returns.
+
+    Return None if there is no such method or no such layer.
+    """
     getter: Any = getattr(module, name, None)
     try:
         layer = getter() if callable(getter) else None

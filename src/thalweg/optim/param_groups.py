@@ -116,9 +116,10 @@ def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
 def _base_widths(
     module: Module, width_scale: WidthScale, of_rules: RulesBySelector | None, lr: float | None
 ) -> BaseWidths:
-    """Return `BaseWidths(module, width_scale)`; raise InvalidArgumentError without rules or rates.
+    """Return `BaseWidths(module, width_scale)`.
 
-    `of_rules` is the validated argument `rules` of `groups`, or None.
+    Raise InvalidArgumentError if there are no rules, or if a group has no learning rate. `of_rules`
+    is the validated argument `rules` of `groups`, or None.
     """
     if of_rules is None or (lr is None and not of_rules.all_have("lr")):
         raise InvalidArgumentError(

@@ -119,7 +119,7 @@ class Column(_StoredNumbers):
         return self._pointers
 
     def read(self) -> None:
-        """Read the block; update `values`, `common` and `reads` if other code wrote to it.
+        """Read the block. If other code wrote to it, update `values`, `common` and `reads`.
 
         A block on a GPU is read only if its version counter changed.
         """

@@ -233,9 +233,9 @@ class ProjectionTrace(TorchFunctionMode):
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
-        """Label the result of a depthwise convolution, channel by channel, as its input.
+        """Label each channel of a depthwise convolution's result as the input channel.
 
-        Record a joint use of all outputs instead if the numbers of channels differ.
+        If the numbers of channels differ, record a joint use of all outputs instead.
         """
         labels = self._labels_of(source)
         axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0

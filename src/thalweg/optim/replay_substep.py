@@ -77,7 +77,7 @@ class ReplayedSubStep:
     def is_repeatable(self, stages: Stages) -> bool:
         """Return True if the last step consisted of `stages` and an update by dense gradients.
 
-        Return False if it called user code, such as constraints, or if slots are sharded.
+        Return False if the step called user code, such as constraints, or if slots are sharded.
         """
         params = self.part.params
         param_ids = set(map(id, params))

@@ -282,7 +282,8 @@ def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
     """Return True if native code can update a per-parameter number other than the step count.
 
     The number must be float32 or float64 in a `Column`. The rule must have no passes, and no
-    parameter may be empty. If torch rounds the number to the default dtype, both must be float32.
+    parameter may be empty. If torch rounds the number to the default dtype, the number and the
+    default dtype must be float32.
     """
     spec = part.numbers[column.name]
     return (

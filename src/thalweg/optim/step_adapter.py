@@ -176,7 +176,7 @@ class ParamGroupAdapter(StepAdapter):
         """Raise if a gradient cannot update its variable.
 
         Args:
-            pairs: (gradient, variable) pairs. A variable is a target, or a real view of it. A
+            pairs: (gradient, variable) pairs. A variable is a target, or a real view of a target. A
                 gradient must be on the device of its parameter.
             narrow: True to accept 16-bit gradients of float32 variables.
 

@@ -363,7 +363,7 @@ def _is_formula(function: Any) -> bool:
 
 
 class _Schedule:
-    """Snapshot of a schedule's fields; empty for other learning rates.
+    """Snapshot of the fields of a schedule; empty for a learning rate that is not a schedule.
 
     Args:
         rate: The learning rate as the optimizer stores it.

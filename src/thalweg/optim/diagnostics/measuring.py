@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
-    """Set `step_cache.diagnosing` to a new `Diagnosing`, unless it is set.
+    """Set `step_cache.diagnosing` to a new `Diagnosing`, unless one is set already.
 
     Args:
         option: The interval between measured steps, or a `Diagnostics` with the interval.

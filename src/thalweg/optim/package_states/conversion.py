@@ -233,8 +233,8 @@ def _match_members(
 ) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, saved key, title) of each parameter of a group.
 
-    Match by name if both groups have equal names, else by order. States of Muon's distributed
-    classes, which sort parameters by shape, are matched in this order.
+    Match by name if both groups have equal names, else by order. Muon's distributed classes sort
+    parameters by shape; this order is then used.
     """
     group, saved_group = pair
     names, saved_names = (member_group.get("param_names") for member_group in pair)
