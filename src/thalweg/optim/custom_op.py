@@ -110,9 +110,10 @@ def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
 def can_be_taken(handle: str) -> bool:
     """Update the operands of an optimizer; return True if a graph may contain its steps.
 
-    Return False if the optimizer accumulates, updates in the backward pass or differentiates its
-    steps, or if a tensor is not a plain dense CPU tensor. Dynamo calls this function during
-    tracing, and treats the result as a constant.
+    `handle` is `Operands.handle` of the optimizer. Return False if the optimizer accumulates,
+    updates in the backward pass or differentiates its steps. Also return False if a tensor is not a
+    plain dense CPU tensor. Dynamo calls this function during tracing, and treats the result as a
+    constant.
     """
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options

@@ -235,9 +235,9 @@ class GroupChecks(GradScalerMixin):
 
 
 def _check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise InvalidArgumentError if the library of `flat` calls `step` for each of its buffers.
+    """Raise InvalidArgumentError if the library of `flat` calls `step` for each flat buffer.
 
-    The option `accumulate` cannot count these calls.
+    The option `accumulate` cannot count such calls. `title` is the name of the buffer.
     """
     if flat.is_stepped_alone:
         raise InvalidArgumentError(

@@ -61,7 +61,13 @@ def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[
 def _widen_entries(
     entries: dict[str, Any], param: Tensor, storage: Storage, slots: Container[str], masters: bool
 ) -> dict[str, Any]:
-    """Return the state of a parameter with float32 in place of encoded and 16-bit slots."""
+    """Return the state of a parameter with float32 in place of encoded and 16-bit slots.
+
+    Args:
+        storage: {slot: codec} of the encoded slots.
+        slots: The names of all slots.
+        masters: True to add the float32 weight of a 16-bit parameter.
+    """
     widened: dict[str, Any] = {}
     for name, value in entries.items():
         if name == SHAPE:

@@ -366,10 +366,10 @@ class ProjectionTrace(TorchFunctionMode):
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Join the records of two weights whose outputs of equal index are added, as in LoRA.
+        """Join the records of two weights whose outputs are added, as in LoRA.
 
-        Return True if they were joined. If the summands have other labels, change nothing and
-        return False.
+        `first` and the only other tensor must have outputs of equal index. Return True if the
+        records were joined. For any other sum, change nothing and return False.
         """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False

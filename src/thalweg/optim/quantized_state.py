@@ -79,7 +79,13 @@ def check_params(optimizer: Any, group: Group) -> None:
 
 
 def _check_dtensor(param: Any, label: str, storage: Storage, slots_text: str) -> None:
-    """Raise if ranks cannot encode their parts of a DTensor's slots."""
+    """Raise if ranks cannot encode their parts of a DTensor's slots; see `check_params`.
+
+    Args:
+        label: The name of the parameter in messages.
+        storage: {slot: codec}.
+        slots_text: The slots as text, for messages.
+    """
     codecs = [CODECS[name] for name in storage.values() if not CODECS[name].is_beside]
     # As in `codec_of`: slots of other DTensors are not encoded, and need no positions.
     codecs = [x for x in codecs if x.divides(param.shape) and param.numel() >= LEAST]
@@ -275,7 +281,12 @@ def _read_codecs(group: Mapping[str, Any], index: int) -> Storage:
 
 
 def _describe_codecs(index: int, saved_storage: Storage, storage: Storage) -> str:
-    """Return the message about codecs that differ between a saved group and its rule."""
+    """Return the message about codecs that differ between a saved group and its rule.
+
+    Args:
+        index: The index of the group.
+        saved_storage, storage: {slot: codec} of the saved group and of the rule.
+    """
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
     codecs = [storage.get(name, _UNCODED_DTYPE) for name in names]

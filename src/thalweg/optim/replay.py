@@ -456,7 +456,7 @@ class ReplayedStep:
         """Take a step that needs Python code for gradient sums, transforms or scalars.
 
         Return True if the step was taken; its new step counts are recorded in columns. Return False
-        if no step was taken; no tensor has changed then.
+        if no step was taken; no tensor has changed then. For `fields` and `flags`, see `_take`.
         """
         pairs, end_calls = None, ()
         if self._has_sums:
@@ -520,6 +520,7 @@ class ReplayedStep:
         step was not taken.
 
         Args:
+            call_args: The argument of `_replay`.
             beyond_range: True after a native call returned `OUT_OF_RANGE`: measure norms
                 separately.
         """

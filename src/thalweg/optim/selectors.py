@@ -89,7 +89,10 @@ class ModuleParams:
         return selected_ids
 
     def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
-        """Raise InvalidArgumentError if `selected` is empty; the message suggests similar names."""
+        """Raise InvalidArgumentError if `selected`, the result of `selector`, is empty.
+
+        The message names `argument`, the user's argument, and suggests names like `selector`.
+        """
         if selected:
             return
         segments = {segment for name in self.all_names for segment in name.split(".")}

@@ -65,9 +65,10 @@ def _parse_argument_notes() -> Notes:
 
 
 def parse_notes(doc: str | None, label: str) -> Notes:
-    """Return {name: description} from a docstring's section, with line breaks.
+    """Return {name: description} from the section `label` of the docstring `doc`.
 
-    `label` is the heading of the section, such as "Args:". Return {} without such a section.
+    `label` is a heading, such as "Args:". Descriptions keep line breaks. Return {} without such a
+    section.
     """
     notes: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()

@@ -42,7 +42,10 @@ def separate_slots(optimizer: Any, step_options: Any) -> None:
 
 
 def _copy_overlapping(sorted_spans: list[Span]) -> None:
-    """Copy slots whose memory overlaps; their states receive the copies."""
+    """Copy slots whose memory overlaps; the states of the slots receive the copies.
+
+    `sorted_spans` has the memory of parameters and slots, sorted by address.
+    """
     # A run is a sequence of spans, each of which begins before `reach`, the end of those before it.
     run: list[Span] = []
     reach = 0

@@ -303,6 +303,7 @@ class TorchGroups(FusedOptimizer):
 
         Args:
             entries: The state to load.
+            label: The name of the parameter in messages.
             may_lack: True if slots that the next step creates may be missing.
         """
         specs = {SUM: sum_spec(param)}
@@ -356,8 +357,10 @@ class TorchGroups(FusedOptimizer):
         Rules that call functions of users are not checked.
 
         Args:
-            checked_keys: Keys of (group, numbers) combinations that were checked. A combination in
-                this set is skipped; any other is added.
+            entries: The state of the parameter.
+            label: The name of the parameter in messages.
+            checked_keys: Keys of checked (group, numbers) combinations. A combination in this set
+                is skipped; any other is added.
         """
         rule = self.wrapped_rule(group, param)
         scalars = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}

@@ -193,7 +193,10 @@ class Weights(TrackableSlots):
     def _add_slots(
         self, variables: Sequence[Tensor], name: str, initial: float, kind: Slot | None = None
     ) -> list[Variable]:
-        """Create slots for the variables that lack a slot `name`; return the new slots."""
+        """Create slots for the variables that lack a slot `name`; return the new slots.
+
+        All elements are `initial`. `kind`, if not None, defines the shape and dtype.
+        """
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
