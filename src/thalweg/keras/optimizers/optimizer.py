@@ -256,7 +256,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
-        """Take an eager step and return its result; for a graph step, do nothing and return None."""
+        """Take an eager step and return its result; for a graph step, only return None."""
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         )

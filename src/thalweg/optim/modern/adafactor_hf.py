@@ -100,7 +100,10 @@ class AdafactorHF(ModernOptimizer):
         return ADAFACTOR_HF if group["relative_step"] else adafactor_hf(is_relative=False)
 
     def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
-        """Return the numbers to check in an argument; () for `decay_rate` and a missing `lr` or `beta1`."""
+        """Return the numbers to check in an argument; () for `decay_rate`.
+
+        Also return () if `lr` or `beta1` is None.
+        """
         if name == "eps":
             return _read_eps(value)
         is_optional = value is None and name in ("lr", "beta1")
