@@ -231,7 +231,7 @@ def fit_state(
 ) -> dict[str, Any]:
     """Return a state whose codecs, random bits and DTensors are those of the optimizer.
 
-    Return `saved_state` itself if state and optimizer use no codecs, random bits and DTensors.
+    Return `saved_state` itself if state and optimizer use no codecs, random bits or DTensors.
 
     Args:
         notes: A list to which warnings are added.

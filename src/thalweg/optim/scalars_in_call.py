@@ -73,10 +73,10 @@ class ScalarsInCall:
         self._state_numbers = [_make_number_records(sub_step) for sub_step in sub_steps]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Add guards of the options of all groups to the native call. Call this method once, first.
+        """Add guards of the options of all groups to the native call, before programs are placed.
 
-        A guard lets options that are floats change, and copies them to arrays in `self._numbers` at
-        each call. The call takes no step if any other option changed.
+        At each call, a guard copies options that are floats to arrays in `self._numbers`, so that
+        these options may change. The call takes no step if any other option changed.
 
         Args:
             snapshot: The guard table of the native call, to which guards are added.
@@ -139,9 +139,9 @@ class ScalarsInCall:
             members: The result of `place_programs`; not changed.
 
         Returns:
-            A list that joins a list for each pass and matrix stage, with a `Member` for every
-                parameter of the step; and a `ReplayedPasses` for each rule with passes. A parameter
-                outside of a pass has program 0.
+            (members, passes). For each pass and each matrix stage, `members` has a `Member` of
+                every parameter of the step, with program 0 for parameters outside of the pass.
+                `passes` has a `ReplayedPasses` for each rule with passes.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []

@@ -57,8 +57,8 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
 def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
     """Return (callables for the start of a `with` block, callables for its end).
 
-    The first copy averages to parameters; the second restore the parameters. The second list is
-    empty until the first callables fill it. `average_of` is the argument of `swapped`.
+    Callables of the first list copy averages to parameters and fill the second list. Callables of
+    the second list restore the parameters. `average_of` is the argument of `swapped`.
 
     Raises:
         FailedPreconditionError: The parameters are averages already.

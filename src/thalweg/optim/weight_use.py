@@ -215,9 +215,9 @@ def _make_flags(indices: Indices, size: int) -> Flags:
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
     """Return sets of rows or columns (flags per index) that together contain every index.
 
-    Return `sets` if they do. If `sets` are ranges of one length, at multiples of this length,
-    return them with the missing ranges. Ranges are missing if few tokens reach only some experts of
-    a weight. Raise UndecidedError if indices are missing, and the sets are not such ranges.
+    Return `sets` unchanged if no index is missing. If `sets` are ranges of one length, at multiples
+    of this length, add the missing ranges. Ranges are missing if few tokens reach only some experts
+    of a weight. Raise UndecidedError for other sets with missing indices.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():

@@ -181,7 +181,7 @@ class KerasReplay(ReplayedApply):
     def _take(self, optimizer: Any, cache: PlanCache, pairs: object) -> bool:
         """Take the step by the replay; return True if it was taken.
 
-        Return False if something changed, and the caller must take the step with all checks. Also
+        Return False if something changed; the caller then takes the step with all checks. Also
         remove the replay from `cache` if later steps cannot use it.
         """
         if type(pairs) is not list:
@@ -237,7 +237,7 @@ class KerasReplay(ReplayedApply):
     def _has_unchanged_rate(self, optimizer: Any) -> bool:
         """Return True if the learning rate is unchanged since the last read.
 
-        Return False if slots are sharded, or if there are gradient transformers.
+        Also return False if slots are sharded, or if there are gradient transformers.
         """
         rate = self._values.get(_RATE)
         return (
@@ -249,7 +249,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars of each step from number `first` of this replay on, without end."""
+        """Yield the scalars of step `first` of this replay, then of each later step, without end."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:

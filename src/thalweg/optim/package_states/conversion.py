@@ -234,7 +234,7 @@ def _match_members(
     """Return (parameter, saved key, title) of each parameter of a group.
 
     Match by name if both groups have equal names, else by order. Muon's distributed classes sort
-    parameters by shape; this order is then used.
+    parameters by shape; their states are matched in this order.
     """
     group, saved_group = pair
     names, saved_names = (member_group.get("param_names") for member_group in pair)
