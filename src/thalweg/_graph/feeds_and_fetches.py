@@ -61,7 +61,7 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
     """Return {symbolic tensor: torch tensor of its dtype, or slices} for a `feed_dict`.
 
     Raises:
-        InvalidTypeError: A key is no tensor, a value is symbolic, or a conversion loses digits.
+        InvalidTypeError: A key is not a tensor, a value is symbolic, or a conversion loses digits.
         InvalidArgumentError: A key is of another graph, or a value has another shape.
         LayoutError: The storage of a fed tensor is too small.
     """
@@ -97,7 +97,7 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
     """Return (symbolic tensor, torch tensor or slices) of one feed; see `convert_feeds`."""
     tensor = key
     if not isinstance(key, SymbolicTensor) or key.graph is not graph:
-        tensor = _fed_tensor(graph, key)
+        tensor = _find_tensor(graph, key)
     if isinstance(value, (SymbolicTensor, SymbolicSlices)):
         raise InvalidTypeError(
             f"Cannot feed '{tensor.name}' with the symbolic tensor '{value.name}': feeds are "
@@ -108,7 +108,7 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
         if isinstance(component, torch.Tensor):
             check_held(component, f"What is fed for '{tensor.name}'")
     try:
-        feed = _fed_value(value.values if is_sparse else value, tensor.dtype).detach()
+        feed = _convert_value(value.values if is_sparse else value, tensor.dtype).detach()
     except InvalidTypeError as error:
         reason = "" if tensor.dtype is None else f", which has dtype {dtype_name(tensor.dtype)}"
         raise InvalidTypeError(f"Cannot feed Tensor '{tensor.name}'{reason}: {error}") from error
@@ -120,14 +120,14 @@ def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, o
             f"Cannot feed value of shape {shape} for Tensor '{tensor.name}', which has "
             f"shape {tuple(tensor.shape)}"
         )
-    return tensor, _checked_slices(value, feed, tensor.shape) if is_sparse else feed
+    return tensor, _check_slices(value, feed, tensor.shape) if is_sparse else feed
 
 
-def _checked_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> IndexedSlices:
-    """Return `slices` with other values.
+def _check_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> IndexedSlices:
+    """Return `slices` with the values `values`.
 
-    Raise InvalidArgumentError if an index is not below the number of rows. The number is that of
-    `slices.dense_shape`, else `shape[0]`; if both are unknown, indices are not checked.
+    Raise InvalidArgumentError unless all indices are below the number of rows, the first size of
+    `slices.dense_shape` or of `shape`. If both are unknown, indices are not checked.
     """
     rows = slices.dense_shape[0] if slices.dense_shape else None
     if rows is None and not isinstance(shape, UnknownShape):
@@ -139,7 +139,7 @@ def _checked_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -
     return IndexedSlices(values, slices.indices, slices.dense_shape)
 
 
-def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
+def _convert_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
     """Return a value as a tensor of `dtype`; floats without fractions are accepted for integers."""
     try:
         return to_tensor(value, dtype)
@@ -153,7 +153,7 @@ def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
         return array.to(dtype)
 
 
-def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
+def _find_tensor(graph: Nodes, key: object) -> SymbolicTensor:
     """Return the symbolic tensor of the graph for a key of `feed_dict`, or raise an error."""
     try:
         element = graph.as_graph_element(key)

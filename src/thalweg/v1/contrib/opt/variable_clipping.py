@@ -29,8 +29,8 @@ class VariableClippingOptimizer(WrappingOptimizer):
         var <- var - (var - var max_norm / max(|var|, max_norm))
 
     The norm is taken over given dimensions: for a matrix, (1,) takes the norm of each row. After a
-    sparse gradient only its rows are clipped, unless the norm is taken over dimension 0. Gradients
-    are not clipped.
+    sparse gradient only the gradient's rows are clipped, unless the norm is taken over dimension 0.
+    Gradients are not clipped.
 
     Args:
         opt: The wrapped optimizer.

@@ -157,9 +157,9 @@ class SessionManager:
     ) -> tuple[Session, bool]:
         """Return (new session, True) after restoring a checkpoint, or (new session, False).
 
-        The second case: `saver` is None, neither `directory` nor `prefix` is given, or `directory`
-        has no file `checkpoint`. If the restoration fails, close the session and raise. Raise
-        InvalidArgumentError if both `directory` and `prefix` are given.
+        Return (new session, False) if `saver` is None, if both `directory` and `prefix` are None,
+        or if `directory` has no file `checkpoint`. If the restoration fails, close the
+        session and raise. Raise InvalidArgumentError if `directory` and `prefix` are given.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
