@@ -249,7 +249,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars of step `first` of this replay, then of each later step, without end."""
+        """Yield the scalars of step `first` of this replay, then of all later steps, endlessly."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:
