@@ -414,7 +414,7 @@ def fit_slots(
 
 
 def _as_number(tensor: Tensor) -> Tensor:
-    """Return a tensor of one number with shape () and a dtype with enough range for counts."""
+    """Return a tensor of one element in shape (), in a dtype that can hold large counts."""
     tensor = tensor.reshape(()) if tensor.dim() else tensor
     if tensor.dtype.is_floating_point:
         return tensor if tensor.dtype in state_mismatch.REAL_DTYPES else tensor.to(scalar_dtype())

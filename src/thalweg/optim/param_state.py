@@ -273,8 +273,8 @@ class ParamState:
     def _initial_source(self, param: Tensor) -> Tensor:
         """Return the weight from which slots of a parameter in `StateStorage.beginning` start.
 
-        It is the parameter, its offloaded copy, or its master with values that other code wrote to
-        the parameter.
+        The weight is the parameter, its offloaded copy, or its master. If other code wrote to the
+        parameter, the master has the new values.
         """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)

@@ -410,6 +410,6 @@ def decode_slot(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor
 
 
 def _take_shard(tensor: Tensor, param: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that is sharded like a parameter, or all of it."""
+    """Return this rank's part of a tensor, or the whole tensor if `param` is not a DTensor."""
     parts = make_local_shards([param])
     return tensor if parts is None else parts.cut(tensor, param)

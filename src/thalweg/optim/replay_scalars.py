@@ -59,7 +59,7 @@ class GroupScalars:
         self.options: Options = self._adapter.part.options(self.place, self._adapter.optimizer)
 
     def _moves(self) -> bool:
-        """Return True if option values are tensors, which other code may write to."""
+        """Return True if an option other than the rate is a tensor, which other code may change."""
         return self.options.moves
 
 

@@ -290,7 +290,7 @@ class ReplayedSubStep:
 
 
 def _owners_of(plan: Any) -> list[Tensor]:
-    """Return the parameters that a plan updates: its variables, or the parameters behind them."""
+    """Return the parameters of a plan; a plan's variable may be the copy of a parameter."""
     request = plan.request
     copies = request.copies or [None] * len(request.variables)
     pairs = zip(request.variables, copies, strict=True)

@@ -38,7 +38,7 @@ class ModuleParams:
         self._name_set = set(self.all_names)
 
     def called(self, selector: str, param: Tensor) -> bool:
-        """Return True if a name of a parameter equals a selector, has it as a part, or matches it.
+        """Return True if a name of a parameter equals, contains as a part, or matches a selector.
 
         A selector that is the name of a parameter is not a pattern: "a[0]" does not match "a0".
         """

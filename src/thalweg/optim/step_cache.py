@@ -116,7 +116,7 @@ class StepCache:
 
     @property
     def total(self) -> int:
-        """Number of steps taken, including those taken in one call."""
+        """Number of steps taken, including steps of replays."""
         return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
 
     def settle(self) -> None:

@@ -293,7 +293,7 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
 
 
 class GradientReport:
-    """Norm and clip factor of gradients; tensors stay on their device until they are read."""
+    """Norm and clip factor of gradients, as numbers, or as tensors on their device."""
 
     def __init__(self, grad_norm: Any = None, clip_factor: Any = None) -> None:
         self.grad_norm, self.clip_factor = grad_norm, clip_factor

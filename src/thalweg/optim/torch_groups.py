@@ -182,7 +182,7 @@ class TorchGroups(FusedOptimizer):
 
     @staticmethod
     def _initials_of_param(param: Tensor) -> Entries:
-        """Return the initial state of one parameter that depends on its shape."""
+        """Return initial state of one parameter that depends on the parameter's shape."""
         return {}
 
     def _initial_entries(

@@ -132,7 +132,7 @@ class WeightUse:
         self._add(self._reduced_sets, _make_flags(outputs, self.output_count))
 
     def join(self, other_use: WeightUse) -> None:
-        """Record that the outputs were added to those of another weight, and used with them."""
+        """Record that the outputs were added to the outputs of the weight of `other_use`."""
         if all(use is not other_use for use in self._joined_uses):
             self._joined_uses.append(other_use)
         self.joins_residual = True
