@@ -141,7 +141,7 @@ def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor, on the CPU; return an empty tensor on ranks except 0.
+    """Return the full tensor of a DTensor on the CPU of rank 0; return an empty tensor elsewhere.
 
     All ranks call this function. A tensor that is not a DTensor is returned unchanged.
     """

@@ -1,4 +1,4 @@
-"""`matrix_layouts`: selection of the parameters that a rule for matrices updates, and AdamW."""
+"""`matrix_layouts`: assignment of each parameter to a rule for matrices or to AdamW."""
 
 from __future__ import annotations
 

@@ -264,6 +264,7 @@ def _use_of(
 
     Args:
         optimizer: An optimizer of twins.
+        weights: All parameters.
         twins: The twins of the parameters that the optimizer updates.
     """
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()

@@ -619,7 +619,7 @@ class ReplayedStep:
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """Return the gradient transforms of the step; cached until the unscaling factor changes.
 
-        Return None if `torch.amp.GradScaler` found an overflow, or if only a GPU knows.
+        Return None if `torch.amp.GradScaler` found an overflow, or if only a GPU has the answer.
         """
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:
