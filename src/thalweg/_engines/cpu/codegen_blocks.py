@@ -137,7 +137,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return a statement that splits, prepares or rounds a number, and stores the result."""
+        """Return a statement that stores a number, converted as the tensor's storage requires."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"
@@ -151,7 +151,7 @@ class _Element(Element):
 
 
 def _update_chunk(element: Element) -> list[str]:
-    """Return lines that process `STEP` elements at a time: decode, draw bits, update, encode."""
+    """Return lines that decode slots, draw bits, update and encode, for `STEP` elements at once."""
     update = element.update
     random_streams, output_codecs = update.random_streams, update.written_blocks
     inline_codecs = {k: codec for k, codec in update.blocks.items() if _is_decoded_inline(codec)}
@@ -192,9 +192,9 @@ def _is_decoded_inline(codec: Codec) -> bool:
 
 
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
-    """Return loops over the blocks of encoded slots; the body has the template for each slot.
+    """Return loops over blocks of encoded slots; `template` is filled for each slot in `coded`.
 
-    Slots with blocks of one length share a loop. Its variable `part` is a block's first element.
+    Slots with equal block lengths share a loop. Its variable `part` is a block's first element.
     """
     lines: list[str] = []
     # All slots of one block length share a loop, so that their latencies overlap.

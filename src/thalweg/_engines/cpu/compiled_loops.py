@@ -94,7 +94,7 @@ class Loop:
     def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
         """Compile the function; return a C function that takes the address of a block of int64.
 
-        The block has the results, followed by the arguments.
+        The block contains the results, then the arguments.
         """
         arguments: list[str] = []
         position = self._result_count

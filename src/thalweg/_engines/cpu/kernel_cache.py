@@ -79,7 +79,7 @@ def address_of(name: str, source: str, briefly: bool = False) -> int:
     Args:
         name: The name of the function, with a hash of its source.
         source: The text, in the language of `compiler`.
-        briefly: As for `machine_code.compile_kernel`; equal in all calls with one name.
+        briefly: True to compile faster, without vectorization. Pass an equal value for equal names.
     """
     # It acquires `importing`, never within `_lock`: forks acquire both, and must not deadlock.
     machine_code.tuning()
@@ -91,7 +91,7 @@ def address_of(name: str, source: str, briefly: bool = False) -> int:
 
 
 def _load_address(name: str, source: str, briefly: bool) -> int:
-    """Load a kernel from its file, or compile it and write the file; return the address."""
+    """Return the address of a kernel, loaded from a file. Without a file, compile and write one."""
     file = f"{name}.{digest(machine_code.target_digest())}.o"
     address = machine_code.link_kernel(name, _read_code(file))
     if address:

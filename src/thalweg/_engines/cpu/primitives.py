@@ -394,7 +394,7 @@ def _float_of(code: Code, bits: Value) -> Value:
 
 
 def _dither_of(code: Code, step: Value, rank: Value) -> Value:
-    """Return the dither, from 0 to 1, with index `rank` in a step; 0.5 if `step` is negative."""
+    """Return element `rank` of a step's rounding offsets, from 0 to 1; 0.5 for a negative step."""
     write = code.builder
     # Sums of 32 bits wrap, as those of `dithers_of` are masked.
     value, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
@@ -419,7 +419,7 @@ def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value
 
 
 def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
-    """Round a real code to an int8 code, by a dither, and return the bits as a uint8."""
+    """Round a real number to an int8, by the offset `dither_value`; return the bits, a uint8."""
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
@@ -435,7 +435,7 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
 
 
 def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
-    """Return the float32 of a bfloat16 and 8 lower bits, ignored for zero, infinity and NaN."""
+    """Return a bfloat16 as float32, with an 8-bit correction; 0, infinity and NaN get none."""
     write = code.builder
     extended = write.zext(upper.llvm, _I32)
     size = write.and_(extended, _i32(0x7FFF))

@@ -53,8 +53,8 @@ class Leaves:
         Args:
             kernel: From `launch.sum_kernel`.
             base: (tensors, streams) contiguous addresses of memory that the caller keeps alive.
-            scalars: The kernel's scalars by name: a number, or an array with one for each tensor.
-            flush: True if denormals count as zero, as in an update that flushes them.
+            scalars: {name: scalar}: a number, or an array with one number for each tensor.
+            flush: True to treat denormals as zero.
 
         Returns:
             (leaves, measures) float64.

@@ -438,9 +438,9 @@ def tensor_differs(block, record):
 
 
 def is_apart(block, address, extent):
-    """Return 1 if the `extent` bytes from `address` on overlap no memory in BOUNDS; else 0.
+    """Return 1 if the `extent` bytes at `address` are outside of all ranges in BOUNDS; else 0.
 
-    BOUNDS has begin and end of each range that the step writes, in ascending order.
+    BOUNDS has begin and end of each memory range that the step writes, in ascending order.
     """
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
@@ -493,8 +493,8 @@ def gradient_in_pair(block, record, number):
 def set_enabled(gradient, enabled):
     """Make kernels update a variable if `enabled` is 1, or skip it if 0; return 0.
 
-    Kernels skip a variable whose chunks, ranges of its elements, have length 0. If IS_ENABLED of
-    the gradient's record is not `enabled`, set it, and set the lengths to 0 or restore them.
+    Kernels skip a variable whose chunks (ranges of elements) have length 0. If the record's
+    IS_ENABLED differs from `enabled`, change IS_ENABLED, and zero or restore the lengths.
     """
     if gradient[IS_ENABLED] != enabled:
         for span in range(2):
@@ -630,7 +630,9 @@ def gradient_record(block, number):
 
 
 def first_that_differs(block, table, begin, end):
-    """Compare tensors or gradients with their records; return the first difference, or 0.
+    """Compare tensors or gradients with their records, until one differs.
+
+    Return 0, or the constant of the first difference, as OTHER_TENSOR or OTHER_GRADIENT.
 
     Args:
         table: TENSORS or GRADIENTS.
@@ -722,10 +724,10 @@ def numbers_differ(block):
 
 
 def check_guards(block):
-    """Compare all recorded objects with their records; return the first difference, or 0.
+    """Compare all recorded objects with their records, until one differs.
 
-    It is a constant of the section "Differences". Present numbers of options, and addresses of
-    gradients and version counters, are stored for the kernels.
+    Return 0, or the first difference, a constant of the section "Differences". Present numbers of
+    options, and addresses of gradients and version counters, are stored for the kernels.
     """
     if lists_differ(block):
         return OTHER_LIST
@@ -747,9 +749,9 @@ def check_guards(block):
 
 
 def launch_all(block, table):
-    """Call the kernels of a table one after the other, each on its number of threads; return 0.
+    """Run a table of kernels in order, each on the recorded number of threads; return 0.
 
-    `table` is the index in the block of two words: the number of launches, and their address.
+    `table` is an index in the block: of the number of launches, followed by the table's address.
     """
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
@@ -774,10 +776,9 @@ def next_step(member):
 
 
 def load_state_numbers(program, member):
-    """Copy the state numbers of a member to the registers of its program, from register 1 on.
+    """Copy a variable's state numbers (scalars of the optimizer state) to registers of `program`.
 
-    A member is a variable that counts its own steps; state numbers are scalars of its optimizer
-    state. Return 1 if a register has changed, else 0.
+    The first number is copied to register 1. Return 1 if a register has changed, else 0.
     """
     registers, differs = float64_pointer(program[REGISTERS]), 0
     for k in range(program[STATE_NUMBERS]):
@@ -821,9 +822,9 @@ def write_state_numbers(member):
 def set_scalars_of_member(member):
     """Set the index of the row of scalars that the kernel of a member reads.
 
-    A member is a variable that counts its own steps. Its program computes a new row, unless the
-    program's last row is of an equal step number and equal state numbers. Return 1 if Python would
-    raise an error, else 0.
+    A member is a variable that counts its own steps. A scalar program computes the row. If the
+    program's last row has an equal step number and equal state numbers, that row is used. Return 1
+    if Python would raise an error, else 0.
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
@@ -902,8 +903,8 @@ def count_steps(block):
 def is_written(block, write_record):
     """Return 1 if this step writes the tensor of a record in WRITTEN_TENSORS, else 0.
 
-    `write_record` has the indices of the members that write the tensor; one of them must have a
-    gradient. A tensor without such indices is written by each step.
+    `write_record` has the indices of the members that write the tensor. The result is 1 if a member
+    among them has a gradient, or if the record has no indices.
     """
     writers = int64_pointer(write_record[2])
     for k in range(write_record[1]):
@@ -945,8 +946,8 @@ def run_kernels(block):
 def find_counters(block):
     """Store the present address of the version counter of each written tensor in its record.
 
-    After kernels that ran without the interpreter lock, a tensor may have another TensorImpl, and
-    its former one may be freed. The address is 0 for a tensor without a version counter.
+    Other threads may have replaced a TensorImpl while kernels ran without the interpreter lock. The
+    address is 0 for a tensor without a version counter.
     """
     for k in range(block[WRITTEN_TENSORS]):
         index = word(block[WRITTEN_TENSORS + 1] + WRITE_BYTES * k)
