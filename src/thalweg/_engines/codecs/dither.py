@@ -47,7 +47,9 @@ UNIT = 2.0**-14
 def dithers_of(
     count: int, step: int, origin: Positions = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Return the float32 dithers of `count` elements in a step; 0.5 if `step` is negative.
+    """Return float32 dithers (rounding offsets) of `count` elements in a step.
+
+    All dithers are 0.5 if `step` is negative.
 
     Args:
         origin: The positions of the elements in the full parameter. An int is the first position.
@@ -64,7 +66,7 @@ def round_codes(codec: Codec, codes: Tensor, dithers: Tensor) -> Tensor:
     """Round real codes to int16 codes: add the dither of each code, and drop the fraction.
 
     Args:
-        codec: If `codec.positive`, codes above 0 become at least `codec.least`, and other codes 0.
+        codec: If `codec.positive`, codes above 0 become at least `codec.least`; 0 stays 0.
         codes: Real numbers from `Codec.encode`.
         dithers: The dither of each code, from `dithers_of`.
     """

@@ -102,7 +102,7 @@ def _join_blocks(names: Sequence[str]) -> str:
 
 
 def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
-    """Return lines that load row `row` of a loop iteration, compute its values and add them up."""
+    """Return lines that load row `row` of a loop iteration, compute values, and add them up."""
     lines = [
         # A row beyond the last one has width 0, so that all of its lanes are masked.
         f"width = tl.where(number + {row} < most, count, 0)",

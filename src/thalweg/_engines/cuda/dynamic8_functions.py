@@ -161,7 +161,7 @@ def _share_of(x, peaks):
 
 @triton.jit
 def _rank_of(share, shifts, inverses, low_inverses, counts, lasts, bases):
-    """Return the rank of a share as a real number; the other arguments are the rows of tables."""
+    """Return the rank of a share as a real number; further arguments are rows of `_make_tables`."""
     bits = share.to(tl.int32, bitcast=True)
     lane = (bits + _look_up(shifts, bits >> 23)) >> 23
     low = share * _constant(low_inverses, lane)
@@ -187,7 +187,13 @@ def code_dynamic8(x, peaks, dithers, t0, t1, t2, t3, t4, t5):
 
 @triton.jit
 def code_dynamic8_positive(x, peaks, dithers, t0, t1, t2, t3, t4, t5, FLUSH: tl.constexpr):
-    """Return the integer codes of nonnegative numbers; see `positive_code`."""
+    """Return the integer codes of nonnegative numbers, rounded by `dithers`.
+
+    Args:
+        peaks: The bits of the largest magnitude in each block.
+        t0, t1, t2, t3, t4, t5: The rows of `_make_tables`.
+        FLUSH: True to treat denormals as zero.
+    """
     share = tl.maximum(_share_of(x, peaks), _LEAST_SHARE)
     code = _integer_of(_rank_of(share, t0, t1, t2, t3, t4, t5) + dithers)
     # The largest number whose quotient by the scale is 0.
