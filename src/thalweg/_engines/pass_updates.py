@@ -78,10 +78,10 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 @cache
 def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """Group measures that are computed in one pass over memory: {first measure: all measures}.
+    """Return groups of measures to compute in one pass over memory: {first measure: all measures}.
 
-    Consecutive measures are in one group, unless a measure reads the result of an earlier measure
-    of the group. Formulas of the returned measures take the values of all passes.
+    Consecutive measures are in one group. A measure that reads a result of the group starts a new
+    group. Formulas of the returned measures take the values of all passes.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -170,7 +170,7 @@ def count_read_streams(rule: Rule) -> int:
 
 @cache
 def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
-    """Return a rule without passes for each `Pass` of a rule, in order, and for its update.
+    """Return rules without passes: one for each `Pass` of a rule, in order, and one for the update.
 
     The slots of the returned rules are the values of all passes, then the rule's element slots.
     """

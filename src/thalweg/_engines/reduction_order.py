@@ -36,7 +36,7 @@ def leaf_counts(sizes: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.
 
 
 def leaves_of(values: Array) -> Array:
-    """Return the sum of each leaf of one tensor, without synchronizing with the device.
+    """Return the sum of each leaf of one tensor, without waiting for the device.
 
     Args:
         values: (n,) float64, in NumPy or in torch on any device.

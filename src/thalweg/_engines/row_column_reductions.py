@@ -77,7 +77,7 @@ _TILED = {"row": 3, "column": 2, "variable": 1}
 
 
 class TileMeasures:
-    """Partial results of measures per tile, written by kernels, and their reduction.
+    """Memory for the measures of each tile, which kernels write, and the reduction to results.
 
     Attributes:
         targets: int64 addresses (variables, measures) of the memory for partial results.

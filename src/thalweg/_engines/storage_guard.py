@@ -34,9 +34,9 @@ class StorageGuard:
         self._watch_storages()
 
     def _watch_storages(self) -> None:
-        """Set the slots that `confirm_places` compares one by one.
+        """Select the slots that `confirm_places` will compare one by one.
 
-        These are slots that callers have received, and tensors that are not a `StateVariable`.
+        Select slots that callers have received, and tensors that are not a `StateVariable`.
         """
         self._handed_counts = [len(moves.handed) for moves in self._moves]
         handed_ids = {key for moves in self._moves for key in moves.handed}
