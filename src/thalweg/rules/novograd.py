@@ -1,8 +1,8 @@
 """NovoGrad: momentum of gradients that are divided by a moving norm of their variable.
 
-`share` is the factor of gradient averaging, 1 without it, and `fresh` is 1 - beta2; a caller that
-has them in another precision than these gives them. A sparse gradient is a dense one: rows that no
-index names have a gradient of 0.
+`share` is the factor of gradient averaging, 1 without averaging. `fresh` is 1 - beta2. A caller may
+pass both, to compute them in another precision. A sparse gradient is treated as a dense gradient
+that is 0 in all other rows.
 """
 
 from dataclasses import replace

@@ -33,7 +33,7 @@ def turn_back(matrices, rows, columns):
 def first_basis(factor):
     """Return the eigenvectors (batch, n, n) of `factor`, by decreasing eigenvalue.
 
-    An empty factor is returned itself. A factor with NaN or infinity counts as the identity.
+    Return an empty factor itself. A factor with NaN or infinity is replaced by the identity.
     """
     if not factor.numel():
         return factor
@@ -46,7 +46,7 @@ def first_basis(factor):
 
 
 def next_basis(factor, basis):
-    """Return the basis after one more power of the factor, and the order of its vectors before."""
+    """Return (basis after a power iteration, sorting order of the old vectors; None if empty)."""
     if not factor.numel():
         return basis, None
     powered = factor @ basis

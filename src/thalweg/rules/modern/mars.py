@@ -6,7 +6,7 @@ from thalweg.rules.modern.mars_scalars import HYPERS, prepare
 
 
 def corrected(grad, last_grad, gain, steps_before):
-    """Return a gradient, and how it has changed since the one before."""
+    """Return the gradient plus `gain` times the gradient's change since the last step."""
     return where((gain != 0) & (steps_before != 0), (grad - last_grad) * gain + grad, grad)
 
 

@@ -86,7 +86,7 @@ def update_vector_mean(
     var, grad, accumulator_0, momentum_buffer, *, kept, square_weight, floor, mean_weight,
     learning_rate, epsilon,
 ):  # fmt: skip
-    """Return the variable of a vector after a step along a mean of steps, its sums and the mean."""
+    """Return the new var, accumulator_0 and momentum_buffer of a vector."""
     total = summed(accumulator_0, grad, kept, square_weight)
     momentum_buffer = lerp(momentum_buffer, divided(grad, total, epsilon), mean_weight)
     moves = moved(var, -(learning_rate * momentum_buffer))
@@ -103,7 +103,7 @@ _PASSES = (
 
 @lru_cache(None)
 def sm3(has_mean=False, is_vector=False):
-    """Return SM3's rule. `has_mean` adds momentum; `is_vector` means fewer than two dimensions."""
+    """Return SM3's rule. `has_mean` adds momentum; `is_vector` is for 0 or 1 dimensions."""
     updates = {
         (False, False): update, (True, False): update_mean,
         (False, True): update_vector, (True, True): update_vector_mean,

@@ -54,7 +54,7 @@ def prepare(*, learning_rate, beta2_decay, eps1, weight_decay, maximize, t):
 
 
 def divided(grad, square, direction, least):
-    """Return the gradient divided by the root of its mean square, from which the step is made."""
+    """Return the gradient divided by the root of a mean square of at least `least`."""
     return grad * direction / sqrt(maximum(square, least))
 
 
@@ -119,7 +119,7 @@ def update_vector(var, grad, variance, *, step, weight, shrink, direction, least
 
 
 def square_of_one(row_var, col_var, grad, weight, most):
-    """Return the mean square of a matrix of one element, and those of its row and column."""
+    """Return (mean square, row_var, col_var), all new, of a matrix of one element."""
     row_var = lerp(row_var, grad * grad, weight)
     col_var = lerp(col_var, grad * grad, weight)
     return minimum(row_var * most, 1.0) * col_var, row_var, col_var
@@ -176,7 +176,7 @@ def kind_of(shape):
 
 @lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
-    """Return the rule for matrices; `kind` "Vector" is for vectors, "One" for 1 x 1 matrices."""
+    """Return Adafactor's rule for matrices, vectors (`kind` "Vector") or 1 x 1 matrices ("One")."""
     fields: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]

@@ -39,7 +39,7 @@ def as_read(number):
 
 
 def multiplied(number, factor):
-    """Return a number of the state times a factor, in the type in which it is kept."""
+    """Return `number`, a scalar of the state, times `factor`, in the dtype of `number`."""
     if hasattr(factor, "item"):  # a tensor
         factor = factor.to(number.dtype) if hasattr(number, "to") else factor.item()
     return number * (number.narrow(factor) if hasattr(number, "trace_choice") else factor)

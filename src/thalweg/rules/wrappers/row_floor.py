@@ -29,8 +29,8 @@ def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least)
 def row_floor(rule: Rule, least: float = DEFAULT_LEAST) -> Rule:
     """Return a copy of the rule that lengthens short steps of matrix rows.
 
-    A row's step, divided by the learning rate, is at least `least` times as long as the row. Rows
-    are the rows of matrices in the last two dimensions.
+    A row's step, divided by the learning rate, is at least `least` times as long as the row. The
+    last two dimensions of a variable are rows and columns.
 
     Raises:
         RuleError: The rule has no `learning_rate`, sums over variables, or is wrapped already.
