@@ -481,9 +481,9 @@ class HelperFunctions:
         return self._names[key]
 
     def _write_definition(self, helper: types.FunctionType, index: int) -> ast.FunctionDef:
-        """Return a function definition that computes one result of a helper.
+        """Return the definition of a function for result `index` of a helper.
 
-        Record in `conditions` and `parameters` which values are conditions.
+        Set the entries of `conditions` and `parameters` for this result.
         """
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)

@@ -442,11 +442,10 @@ def as_packed(values: Tensor) -> Tensor:
 
 
 def from_memory_order(flat: Tensor, var: Tensor) -> Tensor:
-    """Return elements in the shape of a variable, as a view.
+    """Return a view of `flat` in the shape of a variable.
 
     Args:
-        flat: The elements. They are in the order of the variable's memory if the variable is dense
-            (`is_dense`), else in row-major order.
+        flat: The elements, in memory order of a dense variable (`is_dense`), else row-major.
     """
     return flat.as_strided(var.shape, var.stride()) if is_dense(var) else flat.view(var.shape)
 

@@ -1,7 +1,7 @@
 """Division of a batch of variables into the matrices (blocks) of a layout, and back.
 
-Matrices are in the order (variable, index in the batch of the layout, block). Matrices of one shape
-are one tensor, so that a stage runs once for each shape.
+Matrices are in the order (variable, index in the batch of the layout, block). All matrices of one
+shape form one tensor. A stage runs once for each shape.
 """
 
 from __future__ import annotations
@@ -145,5 +145,5 @@ def _cut(values: Tensor, dim: int, pieces: Pieces) -> Tensor:
 
 @lru_cache(4096)
 def division_of(layout: MatrixLayout, shape: Sequence[int]) -> Division | None:
-    """Return the division of variables of a shape, or None if a variable is one whole matrix."""
+    """Return the division of variables of a shape; None for a layout of one whole matrix."""
     return None if layout == ONE_MATRIX else Division(layout, shape)

@@ -103,7 +103,7 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 
 class PassGroup(NamedTuple):
-    """Measures that are computed in one pass over memory, and the stages after them.
+    """Measures that are computed in one pass over memory, and the following stages.
 
     Attributes:
         measures: The measures; () for stages before the first measure or after a plain stage.
@@ -120,8 +120,8 @@ class PassGroup(NamedTuple):
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
     """Return the passes of a rule in groups: measures, then fused stages, then other stages.
 
-    The first group has no measures. Return None if the rule has a `Pass`, or a stage other than a
-    `FusedStage` that takes matrices, or reads vectors over rows or columns.
+    The first group has no measures. Return None if the rule has a `Pass`. Also return None if a
+    stage that is no `FusedStage` takes matrices, or reads vectors over rows or columns.
     """
     groups, measures = [PassGroup(())], group_measures(rule)
     for entry in rule.passes:

@@ -1,9 +1,9 @@
 """Random bits, and stochastic rounding to 16 bits with them; equal on every engine.
 
 Philox4x32-10 (Salmon et al. 2011) computes four words of 32 bits from a key and a counter. The key
-is the seed of a training. The counter has the position of an element in the full variable, in
-groups of eight, and the numbers of the step, the variable and the stored stream. Each of the eight
-elements of a call receives 16 bits. Therefore the bits do not depend on threads, ranks or restarts.
+is the seed of a training. The counter has the index of a group of eight elements in the full
+variable, and the indices of step, variable and stored tensor. Each element of a group receives 16
+bits. Therefore the bits do not depend on threads, ranks or restarts.
 """
 
 # torch.from_numpy has no types.

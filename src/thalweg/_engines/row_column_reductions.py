@@ -188,7 +188,7 @@ def places_for(count: int) -> int:
 
 
 def _fold_places(values: Tensor, reduce: str) -> Tensor:
-    """Reduce the last dimension, a power of two, by adding its upper half to its lower half."""
+    """Reduce the last dimension, a power of two, by joining the upper and lower half repeatedly."""
     while values.shape[-1] > 1:
         half = values.shape[-1] // 2
         values = _join(values[..., :half], values[..., half:], reduce)

@@ -13,9 +13,9 @@ from thalweg.variable import StateVariable
 class StorageGuard:
     """Guard of the memory of a plan's slots.
 
-    Slots count assignments to `data`. They do not count `set_`, `t_`, `torch.utils.swap_tensors`
-    and similar functions, which need a reference to the slot. Therefore only slots that callers
-    have ever received are compared one by one.
+    Slots count assignments to `data`, but not calls of `set_`, `t_`, `torch.utils.swap_tensors` and
+    similar functions. A call needs a reference to the slot. Therefore slots that callers have
+    received are compared one by one.
 
     Args:
         slots: The slots of the plan, in their present memory.

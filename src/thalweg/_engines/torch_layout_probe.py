@@ -6,8 +6,8 @@ Python. Each field is searched in tensors with different values of the field. Th
 exactly one offset, equal in all tensors. Then the offset is confirmed with other tensors and
 torch's functions. If a field is not found or not confirmed, no step is replayed natively.
 
-No word is dereferenced before it is known to be a pointer: it equals the address that torch returns
-for the object, or it appears when torch creates the object.
+A word is dereferenced only if it must be a pointer: if it equals the address that torch returns for
+the object, or if it appears when torch creates the object.
 """
 
 # torch has no types for private functions, and types sizes as symbolic integers.

@@ -1,8 +1,7 @@
 """Parts of steps with dense gradients, computed by torch functions over batches of variables.
 
-Devices without kernels need them. The formulas are those of all engines. Small variables are joined
-into batches, so that an operation of a formula is one function of torch for all variables of a
-batch.
+Devices without kernels use these parts. Small variables are joined into batches. An operation of a
+formula is then one call of torch for all variables of a batch.
 """
 
 # torch.from_numpy and parts of torch have no types.

@@ -121,7 +121,7 @@ def read_table(compute: str, literal: str = LITERAL) -> list[str]:
     """Return lines that load the fields of a work table, with scalars of the type `compute`.
 
     Args:
-        literal: The name of the type of `one`, a 1 that LLVM does not know to be 1.
+        literal: The name of the type of `one`, a variable with the value 1, unknown to LLVM.
     """
     return fill(_TABLE, compute=compute, literal=literal)
 

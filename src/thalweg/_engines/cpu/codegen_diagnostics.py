@@ -1,9 +1,9 @@
 """Source of CPU kernels that update chunks and reduce the diagnostics of each chunk.
 
-Each element is updated as by the kernel without diagnostics. Its gradient, weight, momentum and
-move then go into maxima of magnitudes, as integers, and into a block on the stack, which is summed
-in the order of `diagnostic_sums`. Zeros, denormals and non-finite gradients are counted in a second
-loop, only if the smallest or largest magnitude shows that there are any.
+Each element is updated as by the kernel without diagnostics. Gradient, weight, momentum and move of
+an element then enter maxima of magnitudes, and a block on the stack. Blocks are summed in the order
+of `diagnostic_sums`. A second loop counts zeros, denormals and non-finite gradients, if there are
+any.
 """
 
 from __future__ import annotations
@@ -188,10 +188,10 @@ def _scale(name: str) -> list[str]:
 
 
 def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return lines that sum products over column `lane` of a block.
+    """Return lines that sum products of measured numbers over column `lane` of a block.
 
     Args:
-        quantities: The names of measured numbers.
+        quantities: The names of the measured numbers.
         sums: {name of a sum: names of the two factors}.
     """
     lines: list[str] = []

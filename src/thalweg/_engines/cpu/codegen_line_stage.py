@@ -1,7 +1,7 @@
 """Source of kernels that run between two sweeps over rows and columns in a replayed step.
 
-Such a kernel combines the tile results of a sweep, and computes the fused stages that follow. The
-bits are those of `TileMeasures.combine` and of the arrays of `matrix_batches.py`.
+A sweep is a traversal of the variables' memory. A kernel combines the tile results of a sweep, and
+computes the following fused stages. Results equal those of `TileMeasures` and `matrix_batches.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SIZE_WORDS = ("matrices", "rows", "columns", "down", "across")
 
 @dataclass(frozen=True)
 class LineStage:
-    """Description of a kernel that runs after a sweep, a traversal of the variables' memory.
+    """Description of a kernel that runs after a sweep.
 
     Attributes:
         rule: A rule of measures and fused stages.
@@ -150,7 +150,7 @@ class LineStageKernel:
         return fill(_COMBINE, number=number_text, reduce=reduce, pair=pair_text)
 
     def _point_at(self, kind: str, name: str, offset: str = "0") -> str:
-        """Return a line that points at a vector by the name of its word, from an offset on."""
+        """Return a line that sets the pointer `name` to element `offset` of the named vector."""
         fmt = STORAGE[kind]
         return f"{name} = {fmt.pointer}(place[{self._words[name]}] + {offset} * {fmt.size})"
 
@@ -169,7 +169,7 @@ class LineStageKernel:
         ]
 
     def _combine(self, number: int, measure: Measure) -> list[str]:
-        """Return lines that combine tile results of a measure.
+        """Return lines that combine the tile results of a measure.
 
         If formulas read the measure as a vector, the lines also copy the result to the vector.
         """

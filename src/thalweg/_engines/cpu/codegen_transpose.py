@@ -1,7 +1,7 @@
 """Kernel lines that interleave small matrices in a stack array, and reductions of their values.
 
-Element k of matrix i is at [k * LANES + i] of an array of lanes, so that a loop over i runs over
-many matrices at once.
+Element k of matrix i is at index k * LANES + i of the stack array. A loop over i runs over many
+matrices at once.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def _address_of(memory: Any) -> int:
 class Loop:
     """Compiled form of a Python function over contiguous arrays and integers; runs without the GIL.
 
-    The function returns an integer, or a tuple of integers if its first `return` statement has one.
+    The function returns an integer or a tuple of integers, as in its first `return` statement.
 
     Args:
         functions: The function, then the functions that it calls.

@@ -1,7 +1,7 @@
 """Cache of compiled kernels, in memory and in a private folder.
 
-A file holds the object code of one source and is named by its hash, so that an edited rule is
-compiled again and never loads the kernel of another formula.
+A file has the object code of one source; the file's name is a hash of the source. An edited rule is
+therefore compiled again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls of C functions on torch's OpenMP team, or on one thread without it.
 
-Torch's workers spin after each parallel region, so that a second pool of threads would compete
-with them for the cores; joining their team costs one to two microseconds. Python threads cannot be
+Torch's workers spin after each parallel region. A second pool of threads would compete with torch's
+workers for the cores. Joining torch's team costs one to two microseconds. Python threads cannot be
 started or joined without an interruption.
 """
 

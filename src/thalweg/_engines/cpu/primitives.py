@@ -45,7 +45,7 @@ class Value(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A contiguous array: a pointer to its first element, and its lengths."""
+    """A contiguous array: a pointer to the first element, and the length of each dimension."""
 
     data: Value
     shape: tuple[Value, ...]
@@ -69,7 +69,7 @@ KINDS = {
 
 
 def common_kind(a: Kind, b: Kind) -> Kind:
-    """Return the kind of an operation on two kinds: float64 if they differ and one is a float."""
+    """Return the common kind of two operands; float64 for a float and a different number kind."""
     if a == b or b == BOOL:
         return a
     if a == BOOL:
@@ -163,7 +163,7 @@ class Code:
         return Value(cast_operand, kind)
 
     def cast_alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
-        """Return two operands converted to their common kind, and this kind; integers are int64."""
+        """Return (`a`, `b`, kind), both converted to their common kind; integers become int64."""
         kind = common_kind(a.kind, b.kind)
         if not kind.is_float and kind != BOOL:
             kind = INT64
@@ -215,7 +215,7 @@ def _prefetch_line(writes: int, code: Code, address: Value) -> None:
 
 
 def _take_ticket(code: Code, pointer: Value) -> Value:
-    """Return the counter at `pointer`, and add one to it, atomically."""
+    """Increment the counter at `pointer` atomically; return the number before."""
     kind = pointer.kind.item
     increment = ir.Constant(kind.llvm, 1)
     return Value(code.builder.atomic_rmw("add", pointer.llvm, increment, "monotonic"), kind)
@@ -561,7 +561,7 @@ def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) 
 
 
 def _begin_denormals(code: Code, flush: Value) -> Value:
-    """Write code that flushes denormals if `flush` is not 0, else keeps them; return old flags."""
+    """Set the processor to keep denormals if `flush` is 0, else to flush; return the old flags."""
     is_flushing = code.cast_to(flush, BOOL).llvm
     if X86:
         cell = code.reserve_stack(_I32)

@@ -1,12 +1,12 @@
 """Folder that only the user and root can change, and the files in it.
 
-The files are executed. Every folder from / on is therefore opened by the descriptor of its parent,
-belongs to the user or root, and is not writable by others. Checks read the open descriptor, not the
-name. The system follows no links. This module reads a link of the user or root, such as a ~/.cache
-on another disk, and checks its folders like all others.
+The files are executed. Therefore every folder from / on must belong to the user or root, and must
+not be writable by other users. Folders are opened by the parent's descriptor, and checks read open
+descriptors, not names. The system follows no links: this module reads links of the user or root,
+and checks the folders of the target.
 
-An ancestor that others may write to is accepted if it is sticky, as /tmp is: others cannot rename
-or replace what belongs to the user or root in it.
+An ancestor with the sticky bit, such as /tmp, may be writable: other users cannot rename or replace
+files and folders of the user or root in it.
 """
 
 from __future__ import annotations
@@ -194,10 +194,7 @@ def _open_descriptor(name: str, flags: int, directory: int | None = None) -> Gen
 
 
 def _check_private(status: os.stat_result, full: str, is_ancestor: bool = False) -> None:
-    """Raise if another user owns or can write to a file or folder.
-
-    An ancestor with the sticky bit, such as /tmp, may be writable.
-    """
+    """Raise if another user owns or can write a file or folder that is not a sticky ancestor."""
     _check_owner(status, full)
     is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_shared and not (is_ancestor and status.st_mode & stat.S_ISVTX):

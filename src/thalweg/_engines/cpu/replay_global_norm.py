@@ -1,7 +1,7 @@
 """Clip factor of the global norm in a replay, computed from the squares of measured gradients.
 
-The factor has the bits that `_core/clip_factor.py` computes. Numbers near the ends of the range of
-their type are left to that module. This file is compiled with `leaf_sums.py`.
+The factor has the bits that `_core/clip_factor.py` computes. Very large and very small numbers are
+left to that module. This file is compiled with `leaf_sums.py`.
 """
 
 # Code for `compiler`.

@@ -398,7 +398,7 @@ def storage_differs(block, record, storage):
 def prefetch_elements(address):
     """Prefetch the first 256 bytes of a tensor for the kernel that runs after all checks.
 
-    A small tensor has no more, and the processor's own prefetcher only starts inside a larger one.
+    The processor's own prefetcher starts only inside a larger tensor.
     """
     for line in range(4):
         prefetch_to_read(address + 64 * line)
@@ -527,11 +527,11 @@ def find_gradient(block, gradient, number):
 
 
 def memory_differs(block, gradient, grad, storage):
-    """Check the memory of a gradient, and give its address to the kernel that reads it.
+    """Check the memory of a gradient, and store the address of the memory for the kernel.
 
     Return OTHER_GRADIENT if the storage is too small, or if NEEDS_MEASURED_ADDRESSES is set and the
-    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. In other
-    cases return 0, and store the address in the record and where the kernel reads it.
+    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. Else return
+    0, and store the address in the record and for the kernel.
 
     Args:
         gradient: The record of the gradient.
@@ -993,7 +993,7 @@ def finish(block):
 def is_active(guard):
     """Call a function of torch; return True if it reports an active tracer or mode.
 
-    `guard` has the function, a mask for its result, and 1 if the result is the address of the bits.
+    `guard` has the function's address, a mask, and 1 if the function returns a pointer to the bits.
     """
     bits = call(guard[0])
     if guard[2]:

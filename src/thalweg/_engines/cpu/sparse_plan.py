@@ -146,7 +146,7 @@ class RowsPlan(ABC):
             return self._has_same_memory()
 
     def serves(self, request: StepRequest) -> bool:
-        """Return True if a new plan for this request would equal this plan."""
+        """Return True if the plan fits a request: slots, gradient dtype, and `_matches_request`."""
         (slots,) = request.slots
         return (
             request.gradients[0].dtype == self._kind

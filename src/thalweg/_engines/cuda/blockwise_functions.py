@@ -43,8 +43,7 @@ def bits_of(position, step, number, stream, low, high, COUNT: tl.constexpr, ALIG
 
     Args:
         position: Index of the first element in the unsharded variable, int64.
-        step: Number of the step.
-        number: Index of the variable in the optimizer.
+        step, number: The step's number, and the variable's index in the optimizer.
         stream: Index of the stored tensor: 0 for the variable, 1 for its first slot, ...
         low, high: The two words of the key.
         COUNT: Number of elements, a multiple of eight.
@@ -472,10 +471,7 @@ def _divide_codes(code, divisor):
 
 @triton.jit
 def encode_softsign8(x, peaks):
-    """Return real-valued codes of `softsign8`, not yet rounded to integers.
-
-    In blocks without a scale, finite numbers get 0, and other numbers NaN.
-    """
+    """Return codes of `softsign8` as real numbers; 0 or NaN in blocks without a scale."""
     # Dividend and divisor are multiplied by a power of 2, so that half of the scale is from 1 to 2.
     # Only numbers below 2**-120 of the scale lose bits; their code is 0.
     has_scale = _has_scale(peaks)

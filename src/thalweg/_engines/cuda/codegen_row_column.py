@@ -1,9 +1,8 @@
 """Generator of Triton kernels that reduce rows, columns and variables, tile by tile.
 
 A program computes the partial result of each measure for one tile, in the order of
-`_engines/row_column_reductions.py`. A row of a tile has several parts side by side. A thread has
-one lane of all parts, and adds them up alone. Then numbers of several rows move between threads
-together.
+`_engines/row_column_reductions.py`. A row of a tile is divided into parts. A thread has one element
+of each part, and adds its elements up. Then threads exchange the sums of several rows at once.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from thalweg._engines.cuda.host_device_mirror import Mirror
 
 
 class Rows:
-    """Table of a kernel's scalars on a device: one row per variable, or one row for all variables.
+    """Table of a kernel's scalars on a device, with one row per variable or one common row.
 
     Args:
         kernel: The kernel, which names the columns.

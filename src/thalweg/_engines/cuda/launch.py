@@ -194,7 +194,7 @@ def compiled_for(kernel: Kernel, aligned: bool, architecture: driver.Architectur
 
 @cache
 def load_module(name: str, source: str) -> ModuleType:
-    """Run a generated source as a module; register it in `linecache`, where Triton reads it."""
+    """Run a generated source as a module; register the text in `linecache`, where Triton looks."""
     module, file = ModuleType(f"thalweg_kernels.{name}"), f"<{name}>"
     sys.modules[module.__name__] = module
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)

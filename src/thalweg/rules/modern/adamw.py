@@ -5,7 +5,7 @@ from thalweg.rules.modern.common import SLOTS, corrections, hypers, lerp, mean_s
 
 
 def as_it_is(value, counterpart, learning_rate, weight_decay):
-    """Return a gradient, or a variable, without decay."""
+    """Return `value`, a gradient or variable, without decay."""
     return value
 
 

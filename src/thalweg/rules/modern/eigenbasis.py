@@ -19,7 +19,7 @@ def side(rows, columns, *, largest, of_columns):
 
 
 def turn(matrices, rows, columns):
-    """Return matrices in the basis of eigenvectors; an empty basis leaves its side unchanged."""
+    """Return matrices rotated into the eigenbases; an empty basis leaves a side unchanged."""
     rotated = rows.mT @ matrices if rows.numel() else matrices
     return rotated @ columns if columns.numel() else rotated
 
@@ -74,7 +74,7 @@ def whiten(factor, basis, epsilon):
 
 
 def add_product(factor, grad, whitening, weight):
-    """Return a factor moved by `weight` to grad @ whitening @ grad.T; None means no whitening."""
+    """Return `factor` interpolated to grad @ whitening @ grad.T; None means no whitening."""
     if not factor.numel():
         return factor
     square = grad @ grad.mT if whitening is None else grad @ whitening @ grad.mT

@@ -17,7 +17,7 @@ def squares(var, grad, last_grad, *, gain, steps_before):
 
 
 def per_variable(*, squares, corrects, rate):
-    """Return the clip divisor of a variable: its corrected gradient's norm, at least 1."""
+    """Return {"clip": divisor}: the norm of a variable's corrected gradient, at least 1."""
     return {"clip": narrow(maximum(where(corrects != 0, sqrt(squares), 1.0), 1.0), like=rate)}
 
 

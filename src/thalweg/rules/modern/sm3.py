@@ -37,18 +37,18 @@ def prepare(*, beta, momentum):
 
 
 def summed(total, grad, kept, square_weight):
-    """Return a sum of squares, and one more."""
+    """Return a sum of squares with the gradient's square added."""
     return total * kept + square_weight * grad * grad
 
 
 @like_update
 def cover(var, grad, *, accumulator_0, accumulator_1, kept, square_weight):
-    """Return the lower bound of the sums of an element's row and column."""
+    """Return the smaller of the sums of an element's row and column, with its square added."""
     return summed(minimum(accumulator_0, accumulator_1), grad, kept, square_weight)
 
 
 def keep(*, rows, columns, accumulator_0, accumulator_1, floor):
-    """Return the sums of rows and columns."""
+    """Return the new sums of rows and columns."""
     return maximum(rows, accumulator_0 * floor), maximum(columns, accumulator_1 * floor)
 
 

@@ -59,7 +59,7 @@ def divided(grad, square, direction, least):
 
 
 def rate_of(variable, step, count, share, d, eps2):
-    """Return the factor of a variable's steps, from sums of squares of variable and step."""
+    """Return the factor of a variable's steps, from sums of squared elements and steps."""
     count = maximum(count, 1.0)
     length, mean = sqrt(variable / count), sqrt(step / count) / d
     # Lengths that are NaN are passed over, as Python's `max` in torch does.
@@ -78,7 +78,7 @@ def factor(*, row, column, row_var, col_var, row_count, column_count, weight, ep
 
 
 def scaled(grad, row, column, direction, most):
-    """Return the tensor that a step is made of, without a root or a division per element."""
+    """Return the gradient times a factor of its row and column, which is at most `most`."""
     return grad * direction * minimum(row * column, most)
 
 
@@ -168,7 +168,7 @@ _ELEMENTWISE = {
 
 
 def kind_of(shape):
-    """Return the suffix of the rule for a parameter of this shape; that of matrices is ""."""
+    """Return the `kind` of `adafactor` for a parameter of this shape; "" for matrices."""
     if len(shape) < 2:
         return "Vector"
     return "One" if tuple(shape[-2:]) == (1, 1) else ""

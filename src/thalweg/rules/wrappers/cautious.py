@@ -69,8 +69,8 @@ def decayed_where_smaller(var, grad, base, step):
 def cautious_decay(rule: Rule) -> Rule:
     """Return a copy of the rule that decays only elements whose step points toward 0.
 
-    The decay is the difference between the variable and `base` in `moved(base, step)`. For a rule
-    whose `base` is the variable, the first step raises an error.
+    The decay is the difference between the variable and `base` in `moved(base, step)`. A rule whose
+    `base` is the variable raises an error when its formula is read.
     """
     return wrapped(
         rule,
