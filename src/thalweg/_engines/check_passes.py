@@ -1,4 +1,4 @@
-"""Validation of a rule's passes, measures and stages, by calls of stages with small matrices."""
+"""Validation of passes (formulas), measures (reductions) and stages (functions of matrices)."""
 
 from __future__ import annotations
 

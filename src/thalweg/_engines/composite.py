@@ -1,4 +1,4 @@
-"""Plan of a step that is composed of parts (plans for some of the variables of the step)."""
+"""Plan of a step, composed of parts (plans for some of the step's variables)."""
 
 from __future__ import annotations
 

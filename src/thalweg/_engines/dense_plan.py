@@ -85,7 +85,7 @@ def _select_one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Group(Protocol):
-    """Variables with equal dtypes on one device: one kernel, one table of addresses.
+    """Variables (members) with equal dtypes on one device, updated by one kernel.
 
     Attributes:
         members: Indices of the group's variables in the plan.
@@ -112,7 +112,7 @@ class Group(Protocol):
         ...
 
     def point_at(self, addresses: Int64) -> None:
-        """Set the addresses of this step's gradients, one per member."""
+        """Set the addresses of the members' gradients in this step."""
         ...
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:

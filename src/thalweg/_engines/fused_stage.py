@@ -1,4 +1,4 @@
-"""Formulas of fused stages, over a value per row, per column or per matrix."""
+"""Formulas of fused stages, which compute numbers of rows, columns or whole matrices."""
 
 from __future__ import annotations
 

@@ -130,7 +130,9 @@ def empty_transfer_tensor(var: Tensor, template: Tensor) -> Tensor:
 
 
 class OffloadTransfers:
-    """Transfers between devices in a step; the constructor starts the transfers of gradients.
+    """Transfers between devices in a step, for one run (group) of variables after another.
+
+    The constructor starts the transfers of gradients.
 
     Args:
         request: The step. Some copies are on another device. A variable with a copy on another

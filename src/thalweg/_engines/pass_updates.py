@@ -1,4 +1,4 @@
-"""Conversion of a rule's passes to update rules whose slots include the values of all passes."""
+"""Conversion of a rule's passes (formulas that run before the update) to rules without passes."""
 
 from __future__ import annotations
 

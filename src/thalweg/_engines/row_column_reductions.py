@@ -1,4 +1,4 @@
-"""Reductions over rows and columns, in an order of additions that all engines share.
+"""Reductions over rows and columns of matrices, tile by tile, in an order that all engines share.
 
 A variable of shape (..., rows, columns) is a batch of matrices. A matrix is cut into tiles of
 `TILE_ROWS` rows and `TILE_COLUMNS` columns. In a tile the elements of a column are added to +0 one

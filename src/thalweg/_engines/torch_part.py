@@ -55,7 +55,7 @@ _ALIASING = ("stream", "scalar", "narrow", "wide")
 
 
 class Batch(NamedTuple):
-    """Variables of a part that are computed together.
+    """Variables (members) of a part, joined into one tensor and computed together.
 
     Attributes:
         members: The indices of the variables in the part.

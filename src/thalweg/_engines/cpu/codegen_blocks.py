@@ -1,4 +1,4 @@
-"""Source of CPU kernels for encoded slots and for random rounding of 16-bit numbers.
+"""Source of CPU kernels for encoded slots (8-bit codes) and random rounding of 16-bit numbers.
 
 A kernel decodes a block of elements onto the stack, updates it with the lines of a kernel without
 codecs, and encodes it. A stream is a tensor of the update: variable, gradient, slot or copy.
@@ -234,7 +234,7 @@ def _begin_dithers(update: TracedUpdate) -> list[str]:
 def _point_at_chunk(update: TracedUpdate) -> list[str]:
     """Return lines that set `at{k}`, the address of the chunk in tensor k, for each k.
 
-    For an encoded tensor they also reserve `p{k}`, an array for decoded numbers.
+    For an encoded tensor, the lines also reserve an array `p{k}` for decoded numbers.
     """
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):

@@ -1,6 +1,6 @@
-"""Source of kernels that run between two sweeps over rows and columns in a replayed step.
+"""Source of kernels that run between two sweeps (traversals of variables) in a replayed step.
 
-A sweep is a traversal of the variables' memory. A kernel combines the tile results of a sweep, and
+A sweep reduces rows and columns of matrices. A kernel combines the tile results of a sweep, and
 computes the following fused stages. Results equal those of `TileMeasures` and `matrix_batches.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Source of the CPU kernel that reduces rows, columns and variables by tiles of matrices."""
+"""Source of the CPU kernel that reduces rows, columns and variables by tiles (matrix parts)."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class _ShortTile:
         return [f"sum{self._name}_{j} = {self._reduction.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
-        """Return lines that store the reduction of a row, and add its elements to the columns."""
+        """Return lines that store a row's reduction, and add the row's elements to the columns."""
         values = [f"value{self._name}_{j}" for j in range(columns)]
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
         row_text = self._reduction.fold(values)

@@ -1,4 +1,4 @@
-"""Source of CPU kernels that update many small matrices at once.
+"""Source of CPU kernels that update many small matrices at once, one in each lane of stack arrays.
 
 A kernel copies a block of `LANES` matrices to stack arrays. Lane i of each array belongs to matrix
 i, and loops over lanes are vectorized. Results have the bits of
@@ -336,7 +336,7 @@ class SmallMatrixKernel:
         return lines
 
     def _write_slots(self) -> list[str]:
-        """Return lines that write the row and column slots that stages have set to memory."""
+        """Return lines that store all row and column slots that stages have assigned."""
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:

@@ -1,4 +1,4 @@
-"""Source of CPU kernels that update the rows of a sparse gradient."""
+"""Source of CPU kernels that update rows by the entries (rows of values) of a sparse gradient."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NEXT_ENTRY = "entry = int64(following[entry])"
 
 
 class _Row(Element, ABC):
-    """Writer of lines that update one row; `entry` is the index of its first gradient row."""
+    """Writer of lines that update one row; `entry` is the index of the row's first entry."""
 
     @abstractmethod
     def update_row(self) -> list[str]:
@@ -90,7 +90,7 @@ class _Row(Element, ABC):
 
 
 class _SummedRow(_Row):
-    """Writer of one update of a row, by the sum of all its entries."""
+    """Writer of one update of a row, by the sum of the row's entries."""
 
     def update_row(self) -> list[str]:
         return [*self._sum_entries(), *self.update_by_gradient()]

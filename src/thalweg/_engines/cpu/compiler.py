@@ -168,7 +168,7 @@ class _Compiler:
             self._write_call(statement.value)
 
     def _visit_Assign(self, assignment: Any) -> None:
-        """Write an assignment to a name, an element, or a tuple of them."""
+        """Write an assignment to a name, to an element, or to a tuple of names and elements."""
         (target,) = assignment.targets
         if not isinstance(target, ast.Tuple):
             self._write_target(target, self._write_value(assignment.value))
@@ -298,7 +298,7 @@ class _Compiler:
         return Value(self._builder.load(pointer), kind)
 
     def _write_address(self, subscript: Any) -> tuple[Any, Kind]:
-        """Write the address of an element such as `a[i, j]`; return it and the element's kind."""
+        """Write the address of an element such as `a[i, j]`; return (address, element's kind)."""
         array = self._write_value(subscript.value)
         indices = (
             subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else [subscript.slice]

@@ -128,7 +128,7 @@ class GuardedStep(NamedTuple):
 
 
 class GuardTable:
-    """Record of one step, and the native call that checks the record and repeats the step.
+    """Record of a step in the int64 array `block`; `replay` checks the record and repeats the step.
 
     Call the methods `guard_*` for all objects that the step depends on, then `write_block`, then
     `replay` for each step.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """Variables, the members, that one kernel updates; implements `dense_plan.Group` on the CPU.
+    """Variables (members) that one kernel updates; implements `dense_plan.Group` on the CPU.
 
     Args:
         members: Positions of the group's variables in the request.

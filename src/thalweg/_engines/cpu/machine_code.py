@@ -167,7 +167,7 @@ def compile_to_assembly(name: str, source: str) -> str:
 
 
 def link_kernel(name: str, code: bytes) -> int:
-    """Load object code; return the address of the function `name`. Call it in one thread at a time.
+    """Load object code; return the address of the function `name`. This is not thread-safe.
 
     Args:
         code: The bytes from `compile_kernel` for this `target_digest`, or b"".

@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A number or a pointer."""
+    """A number or a pointer: an LLVM value and its kind."""
 
     llvm: Any
     kind: Kind

@@ -70,7 +70,7 @@ class Leaves:
 
 
 class MeasureLaunch:
-    """Measuring kernel with its argument block, to launch repeatedly.
+    """Reducing kernel with the memory of its arguments, for repeated launches.
 
     Args:
         kernel: The kernel.

@@ -1,4 +1,4 @@
-"""Clip factor of the global norm in a replay, computed from the squares of measured gradients.
+"""Clip factor of the global norm in a replay. Names in capitals are indices of words of `block`.
 
 The factor has the bits that `_core/clip_factor.py` computes. Very large and very small numbers are
 left to that module. This file is compiled with `leaf_sums.py`.

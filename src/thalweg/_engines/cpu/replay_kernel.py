@@ -1,4 +1,4 @@
-"""Native replay of a step: check guards, then run kernels and writes.
+"""Native replay of a step. Names in capitals are indices of words in `block` or in a record.
 
 The functions here are compiled (`compiler.py`). `guard_table.py` fills the *block*, an array of
 64-bit words, after a step that was planned or rebound. If anything differs from the block, `step`
@@ -237,7 +237,7 @@ def word(address):
 
 
 def lists_differ(block):
-    """Return 1 if a list of LISTS has other items than its record, compared by address; else 0."""
+    """Return 1 if the items of a list in LISTS differ from the recorded addresses, else 0."""
     for k in range(block[LISTS]):
         record = int64_pointer(block[LISTS + 1] + LIST_BYTES * k)
         list_address, count, items = record[0], record[1], int64_pointer(record[2])
@@ -340,8 +340,8 @@ def dicts_differ(block):
     """Compare all dictionaries of DICTS with their records, and copy the numbers of options.
 
     Return 1 if an owner has another dictionary, or if `entries_differ`; else 0. Python gives a
-    dictionary a new, unique version at each change. Entries are not compared again while the
-    version is unchanged, unless they have options.
+    dictionary a new, unique version at each change. While the version is unchanged, entries are not
+    compared again, unless the dictionary has options.
     """
     last_record = block[DICTS + 1] + DICT_BYTES * (block[DICTS] - 1)
     for k in range(block[DICTS]):
@@ -382,7 +382,7 @@ def shape_differs(impl, record, dims):
 def storage_differs(block, record, storage):
     """Return 1 if the StorageImpl at `storage` differs from the record of a tensor; else 0.
 
-    Its address, data, size, deleter and context are compared.
+    Address, data, size, deleter and context are compared.
     """
     if storage != record[STORAGE]:
         return 1
@@ -914,7 +914,7 @@ def is_written(block, write_record):
 
 
 def spread_scalars(block):
-    """Copy scalars that programs have computed for each variable to the targets of SPREADS."""
+    """Copy each variable's scalars, computed by programs, to the addresses in SPREADS."""
     for s in range(block[SPREADS]):
         spread = int64_pointer(block[SPREADS + 1] + SPREAD_BYTES * s)
         first_rows, row_of = int64_pointer(spread[1]), int64_pointer(spread[2])

@@ -306,7 +306,7 @@ def define_element(parameters: str, body: list[str]) -> str:
 
 
 class Element:
-    """Writer of the Triton function `element`: it updates the elements with the indices `at`."""
+    """Writer of the Triton function `element`, which updates the elements with the indices `at`."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer

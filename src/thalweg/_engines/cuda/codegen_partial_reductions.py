@@ -17,7 +17,7 @@ _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
 class LaneReduction(Targets):
-    """Reduction of a formula, computed once for all measures with this formula and reduction.
+    """Reduction of a formula, shared by all measures with equal formula and equal reduction.
 
     Args:
         reduce: The reduction, "sum" or "largest".

@@ -43,7 +43,7 @@ def summed(total, grad, kept, square_weight):
 
 @like_update
 def cover(var, grad, *, accumulator_0, accumulator_1, kept, square_weight):
-    """Return the smaller of the sums of an element's row and column, with its square added."""
+    """Return the smaller of the sums of row and column, with the gradient's square added."""
     return summed(minimum(accumulator_0, accumulator_1), grad, kept, square_weight)
 
 

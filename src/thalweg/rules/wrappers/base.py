@@ -1,4 +1,4 @@
-"""Common parts of wrappers of rules."""
+"""Common parts of wrappers, which put a formula around the step of a rule."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
