@@ -73,7 +73,7 @@ def is_far(tensor: Any, device: torch.device) -> bool:
 def check_memory(tensor: Tensor, subject: str, param: Tensor | None = None) -> None:
     """Raise if a tensor has no memory for its elements: fake, distributed and freed tensors.
 
-    Meta tensors are accepted, unless `param` is not a meta tensor.
+    A meta tensor is accepted if `param` is None or a meta tensor.
 
     Args:
         subject: The tensor's name as the subject of the message.

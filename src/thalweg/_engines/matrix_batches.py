@@ -213,7 +213,7 @@ class Batch:
         Args:
             name, columns: The name of the scalar, and all scalars.
             rows: The indices in the batch of the variables that the stage computes.
-            shape: The shape of a variable in the stage. The tensor has `len(shape)` trailing ones.
+            shape: The shape of a variable in the stage. `len(shape)` dimensions of 1 are added.
 
         Raises:
             KeyError: The step has no scalar `name`.

@@ -26,7 +26,7 @@ RUN = 1 << 25  # bytes of the variables of a run
 class Prefetch:
     """Transfer of a gradient to the CPU that starts before the step.
 
-    The gradient keeps the transfer as an attribute. The step ignores it if the gradient changed.
+    The gradient keeps the transfer as an attribute. The step ignores a changed gradient's transfer.
 
     Args:
         grad: A dense gradient.

@@ -198,7 +198,7 @@ class TorchPart:
         return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
-        """Return the joined variables; if the step begins at copies, values of changed copies."""
+        """Return the joined variables; with `from_copies`, with the elements of changed copies."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:

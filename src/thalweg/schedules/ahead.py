@@ -17,7 +17,7 @@ class RatesAhead:
     """A learning rate that depends on the step alone, computed for several steps at a time.
 
     During training, other data fill the processor's caches, and a single evaluation of a formula is
-    slow. While steps are consecutive, each evaluation computes twice as many coming rates.
+    slow. While steps are consecutive, each evaluation computes twice as many rates as the last one.
 
     Args:
         rate_at: `rate_at(step)` returns the learning rate, which must depend on `step` alone.

@@ -33,8 +33,8 @@ class Codec:
     Blocks are cut in the order of the variable's elements; codes beyond the last element are 0.
 
     Formulas are written like those of rules, so that all engines compute equal bits. `encode`
-    returns a real number between two codes. `encode_numbers` rounds it to the nearest code, ties to
-    even; a step rounds with a dither, see `thalweg._engines.codecs.dither`.
+    returns a real number between two codes. `encode_numbers` rounds real numbers to the nearest
+    codes, ties to even. A step rounds with a dither; see `thalweg._engines.codecs.dither`.
 
     Args:
         name: The name in `Slot.storage`.

@@ -135,11 +135,11 @@ def _flatten(values: Tensor) -> Tensor:
 def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
     """Return `split8` records: uint8 corrections from the nearest bfloat16 to each number.
 
-    The nearest bfloat16 is torch's, which rounds ties to even. A tie that is rounded down is
-    restored too low, by 1/256 of the distance of adjacent bfloat16 numbers.
+    torch rounds to bfloat16, ties to even. A tie that is rounded down is restored too low, by 1/256
+    of the distance of adjacent bfloat16 numbers.
 
     Args:
-        upper: Optional. A bfloat16 for each number. It is used if it is also a nearest bfloat16.
+        upper: Optional. A bfloat16 for each number, which replaces torch's if it is equally near.
     """
     flat = _flatten(values)
     base = flat.to(torch.bfloat16)

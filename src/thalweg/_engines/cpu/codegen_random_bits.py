@@ -47,8 +47,8 @@ def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
     """Return lines that assign the kernel variables needed to draw a chunk's random bits.
 
     The lines read `step`, `key_low` and `key_high` from scalars, and `number`, the index of the
-    variable in the optimizer, from the kernel's table. They reserve an array `words{k}` for the
-    bits of each k in `indices`.
+    variable in the optimizer, from the kernel's table. The lines also reserve an array `words{k}`
+    for each k in `indices`.
 
     Args:
         update: The traced update. The names in `SCALARS` must be among the update's scalars.

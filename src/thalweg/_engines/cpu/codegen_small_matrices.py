@@ -213,7 +213,7 @@ class SmallMatrixKernel:
     def write(self) -> Kernel:
         """Return the kernel: source, name and the names of the scalars. Call `write` once.
 
-        The kernel runs the passes of the sweep in order. If the sweep has an update, it runs last.
+        The kernel runs the passes of the sweep in order, and the update, if any, last.
         """
         slots, totals = self._read_slots(), list[str]()
         for position, pass_group in enumerate(_group_passes(self._passes)):
@@ -254,7 +254,7 @@ class SmallMatrixKernel:
         Begin a new loop if the last loop has another value of `flush`.
 
         Args:
-            flush: True for a loop that treats denormals as zero. Ignored if the sweep keeps them.
+            flush: True to treat denormals as zero. Ignored if the sweep keeps denormals.
         """
         flush = flush and self._flush
         if self._parts and self._parts[-1][0] == flush:

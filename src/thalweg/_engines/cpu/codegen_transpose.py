@@ -88,7 +88,7 @@ def _move_columns(shape: tuple[int, int], template: str) -> list[str]:
 def _move_numbers(
     count: int, lanes: int, length: str, move: Callable[[str, str], str]
 ) -> list[str]:
-    """Return a loop that moves `count` numbers per iteration; in memory they are adjacent.
+    """Return a loop that moves `count` numbers, adjacent in memory, per iteration.
 
     Args:
         lanes: The distance of the `count` numbers in the interleaved array.

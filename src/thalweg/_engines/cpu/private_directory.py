@@ -194,7 +194,10 @@ def _open_descriptor(name: str, flags: int, directory: int | None = None) -> Gen
 
 
 def _check_private(status: os.stat_result, full: str, is_ancestor: bool = False) -> None:
-    """Raise if another user owns or can write a file or folder that is not a sticky ancestor."""
+    """Raise if another user owns a file or folder, or can write to it.
+
+    With `is_ancestor`, a folder with the sticky bit may be writable.
+    """
     _check_owner(status, full)
     is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_shared and not (is_ancestor and status.st_mode & stat.S_ISVTX):

@@ -39,7 +39,7 @@ class ReplayArgument:
         self._words[SCALAR_ROW], self._words[SCALARS] = row_of.ctypes.data, rows.ctypes.data
 
     def copy_chunks(self) -> None:
-        """Make the kernel read a copy of the chunks, whose lengths a replay may change.
+        """Make the kernel read a copy of the chunks. Replays may change lengths in the copy.
 
         A chunk is a range of elements of one tensor.
         """

@@ -91,8 +91,8 @@ def to_bfloat16_by(x, random_bits):
 def _write_rounding(count: int) -> str:
     """Return assembly of `to_bfloat16_by` for an even count of elements.
 
-    The fast code adds the random bits to each number. The slow code rounds to nearest: NaN, and
-    numbers with at least the magnitude of the largest bfloat16.
+    The fast code adds the random bits to each number. The slow code rounds numbers with at least
+    the magnitude of the largest bfloat16, and NaN, to nearest.
     """
     half = count // 2
     fast_code, slow_code = "", ""
@@ -290,7 +290,7 @@ _PACKING = tl.constexpr(
 def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
     """Store 8-bit codes at `start + offsets`. If MASKED, store only where `mask` is True.
 
-    Every four codes of a row are adjacent in memory; `fours` has the offset of their first code.
+    Codes of a row are adjacent in groups of four; `fours` has the offset of each first code.
     """
     if MASKED or lacks_ptx():
         store_where(start, offsets, codes, mask, MASKED)

@@ -138,8 +138,8 @@ _BY_CORRECTED_ROOT8 = tl.constexpr(_write_quotient_by_root(True, 8))
 def divide_within(a, b):
     """Return a / b, for a normal `b` of at most 2**125. Operands are not tested.
 
-    The quotient is correctly rounded if |a| and |a / b| are at least 2**-100. For a smaller `a` it
-    is small.
+    The quotient is correctly rounded if |a| and |a / b| are at least 2**-100. For a smaller `a`,
+    the quotient is small.
     """
     if lacks_ptx():
         return tl.div_rn(a, b)
