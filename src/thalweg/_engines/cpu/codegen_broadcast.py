@@ -145,9 +145,9 @@ def spread_name(vector: str) -> str:
 def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
     """Return kernel lines that copy vectors to arrays with one number for each element.
 
-    The kernel must have set `start` and `line`, the indices of the first element and its row, and
-    the sides `rows` and `columns` of a matrix. It must have reserved the arrays, which are named by
-    `spread_name`. The lines change `line`.
+    The kernel must have set `start`, the index of the first element, `line`, the element's row, and
+    `rows` and `columns`, the sides of a matrix. The kernel must have reserved the arrays (see
+    `spread_name`). The lines change `line`.
 
     Args:
         pointers: {vector: expression of a pointer to its numbers}. A name begins with "row" or

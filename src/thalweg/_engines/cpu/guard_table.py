@@ -213,7 +213,7 @@ class GuardTable:
     def release_dicts(self, ids: Set[int]) -> None:
         """Drop the table's references to dictionaries with these `id`s; replays still compare them.
 
-        Call it after `write_block`. The caller must keep the dictionaries alive until the last
+        Call `write_block` before. The caller must keep the dictionaries alive until the last
         `replay`.
         """
         self._dicts = [

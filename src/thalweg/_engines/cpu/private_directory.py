@@ -66,7 +66,7 @@ def open_folder(stack: ExitStack, path: str) -> int:
 
 
 def read_file(directory: int, name: str) -> bytes | None:
-    """Return a file's content. Return None if it is missing, unreadable or writable by others."""
+    """Return a file's content; None for a file that is missing, unreadable or not private."""
     try:
         # Opening a pipe of this name must not block.
         with _open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, directory) as descriptor:

@@ -154,10 +154,10 @@ class Sweep(MeasureLaunch):
 
 
 def scalar_rows(names: Sequence[str], scalars: Mapping[str, Any]) -> Float64:
-    """Return float64 scalars, (tensors, names), or (1, names) if each is a single number.
+    """Return float64 scalars, (tensors, names). Return (1, names) if all scalars are numbers.
 
     Args:
-        scalars: For each name a number, or an array with one number for each tensor.
+        scalars: {name: scalar}: a number, or an array with one number for each tensor.
     """
     if not names:
         return np.zeros((1, 0), np.float64)

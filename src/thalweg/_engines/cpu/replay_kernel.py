@@ -687,8 +687,8 @@ def check_parts(block):
 def team_differs(block):
     """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
 
-    Gradients in PAIRS are left to the caller, because functions of Python read them. TEAM_GRADIENTS
-    is 0 if the step has PAIRS, else the number of gradients.
+    The caller checks gradients in PAIRS, which need functions of Python. TEAM_GRADIENTS is 0 if the
+    step has PAIRS, else the number of gradients.
     """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
@@ -793,7 +793,7 @@ def load_state_numbers(program, member):
 def follow_state_numbers(program, member):
     """Copy the new state numbers from a program's registers to a member's records; return 0.
 
-    `write_state_numbers` later writes them to the state.
+    `write_state_numbers` later writes the records to the state.
     """
     registers, outputs = (
         float64_pointer(program[REGISTERS]),
@@ -1083,7 +1083,7 @@ def run_programs(block):
 def fill_columns(block):
     """Copy the columns' new numbers from registers to the records of columns; return 0.
 
-    `finish` writes them to the columns.
+    `finish` writes the records to the columns.
     """
     for k in range(block[REGISTER_COLUMNS]):
         source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)

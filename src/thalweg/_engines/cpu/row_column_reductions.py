@@ -87,7 +87,7 @@ class Lines:
 
         Args:
             kernel, measures, streams, flush: As for `LineSweep`.
-            scalars: The scalars by name: a number for all variables, or an array of one for each.
+            scalars: {name: scalar}: a number, or an array with one number for each variable.
         """
         rows = scalar_rows(kernel.scalars, scalars)
         sweep = LineSweep(self, kernel, measures, (streams, rows), flush)

@@ -144,7 +144,7 @@ def choose_chunk_size(elements: int) -> int:
 
 
 def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
-    """Divide chunks into slices, one unit of work of a thread each; return `Table.bounds`.
+    """Divide chunks into slices, the units of work that threads take; return `Table.bounds`.
 
     Args:
         chunks: (n, 4) as in `Table`. A chunk is not divided.
