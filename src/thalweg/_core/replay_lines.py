@@ -1,4 +1,4 @@
-"""Sums over rows and columns that a rule needs before its update, in replayed steps.
+"""Sums over rows and columns before the update of a rule, in replayed steps.
 
 The *passes* of a rule are measures and stages. A measure is a sum or largest magnitude over each
 row, column or variable; a stage is a function of measures. A *sweep* is a kernel that computes
@@ -34,13 +34,13 @@ from thalweg.formula import Rule
 
 
 def _sort_passes(rule: Rule) -> list[PassGroup]:
-    """Return the groups of a rule's passes; `rule.measures` are the last group, if there are any.
+    """Return groups of a rule's passes: the measures of a kernel, and the stages that follow.
 
-    A group has the measures of one kernel, then the stages after this kernel.
+    The last group has `rule.measures`, if there are any.
 
     Raises:
-        TypeError: Native code cannot run the passes. Stages must be fused, except those at the end,
-            which compute scalars of a variable; only these may read a measure over a variable.
+        TypeError: Native code cannot run the passes. Stages must be fused, except for last stages
+            that compute scalars of a variable. Only last stages may read a measure over a variable.
     """
     groups = [*(group_passes(rule) or ())]
     if not groups or any(group.stages for group in groups[:-1]):
@@ -73,8 +73,8 @@ def _trace_scalars(
 ) -> Program:
     """Trace the function that computes a variable's scalars from measures, sizes and slots.
 
-    The function is the rule's `per_variable` or, if the rule has none, its stages after the last
-    measures. For a rule without any of these, the measures are the scalars.
+    The function is the rule's `per_variable`. Without `per_variable`, it consists of the last
+    stages. Without last stages, the measures are the scalars.
 
     Args:
         groups: The result of `_sort_passes`.
@@ -130,9 +130,9 @@ class _SmallLaunch:
 
 
 def _replay_small(rule: Rule, groups: Sequence[PassGroup], launch: Any) -> ReplayedReductions:
-    """Return the launches before the update for a kernel over small matrices.
+    """Return the reductions that run before an update of small matrices.
 
-    The update kernel itself runs the rule's fused stages, so only sweeps for measures are needed.
+    Stages are not included, because the update kernel runs them.
 
     Raises:
         TypeError: Slots are copied, measures depend on measures, or native code cannot compute the
@@ -189,7 +189,7 @@ def _kernel_of(line_stage: LineStage) -> Compiled:
 
 
 class _Memory:
-    """Memory of passes over rows and columns for the variables of a kernel.
+    """Results, sizes and addresses for passes over rows and columns.
 
     Args:
         rule, groups: The rule, and the result of `_sort_passes`.
@@ -248,7 +248,7 @@ class _Memory:
 
 
 def _slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, ...]:
-    """Return the storage types of slots with a number per row or column, equal for all variables.
+    """Return the storage types of a variable's slots with a number per row or column.
 
     Raises:
         TypeError: A slot is not contiguous, is wider than `dtype`, or differs in type between
@@ -271,7 +271,7 @@ def replay_lines(
     scalar_slots: Sequence[Sequence[Tensor]],
     shaped_slots: Sequence[Sequence[Tensor]],
 ) -> ReplayedReductions:
-    """Return the launches of a rule's passes over rows and columns, which run before an update.
+    """Return the passes over rows and columns that run before an update, as kernel launches.
 
     Args:
         launch: The kernel of the update, a `Launch`.

@@ -1,4 +1,4 @@
-"""Reductions of a rule over each variable, and scalars computed from them, in replayed steps."""
+"""Reductions of a rule over each variable, and the resulting scalars, in replayed steps."""
 
 from __future__ import annotations
 
@@ -155,13 +155,13 @@ class VariableScalars:
 
 
 class ReplayedReductions:
-    """Launches that reduce the variables of a kernel before the kernel runs.
+    """Kernel launches that reduce over the variables of an update before the update runs.
 
     Args:
-        launch: The kernel, a `Launch`.
+        launch: The kernel of the update, a `Launch`.
         sweeps: The launches, in order. Each has the attributes `kernel`, `address`, `rows` (one for
             each variable), `is_serial` and `threads` of a `Sweep`.
-        scalars: Computes scalars of the kernel from the reductions; None if the kernel needs none.
+        scalars: Computes scalars of the update from the reductions; None if the update needs none.
         letter: The type of `struct` to which scalars of launches are rounded.
 
     Attributes:
@@ -207,9 +207,9 @@ class ReplayedReductions:
                 rows[:, names.index(name)] = _rounded(Struct(f"={letter}"), [scalars[name]])
 
     def spread_record(self) -> list[int]:
-        """Return integers that make the native call copy `self.given` to all tables.
+        """Return integers that make the native call copy `self.given` to all rows of scalars.
 
-        The tables are the rows of scalars of the sweeps, of the program and of the kernel.
+        The sweeps, the program and the kernel have such rows.
         """
         columns = [
             (
@@ -231,7 +231,7 @@ class ReplayedReductions:
 def replay_sums(
     rule: Rule, launch: Any, stages: Stages, slots: Sequence[Sequence[Tensor]]
 ) -> ReplayedReductions:
-    """Return the sums over each variable of a kernel that the rule's `per_variable` needs.
+    """Return the reductions that the rule's `per_variable` needs, for the variables of a kernel.
 
     Args:
         launch: The kernel, a `Launch`.

@@ -110,7 +110,7 @@ class RegistryEntry:
 @cache
 def by_class() -> dict[str, RegistryEntry]:
     """Return the entries of classes that can be built from a learning rate alone, by name."""
-    classes = OPTIMIZERS.told()
+    classes = OPTIMIZERS.load_all()
     return {
         name: RegistryEntry(name, classes[name], _ARGUMENTS.get(name, {}))
         for name in sorted(classes, key=lambda name: _PREFIXES.index(name.rpartition(":")[0]))
