@@ -1,4 +1,4 @@
-"""Conversion of a rule's passes to update rules whose slots include the values of all passes."""
+"""Conversion of a rule's passes (formulas that run before the update) to rules without passes."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 @cache
 def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """Group measures that are computed in one pass over memory: {first measure: all measures}.
+    """Return groups of measures to compute in one pass over memory: {first measure: all measures}.
 
-    Consecutive measures are in one group, unless a measure reads the result of an earlier measure
-    of the group. Formulas of the returned measures take the values of all passes.
+    Consecutive measures are in one group. A measure that reads a result of the group starts a new
+    group. Formulas of the returned measures take the values of all passes.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -103,7 +103,7 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 
 class PassGroup(NamedTuple):
-    """Measures that are computed in one pass over memory, and the stages after them.
+    """Measures that are computed in one pass over memory, and the following stages.
 
     Attributes:
         measures: The measures; () for stages before the first measure or after a plain stage.
@@ -120,8 +120,8 @@ class PassGroup(NamedTuple):
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
     """Return the passes of a rule in groups: measures, then fused stages, then other stages.
 
-    The first group has no measures. Return None if the rule has a `Pass`, or a stage other than a
-    `FusedStage` that takes matrices, or reads vectors over rows or columns.
+    The first group has no measures. Return None if the rule has a `Pass`. Also return None if a
+    stage that is no `FusedStage` takes matrices, or reads vectors over rows or columns.
     """
     groups, measures = [PassGroup(())], group_measures(rule)
     for entry in rule.passes:
@@ -170,7 +170,7 @@ def count_read_streams(rule: Rule) -> int:
 
 @cache
 def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
-    """Return a rule without passes for each `Pass` of a rule, in order, and for its update.
+    """Return rules without passes: one for each `Pass` of a rule, in order, and one for the update.
 
     The slots of the returned rules are the values of all passes, then the rule's element slots.
     """

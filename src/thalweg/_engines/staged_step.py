@@ -236,7 +236,7 @@ class WholeMatrices:
         return {name: self._gather_measures(name) for name in _measured_names(self._rule)}
 
     def _gather_measures(self, name: str) -> Any:
-        """Return a measure as a float64 vector over variables: a tensor on a GPU, else an array."""
+        """Return a measure of all variables as a float64 vector, on the GPU or as an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
         batch_values = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured_values]  # fmt: skip
@@ -285,7 +285,7 @@ class WholeMatrices:
 
 @cache
 def _measured_names(rule: Rule) -> list[str]:
-    """Return the names of measures over whole variables; skip measures that no formula reads."""
+    """Return the names of measures over whole variables that a formula reads."""
     passes = [rule_pass for rule_pass in rule.passes if isinstance(rule_pass, Measure | Pass)]
     formulas = [rule.update, *rule.measures.values(), *(rule_pass.function for rule_pass in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
@@ -534,9 +534,9 @@ class StagedStep:
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Validate `shaped_slots` unless their memory and layout are as in the last call.
+        """Validate `shaped_slots`, unless memory and layout are as in the last call.
 
-        In both cases write the addresses of slots into the tables of kernels for small matrices.
+        In all cases write the addresses of slots into the tables of kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.

@@ -39,7 +39,7 @@ class ReplayArgument:
         self._words[SCALAR_ROW], self._words[SCALARS] = row_of.ctypes.data, rows.ctypes.data
 
     def copy_chunks(self) -> None:
-        """Make the kernel read a copy of its chunks, so that a replay may change their lengths.
+        """Make the kernel read a copy of the chunks. Replays may change lengths in the copy.
 
         A chunk is a range of elements of one tensor.
         """
@@ -77,7 +77,7 @@ def make_program_records(count: int) -> Int64:
 def make_inputs(inputs: Sequence[tuple[int, int, int]]) -> Int64:
     """Return an array with a row for each value that a program loads from memory.
 
-    `inputs` has for each value the register, its address and its format.
+    `inputs` has triples: index of a register, address of the value, format of the value.
     """
     return np.array(inputs, np.int64).reshape(-1, scalar_program.INPUT // 8)
 

@@ -54,8 +54,8 @@ class SweepPlan(NamedTuple):
 def plan_sweeps(rule: Rule) -> SweepPlan | None:
     """Return the sweeps of a rule, or None if these kernels cannot run the rule.
 
-    A sweep, one traversal of memory, ends before a pass or stage that reads a reduction of a whole
-    variable. Later sweeps run all passes over rows and columns again.
+    A sweep, one traversal of memory, ends before a pass or stage that reads a reduction over a
+    whole variable. Each later sweep repeats all earlier passes over rows and columns.
     """
     if rule.before or rule.measures or rule.all_levels or rule.per_optimizer or rule.codecs:
         return None
@@ -205,9 +205,9 @@ class ShortGroup(Group):
 
         Args:
             slots: The slots of each member, in the rule's order.
-            are_separate: True if no gradient shares memory with slots. If False, kernels write
-                copies of all slots. If True, they write copies of slots that are not contiguous or
-                aligned. `write_staged` copies back.
+            are_separate: True if no gradient shares memory with slots. If False, kernels write to
+                copies of all slots. If True, kernels write to copies of slots that are not
+                contiguous or not aligned. `write_staged` copies back.
         """
         first = len(self._types)
         self._staged_slots = []
@@ -260,7 +260,7 @@ class ShortGroup(Group):
         """Return a kernel and its work table, for a sweep over members.
 
         Args:
-            lines: Storage types of the row and column slots, equal for all `members`.
+            lines: The storage types of a member's row and column slots; all `members` agree.
             members: Indices in the group.
             update: The update, or None for a sweep that only measures.
         """
@@ -292,8 +292,8 @@ class ShortGroup(Group):
     def run_passes(self, columns: Columns) -> None:
         """Run all sweeps before the update, and the stages that follow each sweep.
 
-        Measures over variables are stored for `make_calls`. First, the copies of slots that
-        `bind_slots` has made get the slots' present values.
+        Measures over variables are stored for `make_calls`. Copies of slots that `bind_slots` has
+        made are refreshed first.
         """
         self._numbers = {}
         for _, batch in self._batches:
