@@ -137,6 +137,16 @@ def test_lines_are_replayed(name: str, dtype: torch.dtype) -> None:
     assert compare(MAKERS[name], dtype, prepare) == 5
 
 
+@pytest.mark.parametrize("name", ["AdamW", "SM3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_row_floors_are_replayed(name: str, dtype: torch.dtype) -> None:
+    def make(weights: list[Parameter], **extras: Any) -> Any:
+        matrices = [weight for weight in weights if weight.dim() == 2]
+        return getattr(optim, name)(matrices, lr=0.1, row_floor=0.5, **extras)
+
+    assert compare(make, dtype, schedule) == 5
+
+
 @pytest.fixture
 def large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run kernels of all steps without Python's lock, as those of large steps."""
