@@ -139,7 +139,7 @@ class GuardTable:
     Attributes:
         block: (replay_kernel.BLOCK,) words that the native replay reads.
         detects_tracing: True if `replay` detects that this thread traces or records operations.
-        releases_lock: True if the kernels of the update run without Python's lock. Set by callers,
+        releases_lock: True if all kernels of a step run without Python's lock. Set by callers,
             which then pass `pairs` to `replay` and keep the memory of all tensors alive.
         replay_counter: The number of replayed steps; a ctypes integer in the block.
     """
@@ -628,7 +628,7 @@ class GuardTable:
         """
         if self._is_long:
             self._set_team()
-        if self.releases_lock and part not in (replay_kernel.MEASURE, replay_kernel.RUN_PASS):
+        if self.releases_lock:
             kernels = openmp.call_on_team(kernels_routine(), self._address, 1)
             end_calls = [kernels, partial(self._call, None, 0, replay_kernel.FINISH), *end_calls]
             flags |= replay_kernel.PREPARED
