@@ -24,7 +24,7 @@ from replay_twins import (
     set_grads,
     snapshot,
 )
-from thalweg import Hyper, Measure, Rule, Slot, maximum, optim
+from thalweg import Hyper, Measure, Rule, Slot, Stage, maximum, optim
 from thalweg._core import replay
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
@@ -146,7 +146,7 @@ def test_lines_are_replayed(name: str, dtype: torch.dtype) -> None:
     assert compare(MAKERS[name], dtype, prepare) == 5
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SM3"])
+@pytest.mark.parametrize("name", ["AdamW", "SM3", "Adafactor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_row_floors_are_replayed(name: str, dtype: torch.dtype) -> None:
     assert compare(of_matrices(name, row_floor=0.5), dtype, schedule) == 5
@@ -278,13 +278,52 @@ SWAPPED = Rule(
 )
 
 
-def test_stage_returns_slot_that_it_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
+def lessen(*, length: Any, learning_rate: Any) -> dict[str, Any]:
+    return {"length": length * learning_rate + 1}
+
+
+def add_size(*, total: Any, element_count: Any) -> dict[str, Any]:
+    return {"total": total / 3 + element_count}
+
+
+def divide_squares(var: Any, grad: Any, *, length: Any) -> Any:
+    return grad * grad / length
+
+
+def divide_by_rows(var: Any, grad: Any, *, rows: Any, length: Any) -> Any:
+    return grad * grad * length / (rows + 1)
+
+
+def scale_by_numbers(
+    var: Any, grad: Any, *, rows: Any, length: Any, total: Any, learning_rate: Any
+) -> Any:
+    return (var - learning_rate * grad * (1 + rows) / (length + total),)
+
+
+CHAINED = Rule(
+    name="Chained",
+    passes=(
+        Measure(gradient_squares, makes="length"),
+        Stage(lessen),
+        Measure(divide_squares, makes="rows", over="row"),
+        Measure(divide_by_rows, makes="total"),
+        Stage(add_size),
+    ),
+    update=scale_by_numbers,
+    hypers=(Hyper("learning_rate", 0.1),),
+)
+
+
+@pytest.mark.parametrize(
+    "rule", [SWAPPED, CHAINED], ids=["slot that a stage overwrites", "numbers"]
+)
+def test_unusual_stages_are_replayed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     # Rules with functions of users are not replayed.
     monkeypatch.setattr("thalweg.formula.is_ours", lambda function: True)
 
     def make(weights: list[Parameter]) -> Any:
         matrices = [weight for weight in weights if weight.dim() > 1]
-        return optim.RuleOptimizer(matrices, SWAPPED, lr=0.1)
+        return optim.RuleOptimizer(matrices, rule, lr=0.1)
 
     assert compare(make, torch.float32, schedule) == 5
 

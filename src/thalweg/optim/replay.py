@@ -238,7 +238,7 @@ class ReplayedStep:
             measures,
             clipping,
             launches.programs,
-            *launches.rule_measures(),
+            launches.rule_measures(),
             () if in_call is None else launches.spreads(),
             members=members,
             pass_members=pass_members,

@@ -98,8 +98,7 @@ class GuardedStep(NamedTuple):
         measures: Launches that compute the norms of gradients.
         clipping: Address of the block of `replay_global_norm`; 0 without clipping.
         programs: Records of programs that compute scalars; a record of zeros has no program.
-        rule_measures: Launches that compute the reductions of rules (`Rule.measures`).
-        rule_scalars: Blocks of `replay_reductions`, which computes scalars from these reductions.
+        rule_measures: Launches that compute the reductions of rules, and scalars from these.
         spreads: Records of scalars that are copied before these launches.
         members: The variables of the first gradients if every variable has a step count, else ().
         pass_members: Further members, for scalars of passes and stages. Entry i has the gradient of
@@ -119,7 +118,6 @@ class GuardedStep(NamedTuple):
     clipping: int = 0
     programs: Int64 | None = None
     rule_measures: Sequence[tuple[int, int, int, int]] = ()
-    rule_scalars: Int64 | None = None
     spreads: Sequence[Sequence[int]] = ()
     members: Sequence[Member] = ()
     pass_members: Sequence[Member] = ()
@@ -310,7 +308,6 @@ class GuardTable:
         self.bounds = np.ascontiguousarray(contents.bounds, np.int64).reshape(-1)
         no_records = np.zeros((0, 1), np.int64)
         self._programs = no_records if contents.programs is None else contents.programs
-        self._rule_scalars = no_records if contents.rule_scalars is None else contents.rule_scalars
 
     def _write_written(
         self, written_tensors: Sequence[Tensor], writer_indices: Mapping[int, Sequence[int]]
@@ -375,7 +372,6 @@ class GuardTable:
                     (replay_kernel.MEASURES, self.measures),
                     (replay_kernel.PROGRAMS, self._programs),
                     (replay_kernel.RULE_MEASURES, self.rule_measures),
-                    (replay_kernel.RULE_SCALARS, self._rule_scalars),
                     (replay_kernel.SPREADS, self._spreads),
                     (replay_kernel.OPTIONS, self._option_records),
                     (replay_kernel.MEMBERS, self._members),

@@ -72,8 +72,9 @@ MEASURES = 46  # launches that compute the norms of gradients
 NEEDS_MEASURED_ADDRESSES = 48  # 1 if gradients must have the addresses that were measured
 CLIPPING = 49  # the block of `replay_global_norm`
 PROGRAMS = 50  # programs that compute scalars of kernels: see `scalar_program.py`
-RULE_MEASURES = 52  # launches that compute the measures of rules
-RULE_SCALARS = 54  # blocks of `replay_reductions`
+RULE_MEASURES = 52  # launches that compute the measures of rules, and scalars from them
+PART = 54  # the part of a step that runs
+STATUS = 55  # out: OUT_OF_RANGE if `run_kernels` has not updated because of a norm, or 0
 TEAM = 56  # the function that calls a function on several threads; 0 for one thread
 TEAM_ROUTINE = 57  # the address of the compiled `check_parts`
 TEAM_SIZE = 58
@@ -99,9 +100,7 @@ COUNTED_MEMBERS = 83  # the first members, one for each gradient; further ones a
 REGISTER_COLUMNS = 84  # columns whose numbers programs compute
 SPREADS = 86  # scalars that are copied to the rows of kernels, reductions and their programs
 IN_DICT_VERSION = 88  # the offset of the version in a dictionary, or 0 if there is none
-PART = 89  # the part of a step that runs
-STATUS = 90  # out: OUT_OF_RANGE if `run_kernels` has not updated because of a norm, or 0
-BLOCK = 91
+BLOCK = 89
 
 PREFETCH_DISTANCE = 8  # tensors between a prefetch and its use
 RECORDS_PER_PART = 64
@@ -110,7 +109,6 @@ RECORDS_PER_PART = 64
 TEAM_MIN_TENSORS = 512
 
 # Sizes of records in bytes, and the words of small records.
-RULE_SCALARS_BYTES = 104  # the block of `replay_reductions`; its first word is a function's address
 LIST_BYTES = 24  # the list, the number of items, the address of their table
 # The dictionary, the number of entries, their table, the address of the owner's pointer to the
 # dictionary or 0, the version at which the entries were equal or 0, and 1 if there are options.
@@ -1110,9 +1108,6 @@ def run_kernels(block):
     elif part != MEASURE and block[STATUS] == 0:
         spread_scalars(block)
         launch_all(block, RULE_MEASURES)
-        for k in range(block[RULE_SCALARS]):
-            rule_block = block[RULE_SCALARS + 1] + RULE_SCALARS_BYTES * k
-            call(word(rule_block), rule_block)
         launch_all(block, LAUNCHES)
 
 

@@ -129,7 +129,6 @@ def set_state_numbers(record: Int64, registers: Int64) -> None:
 
 
 def rule_scalars_record(
-    routine: int,
     sweep_record: tuple[int, int, int],
     measures: int,
     inputs: Float64,
@@ -138,11 +137,10 @@ def rule_scalars_record(
     slot_addresses: Int64,
     slot_registers: Int64,
     slots: int,
-) -> list[int]:
-    """Return the words of a block of `replay_reductions`; the caller keeps the arrays alive.
+) -> Int64:
+    """Return a block of `replay_reductions`; the caller keeps the arrays alive.
 
     Args:
-        routine: The address of the compiled function `set_rule_scalars`.
         sweep_record: The address of the leaves, which are the partial sums of measures; the number
             of variables; and the address of the number of leaves of each variable.
         inputs: Scalars that the program reads, a row for each variable.
@@ -155,4 +153,5 @@ def rule_scalars_record(
     addresses = [array.ctypes.data for array in (inputs, program, rows)]
     slot_words = [slots, slot_addresses.ctypes.data, slot_registers.ctypes.data]
     sizes = [leaves, measures, variables, counts]
-    return [routine, *sizes, *addresses, rows.strides[0], *slot_words, inputs.shape[1]]
+    words = [0, *sizes, *addresses, rows.strides[0], *slot_words, inputs.shape[1]]
+    return np.array(words, np.int64)
