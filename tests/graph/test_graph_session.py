@@ -85,7 +85,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("make", "expected"), VALUES.values(), ids=VALUES.keys())
-def test_fetched_values_are_numpy_arrays(make: Callable[[], Any], expected: Any) -> None:
+def test_fetched_values_are_numpy_arrays(make: Callable[..., Any], expected: Any) -> None:
     got = tf.Session().run(make())
     assert type(got) is type(expected)
     assert got.dtype == expected.dtype

@@ -54,11 +54,11 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Add a note about the state of the step to an exception that leaves the `with` block.
+    """Note on an exception that leaves the `with` block whether the step was taken.
 
     Args:
-        notes: A list to which `write_step` appends a sentence when it writes. This sentence is the
-            note. If the list is still empty, the note is that the step was not taken.
+        notes: A list to which `write_step` appends a sentence when it writes. The first sentence
+            becomes the note. If the list is empty, the note is that the step was not taken.
     """
     try:
         yield
@@ -68,11 +68,13 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add the note `notes[0]` to an exception, or the note that nothing has changed.
+    """Add the note `notes[0]` to an exception; for [], add the note that nothing has changed.
+
+    `notes[0]` replaces an earlier note that nothing has changed. No note is added twice.
 
     Args:
-        error: The exception; changed. It gets no note twice.
-        notes: The first entry replaces a note that nothing has changed. [] adds the latter note.
+        error: The exception; changed.
+        notes: Sentences about the writes of the step; [] if nothing was written.
     """
     if notes:
         error.__notes__ = [note for note in _list_notes(error) if note != _NOT_APPLIED_NOTE]
@@ -117,7 +119,8 @@ def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.
 
     Args:
         error: The exception. Nothing is added if it has a note about a taken or skipped step.
-        missing: Optional end of the note, such as "without the constraint of 'w'".
+        missing: What the step lacks, such as "without the constraint of 'w'". The note is then
+            "The step was taken, but without ...".
         message: The note if `missing` is "".
     """
     if not says_committed(error):
@@ -141,8 +144,8 @@ def write_step(
         callbacks: User callbacks between the writes and the counters.
         counters: Functions in C that update counts and other state. A counter whose tensor a
             callback has resized is left out.
-        notes: Optional list that receives `message` with the writes.
-        message: The sentence about a step that was taken, also a note of collected exceptions.
+        notes: Optional list; `message` is appended at the moment of the writes.
+        message: The sentence that the step was taken. Collected exceptions get it as a note.
 
     Returns:
         The exceptions raised after the commit, with notes about what is missing.
@@ -153,6 +156,7 @@ def write_step(
     check_targets([*writes, *counters])
     notes = [] if notes is None else notes
     errors: list[BaseException] = []
+    # The note belongs to the commit: no signal can come between the last write and the note.
     functions = [*writes, partial(notes.append, message)]
     missing: dict[int, str] = {}
     for callback in callbacks:
@@ -183,16 +187,16 @@ def _drain_pending(
     end: int,
     message: str,
 ) -> None:
-    """Call the remaining functions in order, and continue after each exception.
+    """Call the functions of `pending` in order, and continue after each exception.
 
-    An exception before the commit (`notes` is empty) is raised. A later exception is appended to
-    `errors`, with a note from `missing`.
+    An exception while `notes` is empty is raised. A later exception is appended to `errors`, with
+    a note from `missing`.
 
     Args:
-        remaining: Iterator that calls the next function of `pending`.
-        pending: Iterator of the functions not yet called.
-        notes: Not empty once the writes are done.
-        errors: Receives exceptions; changed.
+        remaining: `calls(pending)`: each `next` takes a function from `pending` and calls it.
+        pending: Iterator of the functions that were not called yet.
+        notes: Not empty after the writes.
+        errors: The list to which exceptions are appended.
         missing: {index of a callback: what the step lacks if the callback fails}.
         end: The index of the last function.
         message: The note of exceptions without an entry in `missing`.
@@ -206,6 +210,7 @@ def _drain_pending(
         except BaseException as error:
             if not notes:
                 raise
+            # `pending` has passed the function that failed, so its length gives the index.
             add_taken(error, missing.get(end - length_hint(pending), ""), message)
             errors.append(error)
 
@@ -253,6 +258,7 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     for tensor in tensors:
         check_held(tensor)
     check_numbers_writable(tensors, lambda index: name_of(tensors[index]))
+    # Plain tensors: `copy_` of a `Variable` would run Python code.
     detached = [tensor.detach() for tensor in tensors]
     return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in detached]
 
@@ -274,6 +280,7 @@ def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generat
         tensors: The tensors, copied when the block begins.
         notes: Nothing is restored if this list has an entry: the step was written.
     """
+    # The rollback is an iterator in C, which no signal can interrupt half-way.
     with no_grad():
         rollback = calls(putting_back(tensors))
     try:
@@ -288,7 +295,6 @@ def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
     """Return a callback for `write_step` that sets a variable to the result of its constraint.
 
     Args:
-        var: The variable.
         name: The variable's name, for the note on an exception of the constraint.
     """
     new_values: list[Tensor] = []
@@ -320,6 +326,7 @@ def _constrain(var: Tensor, name: str) -> Tensor:
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()
+    # `write_step` calls this with torch functions disabled; user code needs them enabled.
     with EnableTorchFunction(), writable():
         check_memory(var, f"'{name}'")
         new_value = constraint(var)
@@ -340,6 +347,7 @@ def raise_first(errors: Sequence[BaseException]) -> None:
     """
     if not errors:
         return
+    # KeyboardInterrupt must not end up in the notes of an ordinary error, which may be caught.
     first_error = next((error for error in errors if not isinstance(error, Exception)), errors[0])
     for error in errors:
         if error is not first_error:
@@ -348,12 +356,11 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 
 
 def raise_within(errors: Sequence[BaseException]) -> None:
-    """Remove all notes of the errors, then call `raise_first`; return if there are none.
+    """Remove all notes of the errors, then call `raise_first`; return if there are no errors.
 
-    Call this for a single variable's update in a step that can still be rolled back: the notes of
-    `write_step` say that the step was taken.
+    Use this for errors from the update of one variable by `write_step`. The surrounding step can
+    still be rolled back, so the notes that it was taken are wrong.
     """
     for error in errors:
-        # Remove the note that the step was taken.
         error.__notes__ = []
     raise_first(errors)

@@ -1,4 +1,4 @@
-"""Names in files of optimizer classes and of the functions in their arguments.
+"""Names by which files refer to optimizer classes, and to functions among their arguments.
 
 Each front end registers its names when it is imported. So writers of files need no front end, and
 readers import the front ends that a file names.
@@ -29,9 +29,9 @@ class Names:
         """Register a class or function under its name in files.
 
         Args:
-            name: The name. If `entry` has several, files contain the first.
-            entry: The class or function that the name loads.
-            aliases: Further classes or functions that are written with the name.
+            name: The name. An entry may have several names; files contain the first.
+            entry: The class or function that `find(name)` returns.
+            aliases: Further classes or functions with the name `name` in files.
 
         Raises:
             ValueError: Another class or function has this name.
@@ -59,10 +59,12 @@ class Names:
         return self._names.get(entry)
 
     def find(self, name: str) -> Any:
-        """Return the class or function registered under `name`, or None.
+        """Return the class or function with this name in files; None if there is none.
 
-        Front ends are imported until the name is registered, beginning with "keras" for "keras:x".
+        If the name is not registered yet, front ends are imported, which registers their names:
+        for "keras:x" first "keras", then all others until the name is registered.
         """
+        # False sorts before True: the front end in the name comes first.
         for face in sorted(faces, key=lambda face: not name.startswith(f"{face}:")):
             if name in self._things:
                 break

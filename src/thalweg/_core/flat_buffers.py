@@ -33,7 +33,7 @@ class FlatBuffer(NamedTuple):
 
 
 class AddedParams:
-    """Summary of an optimizer's added parameters, to detect that a library replaced them."""
+    """Summary of the parameters passed to an optimizer, to detect that a library replaced them."""
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
@@ -45,11 +45,12 @@ class AddedParams:
         self._has_matrices = self._has_matrices or any(param.dim() > 1 for param in params)
 
     def find_replacement(self, params: Sequence[Tensor]) -> FlatBuffer | None:
-        """Return the first of `params` as a flat buffer if a library replaced the added parameters.
+        """Return the first of `params` as a flat buffer if a library replaced the parameters.
 
         DeepSpeed ZeRO, Megatron and apex replace parameters by unmarked tensors of one dimension.
-        So all of `params` must be plain tensors of one dimension that were not added. The added
-        parameters must include a matrix or outnumber `params`. Otherwise return None.
+        A replacement is recognized by two conditions: all of `params` are plain tensors of one
+        dimension that were never passed to `add`; and the parameters passed to `add` include a
+        matrix or outnumber `params`. Return None if a condition is false.
 
         Args:
             params: The parameters that the optimizer's groups have now.
@@ -102,7 +103,6 @@ def check_reductions(
     Return if the rule and the transforms work on each element by itself.
 
     Args:
-        flat: The flat buffer.
         label: The buffer's name, for the message.
         rule: The rule of the step, if it has one.
         transforms: The transforms of gradients, which may need norms.

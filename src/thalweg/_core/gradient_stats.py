@@ -66,7 +66,6 @@ class GradientStats:
     memory.
 
     Args:
-        transforms: The transforms of the gradients.
         reductions: Computes reductions over the tensors of the step.
         variables: The variables, whose dtypes determine the compute dtypes.
         columns: The scalars of the rule, if there is one.
@@ -150,9 +149,9 @@ class GradientStats:
     def _sum_over(self, formula: Formula) -> Any:
         """Return the sum of `formula` over each raw gradient; float64 of shape (n,).
 
-        With `clipvalue`, the elements are unscaled and clipped first. The first call computes the
-        sums of all pending formulas in one pass over memory; later calls return them. The result is
-        an array, or a tensor if sums stay on a device.
+        With `clipvalue`, the elements are unscaled and clipped first. The first call also computes
+        the sums that were requested from `__init__` or `request_sums`, in one pass over memory.
+        Later calls return them. The result is an array, or a tensor if sums stay on a device.
         """
         if formula not in self._sums:
             formulas = tuple(dict.fromkeys((*self._pending, formula)))
@@ -166,6 +165,7 @@ class GradientStats:
                 rows = by_variable.items()
                 by_variable = {name: vectors.place_like(row, None) for name, row in rows}
             # Reading whether squares overflow float64 would synchronize with the device.
+            # So these sums join the pass, and the device selects one of them.
             elif self._needs_extra_sums:
                 formulas += SCALED_SQUARES
             reduction = Reduction("sums", formulas, transforms.first)
@@ -220,7 +220,7 @@ class GradientStats:
     def _mark_overflows(self, roots: Any) -> object:
         """Return norms with TensorFlow's overflow: infinity if the sum of squares exceeds float32.
 
-        Norms of variables for which this overflow is not emulated are unchanged.
+        A norm is unchanged if TensorFlow's overflow is not emulated for the variable.
         """
         overflow = self._overflow_mask(roots)
         if overflow is False:
@@ -379,13 +379,12 @@ class GradientStats:
         Formulas over transformed gradients are ignored: only `measure` can compute them.
 
         Args:
-            formulas: The formulas to sum.
-            columns: New scalars for the formulas, whose cached sums are dropped. None keeps the
-                scalars.
+            columns: Optional. New scalars; cached sums of `formulas` that depend on scalars are
+                dropped. None keeps the present scalars.
         """
         if columns is not None:
             self._columns = columns
-            # The same formula of other scalars is another sum.
+            # A sum under the old scalars would be wrong. The standard squares read no scalars.
             for formula in set(formulas).difference(_STANDARD):
                 self._sums.pop(formula, None)
         has_stages = bool(self._transforms.stages)
@@ -395,8 +394,9 @@ class GradientStats:
     def decision(self) -> Decision:
         """Decide whether to apply the step; the `Decision` includes calls that write new state.
 
-        `transforms.watch(self)` is called first. Then the loss scaler decides. The judge decides
-        only on a step that the loss scaler applies.
+        `transforms.watch(self)` is called first, then `transforms.decide`, the loss scaler. If the
+        loss scaler applies the step, `transforms.judge` decides, too: it may skip a step with an
+        unusual norm. Without either, the step is applied.
         """
         transforms = self._transforms
         if transforms.watch is not None:
@@ -404,6 +404,7 @@ class GradientStats:
         decision = Decision(True, [])
         if transforms.decide is not None:
             decision = transforms.decide(*self._find_extremes(transforms.exact))
+        # With a judge, statistics are on the host, so `apply_flag` is a bool here.
         if transforms.judge is not None and decision.apply_flag:
             verdict = transforms.judge.decide(self)
             decision = Decision(verdict.apply_flag, [*decision.calls, *verdict.calls])
@@ -423,6 +424,7 @@ class GradientStats:
             if self._transforms.trust is not None:
                 bounds.append(self.clipped_norms * self.trust_ratios)
             if isinstance(bounds[0], Tensor):
+                # The device reads `is_checked`, so the host need not wait for the norms.
                 unsafe = ~(torch.stack(bounds) < _SAFE).all()
                 is_checked = torch.ones_like(unsafe) if exact else unsafe
                 peaks = self._process_peaks(
@@ -450,9 +452,12 @@ class GradientStats:
         return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
     def _process_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
-        """Return the transformed `raw_peaks` of the variables with indices `members`.
+        """Return the largest magnitude of some transformed gradients, as a vector.
 
-        `dtype` is the compute dtype of these variables.
+        Args:
+            dtype: The compute dtype of these variables; each operation is rounded to it.
+            raw_peaks: The largest magnitude of each raw gradient, for all variables.
+            members: The indices of the variables, in the order of the result.
         """
         transforms, device = self._transforms, vectors.place_of(raw_peaks)
 
@@ -479,7 +484,7 @@ def transform_gradients(
 ) -> tuple[list[Pair], Decision]:
     """Return (pairs with transformed copies of the gradients, the step's decision).
 
-    Gradients get their variables' dtypes. The decision includes the writes of `transforms`.
+    Gradients get their variables' dtypes. The decision's calls include `transforms.calls`.
 
     Raises:
         LayoutError: A gradient or a variable has no memory that holds its elements.

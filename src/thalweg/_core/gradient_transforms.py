@@ -37,8 +37,9 @@ _STAGES: dict[str, Formula] = {
     "global_clipnorm": clipping.clip_by_global_norm,
     "trust": clipping.scale_by_trust,
 }
-_COMMON_NORM = cast("Formula", clipping.clip_by_common_norm)  # in place of that by the global norm
-# What stages are given beside the rule's scalars, which must have other names.
+# Replaces `clip_by_global_norm` if norms beyond float32 do not overflow.
+_COMMON_NORM = cast("Formula", clipping.clip_by_common_norm)
+# Names of the scalars of these formulas. A rule's scalars must have other names.
 SCALARS = frozenset(
     name
     for stage in (*_STAGES.values(), _COMMON_NORM)

@@ -84,7 +84,6 @@ class GraphMode(Protocol):
 
         Args:
             optimizer: The optimizer, whose rule is used.
-            grad, var: The gradient and the variable.
             state: The step's coefficients that a hook received, or None.
         """
         ...
@@ -142,7 +141,6 @@ class GraphMode(Protocol):
         Args:
             strategy: The strategy of distribution.
             op: The reduction, a sum or a mean.
-            leaves: The tensors.
             axis: An axis to reduce as well, or None.
         """
         ...

@@ -107,6 +107,7 @@ def as_read(tensor: torch.Tensor, scalar: Any, dtype: ScalarType) -> Any:
 
 def _flush_denormal(scalar: Any, source: ScalarType, dtype: ScalarType) -> object:
     """Return a number of type `source` as `dtype`; 0 if it is a denormal to flush."""
+    # The narrower of the two types decides what is denormal.
     limit = _TINY if np.float32 in (source, dtype) else float(np.finfo(np.float64).tiny)
     flushes = current().denormals == "flush" and abs(scalar) < limit
     return dtype(math.copysign(0.0, scalar) if flushes else scalar)
@@ -151,6 +152,7 @@ def check_value(name: str, value: object) -> Any:
     if is_function(value) or is_symbolic(value):
         return value
     accepted = "number, a tensor of shape (), a schedule or a callable without arguments"
+    # `np.bool_` is not an `np.integer`, so `is_number` would reject it.
     if isinstance(value, np.bool_):
         return value == np.True_
     check_scalar(name, value, accepted)
@@ -202,7 +204,7 @@ def _check_variable(name: str, value: int) -> None:
 
 
 def hint(value: object) -> str:
-    """Return advice for a graph's tensor, a module or parameters as `value`; "" for all else."""
+    """Return advice if `value` is a tensor of a graph, a module, or parameters; "" for all else."""
     if is_symbolic(value):
         return " It belongs to a graph: fetch its value with Session.run."
     is_list = isinstance(value, list | tuple) and any(
@@ -233,7 +235,8 @@ def _in_kind_of(old: object, value: int | float) -> object:
     return float(value)
 
 
-_READ_DIRECTLY = (Variable, SessionVariable)  # classes that do not override `item`
+# Classes that do not override `item`.
+_READ_DIRECTLY = (Variable, SessionVariable)
 
 
 class Hyperparameters(Mapping[str, Any]):
@@ -272,6 +275,7 @@ class Hyperparameters(Mapping[str, Any]):
     def __repr__(self) -> str:
         return repr(self._values)
 
+    # `Mapping` defines `__eq__` by contents, which also removes the hash.
     __eq__ = object.__eq__
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
@@ -300,7 +304,6 @@ class Hyperparameters(Mapping[str, Any]):
         """Set a hyperparameter to a new value, or assign a number to its variable.
 
         Args:
-            name: The hyperparameter's name.
             value: A number, tensor, callable or schedule.
             assign: `assign(variable, number)` is called if the stored value is a variable.
 
@@ -399,8 +402,9 @@ class Hyperparameters(Mapping[str, Any]):
     def now(self, name: str) -> Any:
         """Return the current value of a hyperparameter; a callable gives its result.
 
-        A step calls a callable once and caches the result. Outside of a step each read calls it. A
-        `LearningRateSchedule` is returned itself. In a session run, return the run's value.
+        Within a step, a callable is called once and its result is cached. Outside of a step, each
+        read calls the callable. A `LearningRateSchedule` is returned itself. During a session run,
+        return the value that the run has computed.
         """
         value = resolve(self._current_value(name))
         if not is_function(value) or isinstance(value, LearningRateSchedule):
@@ -421,7 +425,6 @@ class Hyperparameters(Mapping[str, Any]):
         """Return the current value as a scalar of `dtype`, converted as TensorFlow does.
 
         Args:
-            name: The hyperparameter's name.
             dtype: numpy.float32 or numpy.float64.
             step: The step count for a schedule, an integer tensor of shape ().
 
@@ -500,6 +503,7 @@ class Hyperparameters(Mapping[str, Any]):
             raise InvalidArgumentError(f"{name} is too large.") from None
         if name not in self.numbers():
             return []
+        # Rounding a float is allowed; a wrapped integer or a new infinity is an error.
         tensor = to_tensor(new_value, old.dtype if isinstance(old, Variable) else None)
         is_finite_float = tensor.is_floating_point() and np.isfinite(float(value))
         if tensor.item() != value and not (is_finite_float and tensor.isfinite()):

@@ -50,15 +50,17 @@ def per_optimizer(
 ) -> tuple[Columns, list[Call]]:
     """Call a rule's `per_optimizer` with sums over all variables; add its results to the scalars.
 
-    If a variable is listed twice, only its first gradient counts. Return new scalars that include
-    the results, and the calls that write the optimizer-wide slots of all variables.
+    If a variable is listed twice, only its first gradient counts.
 
     Args:
-        request: The step.
         columns: The scalars of the rule and of the gradient transforms.
         stats: Computes the rule's reductions, on the host.
         shared_scalars: The values of optimizer-wide slots, by name.
         slots: The optimizer-wide slots of each variable of the optimizer.
+
+    Returns:
+        `columns` with the results in `shared`; and the calls that write the results that are
+        optimizer-wide slots.
 
     Raises:
         RuleError: The rule returns different numbers for different variables.
@@ -122,6 +124,7 @@ def _writes_of(
     """
     targets: list[Tensor] = []
     new_values: list[Tensor] = []
+    # Write every variable's copy: a later step reads that of the variable which is first then.
     for index, slot_spec in enumerate(rule.common_slots):
         if slot_spec.name in new_scalars:
             values: dict[Any, Tensor] = {}

@@ -14,7 +14,7 @@ from thalweg._core.reentrance import Stepping, one_step_at_a_time
 from thalweg._engines import Dispatcher
 from thalweg._engines.protocol import StepPlan, StepRequest
 
-# Plans kept for variables that earlier steps have updated one by one.
+# Caches of single variables that are kept although a step does not use them.
 _SPARE_PLANS = 16
 
 
@@ -22,7 +22,6 @@ class CachedPlan(NamedTuple):
     """Request to the engines, and the engines' plan.
 
     Attributes:
-        request: The request.
         ready: The plan of the engines.
         scalar_slots: For each variable its slots of shape ().
         narrow: True if 16-bit gradients of float32 variables were allowed.
@@ -60,12 +59,13 @@ class PlanCache:
     def count_repeated(self) -> bool:
         """Count a step that reused its plan; return True if the next step should prepare a replay.
 
-        Return True at the first call, and again after 2, 4, ... further calls, at most
-        `longest_wait`.
+        A replay takes steps in one native call. Return True at the first call, then after 2, 4, 8,
+        ... further calls; the number of calls in between does not grow beyond `longest_wait`.
         """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:
             return False
+        # Preparing a replay is slow, and is wasted if guards fail at the next step again.
         self._rebinds, self._rebinds_before_replay = (
             0,
             min(2 * self._rebinds_before_replay, self.longest_wait),

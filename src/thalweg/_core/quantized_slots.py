@@ -23,15 +23,16 @@ LEAST = 4096
 
 
 def codec_of(slot: Slot, param: Tensor) -> Codec | None:
-    """Return the codec of a parameter's slot; None if the slot is not encoded.
+    """Return the 8-bit codec of a parameter's slot; None if the slot is not encoded.
 
-    A codec with `is_beside` is returned for every parameter. Any other codec is returned only for
-    parameters with at least `LEAST` elements. The rows of a DTensor must also be whole blocks of
-    the codec; this depends on the shape alone, so all meshes agree.
+    Slots of parameters with fewer than 4,096 elements are not encoded, nor slots of DTensors whose
+    rows are not whole blocks of the codec. The codec of split weights is returned for every
+    parameter.
     """
     codec = None if slot.storage is None else CODECS[slot.storage]
     if codec is None or codec.is_beside:
         return codec
+    # The condition reads the full shape, so that all meshes choose the same codec.
     is_cuttable = not is_on_mesh(param) or codec.divides(param.shape)
     return codec if param.numel() >= LEAST and is_cuttable else None
 
@@ -88,9 +89,10 @@ def with_rows(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
 
 
 def as_kept(codec: Codec, records: Tensor, param: Tensor) -> Tensor:
-    """Return a tensor of encoded bytes as a view in the shape of the parameter's slot.
+    """Return encoded bytes as a view in the shape of the parameter's slot.
 
-    The bytes must be contiguous, flat or in rows. Any other tensor is returned unchanged.
+    Return the tensor unchanged if its bytes are not contiguous, or if its shape is neither flat nor
+    that of the parameter's rows; also a tensor that has the slot's shape already.
     """
     shape = likeness_of(codec, param).shape
     shapes = (codec.bytes_of(param.numel()),), codec.shape_of_rows(param.shape)

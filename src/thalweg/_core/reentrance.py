@@ -35,14 +35,14 @@ class Stepping:
 def one_step_at_a_time(owner: Any, label: str, caches: Iterable[Any] = ()) -> ContextSetting:
     """Return a context manager for a step of the current thread.
 
-    The thread must hold the optimizer's lock. Call this in the `with` statement itself: a variable
-    would keep the `Stepping` alive as long as a traceback.
+    The thread must hold the optimizer's lock. Call this in the `with` statement itself. If a
+    variable held the result, a traceback could keep the step marked as running after its end.
 
     Args:
         owner: The object whose attribute `stepping` refers to the `Stepping` in the block.
         label: The name of the optimizer.
-        caches: Plan caches, whose `replay` is None in the block. At the end `replay` is restored,
-            unless the step has set a new replay.
+        caches: Plan caches. Their `replay` is None in the block, and is restored at the end unless
+            the step has set a new replay.
 
     Raises:
         FailedPreconditionError: The block is entered inside another block of this thread and owner.
@@ -81,13 +81,13 @@ def _make_sections(owner: Any, label: str, caches: Iterable[Any]) -> tuple[list[
         partial(replay.extend, map(getattr, hidden_caches, name)),
         partial(drain, map(setattr, hidden_caches, name, empty_values)),
     ]
-    # What the step itself has planned for the next one stays.
+    # Restore only where `replay` is still None: the step may have set a new one.
     lacking = map(is_, map(getattr, hidden_caches, name), empty_values)
     pairs = compress(zip(hidden_caches, name, replay, strict=False), lacking)
     closing = [
         partial(drain, starmap(setattr, pairs)),
         partial(setattr, owner, "stepping", None),
-        # Keeps it alive until the block ends.
+        # The optimizer has a weak reference only, so this call keeps the mark alive.
         partial(is_, stepping, None),
     ]
     return opening, closing

@@ -25,7 +25,6 @@ class ReplayedApply(ABC):
     """Replay of the last step of `apply_gradients`, while inputs and optimizer are unchanged.
 
     Args:
-        optimizer: The optimizer.
         planned: The plan of the last step.
         found: The replay of that step's pairs of gradients and variables.
         holds_attributes: True if guards compare the attributes of the optimizer.
@@ -68,8 +67,6 @@ class ReplayedApply(ABC):
         the replay removes itself from `cache`.
 
         Args:
-            optimizer: The optimizer.
-            cache: The plans of the optimizer.
             arguments: The arguments of the step, passed to `_take` of the front end.
         """
         count_before = self._count.value
@@ -86,7 +83,7 @@ class ReplayedApply(ABC):
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
         """Return True if the optimizer and the engine are unchanged since the recorded step.
 
-        The step must be the last plan in `cache`, and no graph or trace of torch may be active.
+        The recorded plan must be the last in `cache`, and no graph or trace of torch may be active.
         """
         return (
             cache.last is self._planned
@@ -110,15 +107,11 @@ class ReplayedApply(ABC):
     def _take_coming(self, optimizer: Any, pairs: list[Any], transforms: GradientTransforms) -> int:
         """Take a step with scalars computed ahead; return 0, FAILED, or a failed guard's constant.
 
-        Scalars are computed for several steps at once: between steps, other code evicts the formula
-        from the processor's caches. The first table has one row; consecutive tables double in
-        length.
-
-        Args:
-            optimizer: The optimizer.
-            pairs: The pairs of gradient and variable.
-            transforms: The transforms of the gradients.
+        If no scalars are left for this step, they are computed first, for this step and further
+        ones: 1 step the first time, then 2, 4, ... steps while all of them are taken.
         """
+        # Between steps, other code evicts the formula from the processor's caches, so computing the
+        # scalars of many steps takes little longer than those of one.
         count_before = self._count.value
         try:
             mismatch = self._found.take_coming(pairs, transforms)
@@ -138,10 +131,9 @@ class ReplayedApply(ABC):
 
         If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`.
         Otherwise compute one step. Return False if no scalars were stored: a formula failed, native
-        code cannot compute them, or the hyperparameters were read again meanwhile.
+        code cannot compute them, or a signal handler took a step meanwhile.
 
         Args:
-            optimizer: The optimizer.
             count_before: The number of steps that this replay has taken.
         """
         generation, (first, end) = self._generation, self._computed_span
@@ -157,6 +149,7 @@ class ReplayedApply(ABC):
         if not self._found.set_coming(count_before, steps):
             self._is_foreseen = self._is_foreseen and not steps
             return False
+        # The handler's step may also have come while the table was written.
         if generation != self._generation:
             self._forget_coming()
             return False
@@ -174,14 +167,14 @@ class ReplayedApply(ABC):
         return False
 
     def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
-        """Remove this replay from `cache`, so that the next step is planned.
+        """Set `cache.replay` to None, so that the next step is planned.
 
-        Keep it if `mismatch` is `TRACING`.
+        Do nothing if the step failed only because torch traces operations (`TRACING`). If the dict
+        of the optimizer's attributes has changed (`OTHER_DICT`), but their values are the old ones,
+        also set `cache.has_constant_attributes` to False.
 
         Args:
-            mismatch: The constant of the guard that failed. If it is `OTHER_DICT`, but the
-                optimizer's attributes have their old values, set `cache.has_constant_attributes` to
-                False.
+            mismatch: The constant of `replay_kernel` for the guard that failed.
         """
         # Tracing may end before the next step, which then can be replayed.
         if mismatch == replay_kernel.TRACING:

@@ -1,9 +1,10 @@
-"""Passes of a rule over rows and columns in a replayed step, as launches before its update.
+"""Sums over rows and columns that a rule needs before its update, in replayed steps.
 
-A *sweep* is a kernel that computes measures, sums or largest magnitudes, over rows, columns and
-variables in one reading of memory. The launches of the variables of a kernel are, in order: a
-kernel of `codegen_line_stage.py` that copies the addresses of gradients; each sweep, followed by a
-kernel of that module; and the programs that compute the scalars of each variable.
+The *passes* of a rule are measures and stages. A measure is a sum or largest magnitude over each
+row, column or variable; a stage is a function of measures. A *sweep* is a kernel that computes
+measures in one reading of memory. The launches before an update are, in order: a kernel of
+`codegen_line_stage.py` that copies the addresses of gradients; each sweep, followed by a kernel of
+that module for the stages; and the programs that compute the scalars of each variable.
 """
 
 from __future__ import annotations
@@ -100,10 +101,12 @@ class _SmallLaunch:
 
 
 def _replay_small(rule: Rule, launch: Any) -> ReplayedReductions:
-    """Return the passes of a rule for a kernel over small matrices, which also runs fused stages.
+    """Return the launches before the update for a kernel over small matrices.
+
+    The update kernel itself runs the rule's fused stages, so only sweeps for measures are needed.
 
     Raises:
-        TypeError: As of `replay_lines`, or kernels write copies of slots.
+        TypeError: Slots are copied, or native code cannot compute the scalars.
     """
     group: ShortGroup = launch.group
     if not group.is_direct:
@@ -213,7 +216,7 @@ class _Memory:
         """Return a row of addresses and sizes for each variable, for a kernel after a sweep.
 
         Args:
-            line_stage: The description of the kernel, whose `words` name the columns.
+            line_stage: The description of the kernel; `line_stage.words` has the columns' names.
             sweep: The `Sweep` that runs before the kernel; None for the first kernel.
         """
         tiles = range(len(line_stage.measures))
@@ -223,7 +226,7 @@ class _Memory:
 
 
 def _find_slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, ...]:
-    """Return the storage types of the slots of rows and columns, equal for all variables.
+    """Return the storage types of slots with a number per row or column, equal for all variables.
 
     Raises:
         TypeError: A slot is not contiguous, is wider than `dtype`, or differs in type between
@@ -246,17 +249,17 @@ def replay_lines(
     scalar_slots: Sequence[Sequence[Tensor]],
     shaped_slots: Sequence[Sequence[Tensor]],
 ) -> ReplayedReductions:
-    """Return the passes of a rule over rows and columns, for the variables of a kernel.
+    """Return the launches of a rule's passes over rows and columns, which run before an update.
 
     Args:
-        rule: The rule.
-        launch: The kernel, a `Launch`.
+        launch: The kernel of the update, a `Launch`.
         stages: The transforms of gradients before the measures.
-        scalar_slots, shaped_slots: For each variable its slots of shape (), and its slots of rows
-            and columns, in the rule's order.
+        scalar_slots: For each variable its slots of shape (), in the rule's order.
+        shaped_slots: For each variable its slots with a number for each row or column.
 
     Raises:
-        TypeError: Native code cannot run the passes, or as of `VariableScalars`.
+        TypeError: Native code cannot run the passes. Or a slot of shape () has another dtype than
+            the compute dtype, or belongs to two variables.
     """
     groups, group, dtype = group_passes(rule), launch.group, launch.dtype
     if groups is None:
@@ -297,6 +300,7 @@ def _launch_sweeps(
     copied_slots = tuple(x.name for x in rule.shaped_slots if x.name in read_names)
     flush = launch.group.flush and bool(stages)
     common = memory.slot_types, np.dtype(launch.dtype).name, flush
+    # Only the first kernel copies addresses and slots.
     line_stage = LineStage(rule, (), groups[0].fused_stages, copied_slots, *common)
     launches: list[Any] = [_StageLaunch(line_stage, memory, memory.table(line_stage, None), pairs)]
     for k, (pass_group, sweep) in enumerate(zip(groups[1:], sweeps, strict=True), 1):

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 # The number of coming steps whose scalars are computed together.
 MOST_COMING = 32
-FAILED = -1  # the scalars of a step could not be computed
+# Result of a step whose scalars could not be computed.
+FAILED = -1
 _PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
 
 
@@ -91,6 +92,7 @@ class ReplayedPairs:
         formats = ("q" if kind == replay_kernel.INT64 else "d" for kind in counter_kinds)
         self._counter_format = Struct("=" + "".join(formats))
         self._has_table = False
+        # All variables have equal scalars, so they are a single place.
         places = [0] * len(cached_plan.request.variables)
         self._launches = Launches([cached_plan], places)
         rule = cached_plan.request.rule
@@ -121,14 +123,16 @@ class ReplayedPairs:
         """Return a replay of a planned step over pairs; None if native code cannot replay it.
 
         Args:
-            cached_plan, counters: As in the class.
+            cached_plan: A step for which `is_repeatable` is true.
             pairs: A list of tuples (gradient, variable), in the order of the plan.
+            counters: The step's counters, tensors of shape (), which each replay advances.
             numbers: The counters, then further tensors of one number each. A replay fails unless
                 each has the value that `expect` or a replayed step has set.
-            attributes: Pairs (dict, key). A replay fails if the dict changes, except for the value
-                at the key; with None as key, at any change.
-            transforms: The transforms of the gradients.
-            read, carried_scalars: As in the class; `can_read` is true for each tensor of `read`.
+            attributes: Pairs (dict, key). A replay fails if the dict changes. A change of the value
+                at the key is allowed; with None as key, no change is allowed.
+            read: {hyperparameter: tensor from which `take_coming` reads it; see `can_read`}.
+            carried_scalars: Names of scalars that each step reads from and stores in the last
+                counters.
         """
         guards = make_guard_table()
         if (
@@ -161,10 +165,10 @@ class ReplayedPairs:
         numbers: Sequence[Tensor],
         attributes: Sequence[tuple[dict[str, object], str | None]],
     ) -> bool:
-        """Guard all tensors and attributes of the step, and write the block for the native call.
+        """Guard all tensors and attributes of the step, and describe the step to native code.
 
-        Return False, before the block is written, if a tensor or the attributes of a variable
-        cannot be guarded.
+        Return False if a tensor or the attributes of a variable cannot be guarded; the replay must
+        then not be used.
 
         Raises:
             LayoutError: A counter is in read-only memory.
@@ -217,20 +221,17 @@ class ReplayedPairs:
         A replayed step sets the expected values of the counters.
 
         Args:
-            expected: The values.
             first: The index in `numbers` of the first value.
         """
         for index, value in enumerate(expected, first):
             self.snapshot.set_watched_number(index, self._kinds[index], value)
 
     def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
-        """Set one hyperparameter of a compute dtype in its dict and in all programs that read it.
+        """Set one hyperparameter in `values`, and in all programs that compute in `dtype`.
 
         Args:
             dtype: The compute dtype.
             values: The dict that `values_of` of `take` returns for this dtype; changed in place.
-            name: The name of the hyperparameter.
-            value: The new value.
         """
         values[name] = value
         for launch, scalars in self._scalars:
@@ -245,8 +246,8 @@ class ReplayedPairs:
             steps: At most `MOST_COMING` steps; none to empty the table.
 
         Returns:
-            True if the table has rows now. False if `steps` is empty. Also False if no program
-            computes the scalars of a kernel; the table is then unchanged.
+            True if the table has rows now. False if `steps` is empty. Also False, with an unchanged
+            table, if the scalars of one of the kernels cannot be computed by a program.
         """
         rows: list[bytes] = []
         for scalars, number, next_counters in steps:
@@ -265,9 +266,9 @@ class ReplayedPairs:
         return bool(rows)
 
     def _connect_columns(self) -> None:
-        """Make steps write carried scalars to their counters.
+        """Make steps write the scalars of `carried_scalars` to the last counters.
 
-        Do nothing until programs compute all carried scalars.
+        Do nothing if this was done before, or if a scalar has no program that computes it yet.
         """
         if self._has_columns:
             return
@@ -292,7 +293,7 @@ class ReplayedPairs:
         return not self._carried_scalars or (rule_scalars is None and self._has_columns)
 
     def _make_table(self) -> None:
-        """Allocate the table of coming steps; steps that use it then read the tensors of `read`."""
+        """Allocate the table of coming steps; native code will read the tensors of `self.read`."""
         scalars = [
             (launch.dtype is np.float32, rule_scalars) for launch, rule_scalars in self._scalars
         ]
@@ -309,10 +310,6 @@ class ReplayedPairs:
 
     def take_coming(self, pairs: list[object], transforms: GradientTransforms = NOTHING) -> int:
         """Take the next step with scalars from the table of `set_coming`, if all guards hold.
-
-        Args:
-            pairs: The pairs of gradient and variable.
-            transforms: The transforms of the gradients.
 
         Returns:
             0 if the step was taken. Otherwise nothing was written. The result is then
@@ -339,7 +336,6 @@ class ReplayedPairs:
         """Check all guards without taking the step; return 0, or the constant of the first failure.
 
         Args:
-            pairs: The pairs of gradient and variable.
             count: The number of replayed steps; another number is a failure, too.
         """
         return self.snapshot.replay(pairs, count, replay_kernel.MEASURE)
@@ -355,10 +351,11 @@ class ReplayedPairs:
     ) -> int:
         """Take the step if all guards hold.
 
+        The caller must keep alive the dicts that `of` received in `attributes` with a key.
+
         Args:
-            pairs: Pairs (gradient, variable). The caller must keep alive the dicts that `of`
-                received in `attributes` with a key.
-            count: The number of steps taken when the step began.
+            pairs: Pairs (gradient, variable).
+            count: The number of steps that this replay has taken before.
             values_of: `values_of(dtype)` returns the dict of hyperparameters; only `change` may
                 modify that dict.
             step: The number of the step; None if `values_of` returns the scalars themselves.
@@ -377,6 +374,7 @@ class ReplayedPairs:
         if gradients is None:
             for launch, scalars in self._scalars:
                 values = values_of(launch.dtype)
+                # The numbers are in the registers already; only `change` modifies this dict.
                 if values is scalars.values and step is not None:
                     scalars.set(0, launch.dtype(step))
                     continue
@@ -402,14 +400,14 @@ class ReplayedPairs:
     ) -> int:
         """Take a step whose scalars depend on norms of gradients; return the result of `take`.
 
-        If the native call finds a number out of its range, Python computes the scalars from the
-        norms, once, and the call is repeated.
+        If a norm or scalar is beyond what native code computes exactly, Python computes the scalars
+        from the norms, once, and the native call is repeated.
 
         Args:
             gradients: Computes the norms, and scalars from them.
             pairs, count, transforms, step: As in `take`.
-            flags: `replay_kernel.TABLED` or 0.
-            values_of: As in `take`; None if the native call sets the scalars of the rule.
+            flags: `replay_kernel.TABLED` to read the rule's scalars from the table, or 0.
+            values_of: As in `take`; None if the rule's scalars come from the table.
         """
         for is_beyond in (False, True):
             failure = gradients.measure(transforms, self.snapshot, count, pairs, is_beyond)
@@ -472,6 +470,7 @@ def _are_disjoint(counters: Sequence[Tensor], cached_plan: CachedPlan) -> bool:
 def _is_pair_of(pair: object, var: Tensor) -> bool:
     if type(pair) is not tuple or len(cast("tuple[Any, ...]", pair)) != 2:
         return False
+    # Exact types, because native code bypasses the methods of subclasses.
     grad, pair_var = cast("tuple[Any, Any]", pair)
     return (
         type(grad) is Tensor

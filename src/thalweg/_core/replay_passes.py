@@ -1,5 +1,8 @@
 """Passes and matrix stages of a rule in a replayed step, between native calls.
 
+A pass is a kernel that computes values of each element before the update. A matrix stage is a
+function of matrices, such as an orthogonalization.
+
 The native call checks all guards and runs the kernels of a pass, which write only memory of the
 plan. A stage follows in torch's functions. Another native call then checks the guards again and
 runs the update.
@@ -37,11 +40,12 @@ class StageScalars(PlaceScalars):
         self._dtypes = staged_step.dtypes
 
     def members(self, members: Sequence[Member]) -> list[Member]:
-        """Return copies of `members` that read the scalars of stages from memory of this object.
+        """Return records by which the native call computes the scalars of stages.
 
         Args:
-            members: For each variable of the rule the `Member` of its update. The copies differ in
-                `program`, `row_cell` and `row_size`.
+            members: For each variable of the rule the `Member` of its update: addresses of its step
+                count and scalars. The results differ in the address of the program, and in the
+                location of the scalars, which is in this object.
         """
         return [
             member._replace(
@@ -56,7 +60,7 @@ class StageScalars(PlaceScalars):
         """Return the scalars that the last native call has computed, as `Columns`.
 
         `shared` has all scalars of the first variable. `by_variable` has a vector over the
-        variables for each scalar that differs.
+        variables for each scalar that differs between variables.
         """
         if len(self._rows) == 1 == self.row_counts[0]:
             shared, by_variable = dict(zip(self.names, self._rows[0, 0].tolist(), strict=True)), {}
@@ -75,7 +79,6 @@ class ReplayedPasses:
     """Passes and stages of a rule in a replayed step.
 
     Args:
-        cached_plan: The plan of the rule.
         launches: The kernels of each pass.
         scalars: The scalars of stages.
     """
@@ -96,7 +99,7 @@ class ReplayedPasses:
     def run(
         self, guards: GuardTable, step_count: int, flags: int, pairs: list[Any] | None = None
     ) -> tuple[int, list[Call]]:
-        """Check the guards and run passes and matrix stages; write neither variables nor slots.
+        """Check the guards, and compute what the update needs; write neither variables nor slots.
 
         Args:
             guards: The guard table of the step, which is checked before each pass.

@@ -109,6 +109,7 @@ class ReplayedTransforms:
         self._set(transforms)
 
     def _set(self, transforms: GradientTransforms) -> None:
+        # Kernels read one unscaling factor for all gradients.
         if transforms.clip_factor is not None or (
             transforms.unscaling is not None and len({*transforms.unscaling}) > 1
         ):
@@ -136,10 +137,11 @@ class ReplayedTransforms:
         return None if self._norm is None else self._norm.last_norm(taken)
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
-        """Copy the chunks of kernels that sum squares, so that the lengths in the copy may change.
+        """Copy the chunk tables of kernels that sum squares; kernels then use the copies.
 
-        A chunk is a range of elements of one variable. Return {index of a variable: (address of the
-        first length in the copy, address of the original length, number of chunks)}.
+        A chunk is a range of elements of one variable. A replay may set a length in the copy to 0,
+        to leave a variable out. Return {index of a variable: (address of the first length in the
+        copy, address of the first original length, number of chunks)}.
         """
         spans: dict[int, tuple[int, int, int]] = {}
         for members, _, sweep in self._sweeps:
@@ -175,14 +177,13 @@ class ReplayedTransforms:
         pairs: list[Any] | None = None,
         is_beyond: bool = False,
     ) -> int:
-        """Compute the norms that the transforms need, if all guards hold, and set `part`.
+        """Compute the norms that the transforms need, if all guards hold; set `part` for the step.
 
-        `part` becomes `UPDATE` if the norms were computed here, and `CLIPPED` if the native call
-        will compute the global norm and its factor. `part` is kept if no norms are needed.
+        `part` selects what the next native call does. It is set to `UPDATE` if the norms were
+        computed here. It is set to `CLIPPED` if nothing was computed, because the next native call
+        computes the global norm and its factor, too. It is unchanged if no norms are needed.
 
         Args:
-            transforms: The transforms of this step.
-            guards: The guard table of the step.
             taken: The number of steps that were replayed before.
             pairs: Pairs of gradient and variable; None for the gradients of parameters.
             is_beyond: True if the native call returned `replay_kernel.OUT_OF_RANGE` for this step.
@@ -227,6 +228,7 @@ class ReplayedTransforms:
         stats = self._stats
         stats.forget()
         by_variable = dict(stats.variable_scalars)
+        # The factor is equal for all gradients, and among the shared scalars.
         by_variable.pop("unscaling", None)
         if not by_variable.keys() <= self._variable_names:
             raise NotMeasured
@@ -283,7 +285,6 @@ class _VariableRows:
     """Rows of scalars of a kernel, one for each variable.
 
     Args:
-        launch: The kernel.
         names: The names of the scalars that differ between variables.
     """
 

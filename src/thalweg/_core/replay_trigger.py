@@ -12,7 +12,7 @@ ReplayFactory = Callable[[Any, PlanCache, Any], Any]
 
 
 class ReplayTrigger:
-    """Object in place of a replay that builds the replay at the next step and runs it.
+    """Placeholder in `PlanCache.replay`: at the next step, it builds a replay and runs it.
 
     Args:
         make: `make(optimizer, cache, step arguments)` returns a replay or None.
@@ -41,7 +41,6 @@ class ReplayTrigger:
         Set `self.read` to the `read` of the new replay, or to None.
 
         Args:
-            optimizer: The optimizer.
             cache: The plans of the optimizer; its `replay` is replaced.
             step_args: The arguments of the step, for `make` and the replay.
         """

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from thalweg._engines.protocol import Dtype
     from thalweg.formula import Rule
 
-_STEP = ""  # in the place of a name
+# The name of the step count among the inputs of a program; the others are hyperparameters.
+_STEP = ""
 
 
 def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
@@ -50,7 +51,6 @@ class RuleScalars:
     hyperparameter.
 
     Args:
-        rule: The rule.
         launch: The kernel that reads the scalars.
         at: The index of the set of variables in `launch`.
         loads: {hyperparameter: tensor of the compute dtype from which the program loads it}.
@@ -76,7 +76,8 @@ class RuleScalars:
         self._loads = loads
         self._rule, self._launch, self._at = rule, launch, at
         self._program: Program | None = None
-        self._may_have_program = launch.measures is None  # which are not made by programs
+        # A program writes to the kernel's rows only, but reductions read these scalars, too.
+        self._may_have_program = launch.measures is None
 
     def made(self, values: Mapping[str, object], step: int | None) -> Mapping[str, Any] | None:
         """Return {name: scalar} of a step; None if the native call computes the scalars.
@@ -107,7 +108,6 @@ class RuleScalars:
 
         Args:
             values: The dict of the last `made`, with the new number. Another dict has no effect.
-            name: The name of the hyperparameter.
         """
         if values is self.values:
             if type(values[name]) is self._launch.dtype:
@@ -129,7 +129,8 @@ class RuleScalars:
             return None
         if [*values] != program.names:
             return None
-        self.values = None  # a step sets the numbers of the program, which are others then
+        # A step with these bytes sets the registers, so they no longer have the numbers of a dict.
+        self.values = None
         return program.pack((dtype(step), *values.values()))
 
     @property

@@ -103,8 +103,9 @@ class _Tape:
     def record(self, operation: int, *operands: object) -> object:
         """Append an operation on up to three operands; return the symbol of its result.
 
-        A comparison gives a bool. Otherwise the result is float64 with a float64 operand, else
-        float32; without symbols it has the compute dtype.
+        The result of a comparison is a bool. The result of arithmetic is float64 if an operand is a
+        float64 symbol, and float32 if all symbols among the operands are float32. If all operands
+        are constants, it has the compute dtype.
 
         Raises:
             TypeError: Native code cannot compute the operation on these operands.
@@ -140,7 +141,8 @@ class _Tape:
         A run with another truth value fails: the guard divides by 0.
 
         Raises:
-            TypeError: The tape has no samples, or is recording a value that a run may discard.
+            TypeError: The tape has no samples. Or it is recording the first alternative of
+                `trace_choice`, whose result a run may discard.
         """
         # A guard in a discarded branch would be discarded, too.
         if not self._decides or self.is_speculative:
@@ -222,6 +224,7 @@ class Symbol(NDArrayOperatorsMixin):
         Raises:
             TypeError: The sample is outside this range.
         """
+        # `and` and `not` call `__bool__`, which records a guard for each comparison.
         if not (self >= 0.0 and self < float(divisor)):
             raise TypeError("A remainder of a number that is not below the divisor.")
         return self
@@ -229,8 +232,9 @@ class Symbol(NDArrayOperatorsMixin):
     def trace_choice(self, value: Callable[[], Any], alternative: Any) -> Any:
         """Return the symbol of "value() if self else alternative".
 
-        Each run computes both and selects. If native code cannot compute `value()`, the sample of
-        this condition decides during tracing. A run with the opposite condition then fails.
+        Each run computes both alternatives and selects one. If native code cannot compute
+        `value()`, tracing chooses the alternative by the sample of this condition, and a run with
+        the opposite condition fails.
 
         Args:
             value: Called without arguments; returns a symbol or number.
@@ -240,6 +244,7 @@ class Symbol(NDArrayOperatorsMixin):
         was_speculative, tape.is_speculative = tape.is_speculative, True
         try:
             outcome = value()
+        # What `value` has recorded stays on the tape, but its results are not checked in runs.
         except TypeError:
             tape.is_speculative = was_speculative
             return value() if tape.decide(self) else alternative

@@ -22,7 +22,6 @@ class OneRule(StepAdapter):
     """Adapter of a step of one rule, with scalars and slots passed by the caller.
 
     Args:
-        rule: The rule.
         scalars: Hyperparameters by name.
         slots: The slots of every variable.
         counts: Functions in C that run in the step's commit.

@@ -76,7 +76,8 @@ class SlotStore:
         self._names: list[str] = []
         self._moves = Moves()
         self.parts: SlotShards | None = None
-        self._in_parts: set[str] = set()  # the names of sharded slots
+        # The names of sharded slots.
+        self._in_parts: set[str] = set()
         self._checkpoint: str | None = None
         self._pending_copies: (
             tuple[list[tuple[Tensor, str, Variable]], dict[int, object]] | None
@@ -85,9 +86,11 @@ class SlotStore:
     def _settled(self) -> dict[int, dict[str, Variable]]:
         """Return {`id` of a variable: {slot name: slot}}.
 
-        The first call after a `deepcopy` also stores the copied slots. A slot then belongs to the
-        copy of its variable, or to the variable itself if it was not copied, too.
+        The first call after a `deepcopy` also stores the copied slots. A slot is stored under the
+        copy of its variable. If the `deepcopy` did not include the variable, it is stored under the
+        variable itself.
         """
+        # Only now is `memo` complete: `deepcopy` may reach the variables after this store.
         if self._pending_copies is not None:
             (slots, memo), self._pending_copies = self._pending_copies, None
             for var, name, slot in slots:
@@ -188,6 +191,7 @@ class SlotStore:
         if self.parts is not None and not is_scalar:
             templates = [self.parts.part(var) for var in variables]
             self._in_parts.add(name)
+        # A variable of a graph has no memory here; its slot is a variable of the graph, too.
         has_tensor = [not isinstance(var, SymbolicVariable) for var in variables]
         dtypes = [dtype_of(rule_slot, var) for var in compress(variables, has_tensor)]
         tensors = iter(laid_out(list(compress(templates, has_tensor)), dtypes, initial, is_scalar))
@@ -261,8 +265,8 @@ class SlotStore:
         Args:
             variables: The variables. A variable that lacks one of the slots is skipped.
             rule_slots: The rule's slots, none of shape ().
-            parts: The new shards, which become `self.parts`.
-            cut: `cut()` is called when all old values are gathered, before `parts` is used.
+            parts: The new division of variables into shards; stored as `self.parts`.
+            cut: `cut()` is called after all old values are gathered; it may change `parts`.
         """
         names = [rule_slot.name for rule_slot in rule_slots]
         holders = [var for var in variables if set(names) <= self.all_of(var).keys()]
@@ -305,7 +309,7 @@ class SlotStore:
         self.check_whole()
         new_store = type(self)()
         all_slots = [slot for *_, slot in self.triples()]
-        # Deferred slots and symbols of a graph have no memory.
+        # Raise for freed storages. Deferred slots and symbols of a graph never have memory.
         check_memories([slot for slot in all_slots if _is_here(slot)])
         slots = [(var, name, copy.deepcopy(slot, memo)) for var, name, slot in self.triples()]
         new_store._pending_copies = slots, memo

@@ -57,7 +57,6 @@ def check_inside(tensor: Tensor, description: str) -> None:
     """Raise an error if an index of a sparse tensor is outside of its shape; torch does not check.
 
     Args:
-        tensor: The sparse tensor.
         description: The beginning of the message, such as "The gradient of 'w'".
 
     Raises:
@@ -91,7 +90,6 @@ def summed(grad: Tensor, dtype: torch.dtype, label: str) -> Tensor:
     unique and ascending, if a row is out of range, or if no rule supports `grad`.
 
     Args:
-        grad: The gradient.
         dtype: The dtype of the variable. For float32, sums of 16-bit rows stay float32; otherwise
             each sum is rounded once.
         label: The variable's name, for the message.
@@ -106,13 +104,14 @@ def summed(grad: Tensor, dtype: torch.dtype, label: str) -> Tensor:
     indices, values = rows.indices, rows.values
     if bool((indices[1:] > indices[:-1]).all()):
         return grad
-    # On the CPU, where torch adds one row after the other; a sum begins with its first row.
+    # On the CPU, torch adds one row after the other.
     row_indices, places = cast("tuple[Tensor, Tensor]", indices.cpu().unique(return_inverse=True))
     if row_indices[0] < 0 or row_indices[-1] >= len(grad):
         # A later check raises, with the entry.
         return grad
     host_values = values.cpu()
     host_values = host_values.float() if host_values.dtype in REDUCED else host_values
+    # A sum that begins with -0 has the bits of its first row, also if that is -0.
     sums = torch.full(
         (len(row_indices), *host_values.shape[1:]), -0.0, dtype=host_values.dtype, device="cpu"
     )

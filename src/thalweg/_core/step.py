@@ -73,7 +73,7 @@ def run_step(
         rebound = try_rebind(adapter, cache, grads_and_vars, transforms, copies, is_final=is_final)
         if rebound is not None:
             return rebound
-    # Slots created in inference mode could not be updated outside it.
+    # `writable` ends inference mode: slots created in it could not be updated outside.
     with note_not_applied(adapter.begun), writable():
         return _plan_step(adapter, cache, grads_and_vars, transforms, copies, is_final)
 
@@ -125,8 +125,8 @@ def rebind_plan(
     """Bind the last plan in `cache` to new gradients and read the hyperparameters.
 
     Return the bound plan for `execute_plan`; nothing is run. Return None, with no gradient bound,
-    if there is no plan, if variables, rule, options or memory differ, or if `adapter.repeats` is
-    False.
+    if there is no plan, or if variables, rule, options or memory differ. Also return None if
+    `adapter.repeats` is False: the step must be planned, for a user function or new state.
     """
     rule = adapter.step_rule()
     if cache.last is None or rule is None or not adapter.repeats:
@@ -134,6 +134,7 @@ def rebind_plan(
     last, plan, scalar_slots, narrow, shaped_slots = cache.last
     try:
         gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
+    # These are not pairs: the planned step raises the error.
     except (TypeError, ValueError):
         return None
     step_args = last.slots, last.titles, adapter.selection, copies, adapter.from_copies
@@ -148,6 +149,7 @@ def rebind_plan(
     except BaseException:
         plan.release_gradients()
         raise
+    # User functions called by `read_hypers` may have reallocated variables or slots.
     if adapter.calls and not plan.try_rebind(_local_request(adapter, request)):
         plan.release_gradients()
         return None
@@ -201,6 +203,7 @@ def _plan_step(
 
     If user functions update the variables, run `run_user_updates` without a plan.
     """
+    # Validation precedes the creation of state, so invalid calls leave no slots behind.
     pairs = _create_state(adapter, _validate_pairs(adapter, cache, grads_and_vars, transforms))
     rule, is_checked = adapter.step_rule(), raises_if_not_finite(adapter, transforms)
     if rule is None or adapter.one_by_one(pairs):
@@ -237,6 +240,7 @@ def _validate_pairs(
     transforms: GradientTransforms,
 ) -> list[Pair]:
     """Return the converted and validated pairs of a step; first set `cache.last` to None."""
+    # After an error, no later step may rebind a plan from before it.
     cache.last = None
     pairs = adapter.convert_pairs(grads_and_vars)
     _check_pairs(adapter, pairs, transforms.narrow)
@@ -311,6 +315,7 @@ def _build_plan(
     request = request._replace(
         places=adapter.places_of(variables), numbers=adapter.numbers_for(rule, variables)
     )
+    # User functions called by `read_hypers` may have reallocated what was validated.
     if adapter.calls:
         _check_pairs(adapter, pairs, transforms.narrow)
     plan = cache.gate.plan_step(_local_request(adapter, request))
@@ -328,14 +333,12 @@ def execute_plan(
 ) -> StepResult:
     """Run a plan that is bound to gradients: update variables and state, or skip the step.
 
-    Return whether the step was taken, and the exceptions raised after its writes. Afterwards the
-    plan's gradients are dropped. With `adapter.gathered`, the writes and the plan are only added to
-    that batch.
+    Return whether the step was taken, and the exceptions raised after its writes. At the end the
+    plan drops its gradients. If `adapter.gathered` is a `WriteBatch`, nothing is written: the
+    writes and the plan are added to this batch.
 
     Args:
-        adapter: The front end's adapter of the step.
-        cached_plan: The plan that `plan_step` or `rebind_plan` returned; not stored in a cache.
-        transforms: The transforms of the gradients.
+        cached_plan: The plan that `plan_step` or `rebind_plan` returned.
         is_new: True at the first run of the plan, which validates the scalars.
         is_final: Run user callbacks and counters. False if more variables of the step follow.
         is_checked: Raise an error if a gradient is not finite. None follows the engine's setting.

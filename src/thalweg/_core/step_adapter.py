@@ -150,7 +150,7 @@ class StepAdapter:
         """Raise an error if the step reduces over flat buffers of several parameters.
 
         Raises:
-            InvalidArgumentError: As `check_reductions` of `_core/flat_buffers.py`.
+            InvalidArgumentError: The message names the buffer, and the rule or option that reduces.
         """
         with importing:
             from thalweg._core.flat_buffers import check_reductions, find_marked, is_reducing

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 Groups = Sequence[Hashable] | None
 ScalarsOf = Callable[[Dtype, Hashable], dict[str, Any]]
 
-_RESERVED = SCALARS | {"t"}  # scalars that a step adds to the rule's
+# Scalars that a step adds to the rule's.
+_RESERVED = SCALARS | {"t"}
 
 
 def derived(rule: Rule, values: dict[str, object], dtype: Dtype, step: int) -> dict[str, Any]:
     """Return the scalars for a rule's formulas: hyperparameters, powers, "t", results of `prepare`.
 
     Args:
-        rule: The rule.
         values: {name: scalar of `dtype`} of the hyperparameters. Powers and "t" are added in place,
             unless present.
         dtype: The compute dtype.

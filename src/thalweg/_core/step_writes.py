@@ -37,18 +37,18 @@ def commit_single_round(
 ) -> list[BaseException]:
     """Write a step in one commit, then run constraints and callbacks.
 
-    No variable may occur twice. With `adapter.gathered`, only add all calls to that batch and
-    return [].
+    No variable may occur twice. If `adapter.gathered` is a `WriteBatch`, write nothing: add all
+    calls to this batch, and return [].
 
     Args:
-        adapter, request: The step.
-        rounds: Iterator that yields one round of writes.
+        rounds: Iterator with a single `WriteRound`, the functions that write all new values.
         callbacks: User callbacks after the constraints.
         counters: Functions in C that update counts and state after the callbacks.
 
     Returns:
         The exceptions of constraints and callbacks.
     """
+    # Builds the calls of the only round; whatever fails here fails before the commit.
     (write_round,) = rounds
     if adapter.constrains:
         indices = constrained_indices(request)
@@ -91,6 +91,8 @@ def commit_rounds(
     targets = _list_constraint_owners(request)
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
+    # A second occurrence reads what the first has written, so the step cannot be one commit. The
+    # rollback stands in for that.
     rollback = calls(putting_back(distinct(tensors)))
     guard = MemoryGuard(request) if adapter.constrains and constrained_indices(request) else None
     try:
@@ -100,6 +102,7 @@ def commit_rounds(
             drain(calls(write_round.calls))
             for index in write_round.members if adapter.constrains else ():
                 errors += constrained(targets[index], request.titles[index])
+        # Constraints have run, which may resize a counter.
         counters = list(map(unless_resized, counters))
         return errors + write_step([], callbacks, counters, adapter.begun)
     except BaseException:
@@ -159,7 +162,6 @@ def run_user_updates(
     Args:
         adapter: The step, whose `apply_one` calls the user function.
         pairs: Validated pairs.
-        transforms: The transforms of the gradients.
         copies: For each variable its 16-bit copy or None; None without copies.
         is_final: Run user callbacks and counters. False if more variables of the step follow.
     """
@@ -181,6 +183,7 @@ def run_user_updates(
             adapter.apply_one(grad, var)
             if not isinstance(grad, IndexedSlices):
                 errors += constrained(var, label)
+        # The user's functions may have resized what the copies read.
         check_memories(targets)
         writes = copy_writes(copies, variables) if copies else []
         counters = [*decision.calls, *adapter.ending]

@@ -112,7 +112,7 @@ class Trackable:
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: object
     ) -> dict[str, object]:
-        """Return {name: child}; with `PER_GRAPH`, only the children of the default graph.
+        """Return {name: child}; in subclasses with children per graph, those of the default graph.
 
         Args:
             save_type: Ignored; accepted for compatibility with TensorFlow.
@@ -142,8 +142,8 @@ class Trackable:
     def _handle_deferred_dependencies(self, name: str, trackable: object) -> None:
         """Restore a new child from the checkpoint value that waits for its name, if any.
 
-        The value of the latest restore is used. Values of earlier restores are dropped. With
-        `PER_GRAPH`, values that were restored in another graph than the child's keep waiting.
+        The value of the latest restore is used. Values of earlier restores are dropped. If children
+        belong to a graph (`PER_GRAPH`), values that were restored in other graphs keep waiting.
 
         Raises:
             CheckpointMismatchError: The child has another shape or dtype. The value keeps waiting.
@@ -151,6 +151,7 @@ class Trackable:
         positions = self._awaited(name, getattr(trackable, "graph", None))
         if not positions:
             return
+        # If `restore` raises, all values keep waiting.
         max(positions, key=_get_uid).restore(trackable)
         waiting = [pos for pos in self._deferred_dependencies[name] if pos not in positions]
         self._deferred_dependencies = {**self._deferred_dependencies, name: waiting}
@@ -170,7 +171,9 @@ class Trackable:
         return [pos for pos in positions if pos.graph is graph or not self.PER_GRAPH]
 
     def _begun(self, name: str, initial_value: object) -> Any:
-        """Return the restored value that waits for a new eager child, else `initial_value`.
+        """Return the restored value that waits for the child `name`; `initial_value` without one.
+
+        The child is a variable that is created in eager mode.
 
         Raises:
             CheckpointMismatchError: The restored value differs from `initial_value` in shape or
@@ -295,9 +298,9 @@ class TrackableSlots(Trackable):
     ) -> None:
         """Restore new slots from the checkpoint values that wait; call `_keep_slot(slot)` for each.
 
-        After an error, the slot that caused it and all later slots are removed. Every new slot
-        passes through here.
+        After an error, the slot that caused it and all later slots are removed.
         """
+        # Every new slot passes through here, so no waiting value can be missed.
         restored_count = 0
         try:
             for var, slot in zip(variables, slots, strict=True):
@@ -333,6 +336,7 @@ class TrackableSlots(Trackable):
             return
         if slot_name is not None and self._waiting.get(var, slot_name) is None:
             return
+        # The creation of slots may read slots, which calls this method again: hence `_settling`.
         variables: list[object] = [var for var in self._waiting.owners() if not is_symbolic(var)]
         if variables and not vars(self).get("_settling"):
             with self._locked():

@@ -40,7 +40,6 @@ def per_variable(
     levels. A variable that is listed twice is reduced once, and its scalar slots are updated twice.
 
     Args:
-        request: The step.
         scalar_slots: For each variable its slots of shape (), in the rule's order; not written.
         columns: The scalars of the rule and of the gradient transforms.
         stats: Computes the reductions.

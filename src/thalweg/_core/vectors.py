@@ -41,6 +41,7 @@ def is_host(tensor: Tensor) -> bool:
 def send_to(values: object, device: torch.device) -> Tensor:
     """Return an array as a tensor on a device; a GPU may still be receiving it."""
     tensor = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
+    # A copy from memory that is not pinned would block.
     tensor = tensor.pin_memory() if device.type == "cuda" else tensor
     return tensor.to(device, non_blocking=True)
 

@@ -125,6 +125,7 @@ def _try_stage(stage: Stage, available: _Available) -> None:
     rule, pass_names, measure_dims, _ = available
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
+    # A stage may treat tall and wide matrices differently.
     for matrix_shape in ((3, 2), (2, 3)):
         inputs = _make_inputs(stage, matrix_shape, available, rand)
         tensors = {name: tensor for name, tensor in inputs.items() if isinstance(tensor, Tensor)}

@@ -89,6 +89,7 @@ class CompositeStep:
             for members, plan in self.parts
         ):
             return True
+        # Some parts may have been bound.
         self.release_gradients()
         return False
 

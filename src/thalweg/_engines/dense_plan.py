@@ -56,8 +56,8 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
 def _group_by_signature(request: StepRequest) -> list[list[int]]:
     """Group the indices of variables that one kernel can update; skip variables without elements.
 
-    A group has one device, equal dtypes of corresponding tensors, and one value of `request.short`.
-    If it is True, matrices also have equal shapes.
+    The variables of a group are on one device, and corresponding tensors have equal dtypes. If
+    `request.short` is True for the variables, their matrices have equal shapes.
     """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
@@ -190,8 +190,8 @@ class DensePlan:
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
         """Bind the plan to the gradients of a request and return True.
 
-        Return False if the request differs in anything but gradients, slots and titles, if memory
-        has moved, or if a gradient must be validated or copied.
+        Return False if the request differs in more than gradients, slots and names, if memory has
+        moved, or if a gradient must be validated or copied.
 
         Args:
             bounds: Optional. Address ranges, from `merge_byte_spans`, that gradients must not
@@ -270,6 +270,7 @@ class DensePlan:
             if not self._points_at(gradients, addresses, bounds):
                 if not _lie_in_storages(gradients, self._bytes):
                     return False
+                # Until all tables are written: an interrupted call must not count as done.
                 self._ids = []
                 for group in self.groups:
                     group_addresses = (

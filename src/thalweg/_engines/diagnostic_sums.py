@@ -66,7 +66,7 @@ def sums_of_products(values: Mapping[str, Array], pairs: Pairs) -> dict[str, Arr
 
 
 def _in_blocks(values: Array) -> Array:
-    """Return the values as (leaves, blocks, rows, columns), padded with +0."""
+    """Return a vector as an array (leaves, blocks, ROWS, COLUMNS), padded with +0."""
     count = -(-len(values) // LEAF)
     # Blocks of zeros change no sum: a single leaf has none.
     blocks = LEAF // BLOCK if count > 1 else -(-len(values) // BLOCK)

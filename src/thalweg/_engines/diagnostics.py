@@ -101,8 +101,8 @@ class VariableDiagnostics:
     def _read_weight(self, is_pre_write: bool) -> Tensor:
         """Return the variable's elements as a vector in the compute dtype.
 
-        A split weight has all of its bits. With `is_pre_write`, the result is a new tensor of the
-        values at which the step begins; see `StepRequest.from_copies`.
+        The lower bits of a split weight are included. With `is_pre_write`, the result is a new
+        tensor of the values at which the step begins; see `StepRequest.from_copies`.
         """
         var = self._var.detach()
         if is_pre_write and self._copy is not None and not layout.is_far(self._copy, var.device):

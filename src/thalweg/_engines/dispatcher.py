@@ -150,6 +150,7 @@ class Dispatcher:
         """Return the plan of a rule with passes, which are computed before the update."""
         with importing:
             from thalweg._engines.staged_step import StagedStep
+        # Each pass has a dispatcher, because the keys of a dispatcher's caches have no rule.
         count = 1 + len(request.rule.passes)
         new_dispatchers = [Dispatcher() for _ in range(count)]
         dispatchers = self._pass_dispatchers.setdefault(request.rule, new_dispatchers)
@@ -291,11 +292,12 @@ class Dispatcher:
 
         Args:
             request: A step over dense gradients.
-            key: The cache key: (engine, index of the run of offloaded variables or -1).
+            key: The cache key: the engine, and -1 or the index in `OffloadTransfers.runs`.
         """
         fitting = map(layout.with_strides_of, request.gradients, request.variables)
         request = request._replace(gradients=list(fitting))
         plan = self._dense.get(key)
+        # A plan that is still bound is in use, such as in an earlier round of this step.
         if plan is not None and not plan.is_bound and plan.serves(request):
             plan.point_at(request.gradients)
         else:
@@ -343,6 +345,7 @@ def _check_memory(
     tensors: list[Tensor] = []
     labels: list[str] = []
     seen_ids: set[int] = set()
+    # The tensors of a variable that occurs twice do not overlap with themselves.
     for var, var_slots, name, copy in zip(variables, slots, names, copies, strict=True):
         layout.check_slots(var, layout.without_records(var_slots, codecs), name)
         if id(var) not in seen_ids:

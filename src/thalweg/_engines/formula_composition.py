@@ -59,7 +59,11 @@ def _chain(first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
 
 
 def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph) -> FormulaGraph:
-    """Return the graph of a `WrappedStepFormula`: `outer` reads base and step of `inner`."""
+    """Return the graph of a `WrappedStepFormula`.
+
+    `outer` replaces the call `moved(base, step)` of `inner`, and reads its arguments. If `inner`
+    has no call, `base` is the variable, and `step` its change.
+    """
     if outer.positional != _WRAPPER_PARAMETERS or len(outer.outputs) != 1:
         raise RuleError(
             f"{place_of(formula.how)} lies around a step: it takes"

@@ -26,6 +26,7 @@ from thalweg.errors import RuleError
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 ALL_FUNCTIONS = (*FUNCTIONS, "wide", "narrow")
+# By id, because global objects of a formula need not be hashable.
 _BY_FUNCTION = {id(getattr(formula, name)): name for name in ALL_FUNCTIONS}
 _ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in ALL_FUNCTIONS}
 _MEANS_MODULE = "thalweg._base.fused_stage"  # a name, because few formulas need it
@@ -243,7 +244,10 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, accepted)
 
     def write_move(self, node: ast.Call) -> ast.expr:
-        """Return and record a call of `moved`, or of `moved_back` for a step with a minus sign."""
+        """Return a call of `moved(base, step)`, and append it to `self.moves`.
+
+        A step with a minus sign becomes a call of `moved_back`, without the sign.
+        """
         self.check_count(node, 2)
         base, step = node.args
         name = "moved"
@@ -277,7 +281,8 @@ class FormulaRewriter(ast.NodeTransformer):
     ) -> None:
         """Raise RuleError unless `first` is the variable that `body[move]` assigns from `moved`.
 
-        Do nothing if `move`, the result of `place_of_move`, is None or `len(body)`.
+        `move` is the result of `place_of_move`. Do nothing if it is None, as there is no call, or
+        `len(body)`, as the call itself is the first result.
         """
         if move is None or move == len(body):
             return
@@ -362,6 +367,7 @@ class FormulaRewriter(ast.NodeTransformer):
                 assignment, f"`{helper_name}` returns {count_of(count, 'value')}, not {len(names)}."
             )
         assignments: list[ast.Assign] = []
+        # A target may be an argument of the helper, so all results are computed first.
         for index, name in used:
             result = self.write_helper(call, helper, index)
             store = ast.Assign([ast.Name(f"{LOCAL_PREFIX}_{index}_{name}", ast.Store())], result)

@@ -96,6 +96,7 @@ def _check_current(function: types.FunctionType) -> None:
     """Raise RuleError if the file of a function was edited after the import."""
     loaded = function.__code__
     text = "".join(inspect.findsource(function)[0])
+    # The future statements of the module change the code of its functions.
     flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     recompiled = compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
     if not (
@@ -107,7 +108,7 @@ def _check_current(function: types.FunctionType) -> None:
 
 
 def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
-    """Return True if the code of a module contains a function."""
+    """Return True if the code `module` contains the code `loaded` of a function."""
     codes = [] if module is None else [module]
     # The list grows by nested functions.
     for code in codes:

@@ -110,7 +110,10 @@ def _check_parameters(rule: Rule, formula_graph: FormulaGraph) -> None:
 
 
 def _infer_kind(rule: Rule, node: Node, arg_kinds: list[str]) -> str:
-    """Return the kind of a node (see `LineFormula`), given the kinds of its arguments.
+    """Return the kind of a node's value: "row", "column", "matrix", or "" for a scalar.
+
+    Args:
+        arg_kinds: The kinds of the node's arguments.
 
     Raises:
         RuleError: The operation is not allowed on the kinds. The caller adds the stage's name.

@@ -31,7 +31,7 @@ class Streams(NamedTuple):
         gradient: The dtype of the gradients.
         sizes: The number of elements of each variable.
         base: Addresses, (variables, streams); 0 for gradients. With `positions`, two more columns
-            have the variable's random stream, and the position of its first element.
+            have the variable's index for random bits, and the position of its first element.
         draws: True if 16-bit numbers are rounded stochastically.
         positions: True if rounding depends on positions of elements: with `draws`, and for slots in
             blocks of codes.
@@ -109,6 +109,7 @@ def streams_of(request: StepRequest, members: Sequence[int]) -> Streams:
     )
     base = np.zeros((len(members), len(names)), np.int64)
     for row, tensors in enumerate(tensors_by_member):
+        # Column 1 is for gradients.
         base[row, 0], *base[row, 2:] = map(Tensor.data_ptr, tensors)
     has_copy = copies[members[0]] is not None
     # Copies are rounded to the nearest.

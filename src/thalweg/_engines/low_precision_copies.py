@@ -46,8 +46,8 @@ def resumed(var: Tensor, copy: Tensor) -> Tensor:
 def is_nearest(values: Tensor, candidates: Tensor) -> Tensor:
     """Return a bool tensor: True where a candidate is a nearest bfloat16 of the number.
 
-    Halfway between two bfloat16 numbers, both are nearest: master weights are rounded to even, the
-    upper bits of split weights away from zero. The result is False for NaN.
+    If a number is halfway between two bfloat16 numbers, both are nearest: master weights round such
+    numbers to even, split weights away from zero. The result is False for NaN.
 
     Args:
         values: The numbers; numbers beyond the largest bfloat16 count as the largest.

@@ -141,10 +141,11 @@ class Batch:
                 self.pass_values[name] = list(map(empty_like_elements, variables))
 
     def matrices(self, name: str, rows: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return a pass value of some variables as a tensor (len(rows), *shape), perhaps a view.
+        """Return values that a pass has computed, a tensor (len(rows), *shape), perhaps a view.
 
         Args:
-            rows: The indices of the variables in the batch.
+            name: The name of the values.
+            rows: The indices in the batch of the variables to return.
             shape: The shape of one variable in the stage.
         """
         if name in self._blocks:
@@ -153,9 +154,10 @@ class Batch:
         return torch.stack([self.pass_values[name][row].reshape(shape) for row in rows])
 
     def set_pass_values(self, name: str, rows: Sequence[int], values: Tensor) -> None:
-        """Copy the output of a stage into a pass value.
+        """Overwrite values that a pass has computed by the output of a stage.
 
         Args:
+            name: The name of the values.
             rows: The indices in the batch of the variables that are overwritten.
             values: The new values, one for each of `rows`.
         """
@@ -188,12 +190,13 @@ class Batch:
         if len(rows) < len(self.members):
             old_values = self.new_slot_values.get(name, self.vectors[name])
             values = _replace_rows(old_values.to(values.dtype, copy=True), rows, values)
+        # Later stages read the slot as it will be stored.
         self.new_slot_values[name] = values.to(self.kind)
 
     def rows_by_count(self, columns: Columns, period: int) -> list[list[int]]:
-        """Return a list of variables' indices in the batch for each distinct step number.
+        """Return for each distinct step number the indices in the batch of its variables.
 
-        Variables that are not due (see `is_due`) are left out.
+        Step numbers that are not due (see `is_due`) are left out.
         """
         rows_by_step: dict[float, list[int]] = {}
         for row, count in enumerate(counts_of(columns, self.members)):
@@ -352,6 +355,7 @@ def _call_divided(
                 group_inputs[name] = division.take_slot(slots[name], argument, group)
             elif isinstance(argument, StageRandom):
                 argument.matrix_count = division.matrix_count(group)
+            # A number of each variable is repeated for its matrices.
             elif isinstance(argument, Tensor) and argument.dim():
                 group_inputs[name] = argument.repeat_interleave(division.matrix_count(group), 0)
         group_outputs = _call_function(call.stage, batch, group_inputs, label)
@@ -362,6 +366,7 @@ def _call_divided(
                 f" {', '.join(group_outputs)} for others."
             )
         for name, values in group_outputs.items():
+            # All groups together write all elements.
             target = outputs.setdefault(name, torch.empty_like(inputs[name]))
             if name in slots:
                 division.put_slot(slots[name], target, group, values)
@@ -372,6 +377,7 @@ def _call_divided(
 
 def _disable_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context manager that disables autocast, or does nothing on devices without it."""
+    # With autocast, torch would compute products of matrices in 16 bits.
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)

@@ -33,9 +33,9 @@ class SlotParts(NamedTuple):
 
 @lru_cache(4096)
 def slot_parts(slot: Slot, shape: Sequence[int]) -> SlotParts:
-    """Return the parts of a slot of a variable, one for each matrix of its layout.
+    """Return the shapes of a slot and of its parts, one for each matrix of the variable's layout.
 
-    Parts with equal trailing dimensions are concatenated. Other parts are flattened.
+    The slot is a concatenation of its parts, which are flattened if trailing dimensions differ.
     """
     layout = slot.layout or ONE_MATRIX
     batch = layout.matrix_sizes(shape)[0]

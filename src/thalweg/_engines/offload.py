@@ -44,10 +44,12 @@ class Prefetch:
         self._version = grad._version
         if grad.is_cuda:
             stream = _transfer_stream(grad.device)
+            # The transfer follows the kernels that compute the gradient.
             stream.wait_stream(torch.cuda.current_stream(grad.device))
             with torch.cuda.stream(stream):
                 self.buffer.copy_(source, non_blocking=True)
                 self.event = stream.record_event()
+            # Until the transfer is done, torch must not give the memory to another tensor.
             source.record_stream(stream)
         else:
             self.buffer.copy_(source)
@@ -166,9 +168,9 @@ class OffloadTransfers:
         self.request = request._replace(gradients=gradients, copies=copies)
 
     def _fetch_gradients(self, gradients: list[Any]) -> None:
-        """Start the transfers of all gradients, and record CUDA events after each run.
+        """Start the transfers of all gradients. Record CUDA events after each run of variables.
 
-        Replace gradients on other devices, in the list, by tensors on the variables' devices.
+        In the list, replace a gradient on another device by a tensor on its variable's device.
         """
         streams: dict[torch.device, Any] = {}
         arrivals: list[Any] = []
@@ -180,6 +182,7 @@ class OffloadTransfers:
             if device.type == "cuda" and device not in streams:
                 streams[device] = _transfer_stream(device)
                 streams[device].wait_stream(torch.cuda.current_stream(device))
+            # For None, torch does not change the stream.
             with torch.cuda.stream(streams.get(device)):
                 gradients[index] = link.fetch_gradient(gradients[index])
             if index in self.runs and self.runs[index] != self.runs.get(index + 1):

@@ -129,7 +129,7 @@ class PassGroup(NamedTuple):
 
 @cache
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
-    """Group the passes over rows and columns of a rule, and its `measures`, in order.
+    """Return the passes over rows and columns of a rule, then its `measures`, in groups.
 
     The first group has no measures. Return None if `_can_run_passes` returns False.
     """
@@ -193,7 +193,7 @@ def _reads_only(stage: Stage, numbers: set[str], excluded_names: set[str]) -> bo
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return a tuple of names of computed values for each pass over memory, in order.
+    """Return the names of the values that each traversal of memory computes, in order.
 
     The last tuple, (), is for the update.
     """

@@ -73,6 +73,7 @@ def draw_bits(
         variable_indices.append(torch.full_like(group, variable_index))
         selections.append((len(group), selection))
     group, variable_index = torch.cat(groups), torch.cat(variable_indices)
+    # The lower 8 bits are the stream; groups from 2**32 on need the others.
     high = (group >> 32) << 8 | stream
     outputs = torch.stack(philox((group & MASK, step, variable_index, high), key), dim=-1)
     halves = torch.stack([outputs & 0xFFFF, outputs >> 16], dim=-1).to(torch.int32)

@@ -56,7 +56,8 @@ class StepRequest(NamedTuple):
             dimension of 1. Vectors are contiguous, have the compute dtype, and overlap with no
             tensor of the step.
         places: For stochastic rounding, and for shards with encoded slots: for each variable its
-            random stream or None, and the positions of its elements in the unsharded variable.
+            index for random bits, or None to round to the nearest number; and the positions of its
+            elements in the unsharded variable.
         short: For each variable True if an engine runs the passes inside its kernels, over small
             matrices side by side. Variables with True have no vectors.
         numbers: For each variable its index in the optimizer, if stages draw random numbers.
@@ -119,6 +120,7 @@ class Columns(NamedTuple):
             return []
         if self.apply_flag is not None:
             pairs = zip(values, slots, strict=True)
+            # The device reads the flag; the host does not wait for it.
             values = [torch.where(self.apply_flag, value, slot) for value, slot in pairs]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return [partial(copy, slots, values)]

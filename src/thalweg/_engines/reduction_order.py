@@ -111,6 +111,7 @@ class Tree:
             (tensors, ...) float64; +0 for a tensor without leaves.
         """
         for first_indices, pair_indices, right_indices in self._levels:
+            # An index array copies, so that `leaves` is not changed.
             pair_sums: Any = leaves[first_indices]
             with np.errstate(all="ignore"):
                 pair_sums[pair_indices] += leaves[right_indices]

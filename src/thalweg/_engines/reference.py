@@ -65,13 +65,14 @@ def evaluate_on(
 def _flush_results(
     formula: Formula, results: Sequence[Any], var: Array, grad_count: int
 ) -> list[Array]:
-    """Return results as arrays of the variable's shape and dtype, with denormals flushed.
+    """Return results as arrays of the variable's shape and dtype.
 
-    A product with 1 flushes denormals. Results that are unchanged inputs are not flushed.
+    If this thread flushes denormals, they become zero, except in results that are unchanged inputs.
 
     Args:
         grad_count: 1 if the second input is a gradient, which has no result; else 0.
     """
+    # A product with 1 flushes results that were selected and not computed.
     unit, formula_graph = var.dtype.type(1), trace_formula(formula)
     arrays: list[Array] = []
     for index, result in enumerate(results):

@@ -125,7 +125,7 @@ class TileMeasures:
 def _allocate_partials(
     measure: Measure, view: View, count: int, device: torch.device
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Allocate partial results of `count` variables; return memory and `pairs_of(memory)`."""
+    """Allocate partial results of `count` variables; return (memory, pairs for `join_pairs`)."""
     shapes = {
         "row": (count, view.matrices, view.rows, view.across),
         "column": (count, view.matrices, view.down, view.columns),

@@ -47,6 +47,7 @@ class RowMajorGroups:
         """
         request = self._request._replace(gradients=gradients)
         read = {stream for formula in formulas for stream in trace_formula(formula).streams}
+        # Groups have the addresses of copies, so that further copies need new groups.
         if not self._groups or not read <= self._read:
             self._read |= read
             self._copies = {}

@@ -45,9 +45,11 @@ def update_rows(
     if rule.duplicates == "sum":
         values = add(values, row_indices, len(rows))
         row_indices = torch.arange(len(rows), dtype=torch.int64, device=var.device)
+    # A later entry of a row updates the row as the earlier entries have left it.
     for wave in group_occurrences(row_indices, len(rows)):
         inputs = [block[row_indices[wave]] for block in blocks]
         results = evaluate(formula, [inputs[0], values[wave], *inputs[1:]])
+        # Between entries, a row is rounded as if it were stored.
         for block, tensor, result in zip(blocks, tensors, results, strict=True):
             block.index_copy_(0, row_indices[wave], result.to(tensor.dtype).to(kind))
     yield formula, rows, blocks

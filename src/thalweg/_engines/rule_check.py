@@ -74,6 +74,7 @@ def check_rule(rule: Rule, hyperparameters: Mapping[str, Any] | None = None) -> 
             formula = getattr(rule, role)
             if formula is not None:
                 _check_formula(rule, role, formula, available_scalars)
+    # The message contains the text of the caught error, which is not shown again.
     except RuleError as error:
         raise RuleError(f"Rule {rule.name!r}: {error}") from error.__cause__
 

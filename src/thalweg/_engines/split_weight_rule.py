@@ -67,6 +67,7 @@ def split_rule(rule: Rule) -> Rule:
             input_count += count
         else:
             passes.append(rule_pass)
+    # Slots in codes take dense gradients alone, so the rule is `whole`, without formulas of rows.
     return replace(
         rule,
         name=f"{rule.name} of split weights",

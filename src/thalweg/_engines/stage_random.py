@@ -51,6 +51,7 @@ class StageRandom:
 
     def normal(self, *shape: int) -> Tensor:
         """Return numbers of the standard normal distribution, of shape (batch, *shape)."""
+        # The first number may be 0, but not 1, whose logarithm below would be infinite.
         first, second = self._draw(shape), self._draw(shape)
         return self._to_tensor(np.sqrt(-2 * np.log1p(-first)) * np.cos(tau * second))
 

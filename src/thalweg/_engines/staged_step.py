@@ -80,7 +80,7 @@ class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
 
 
 class Matrices(Protocol):
-    """Matrices of all variables of a step.
+    """Values that passes and measures compute for all variables of a step, and runs of stages.
 
     Attributes:
         made: For each variable {name: tensor that a pass computes}.
@@ -135,7 +135,7 @@ class Matrices(Protocol):
 
 
 class WholeMatrices:
-    """`Matrices` of unsharded variables; variables in `StepRequest.short` have no entries."""
+    """`Matrices` of unsharded variables, except variables with True in `StepRequest.short`."""
 
     def __init__(self, request: StepRequest) -> None:
         self._rule = rule = request.rule
@@ -305,6 +305,7 @@ def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return first.unsqueeze(0)
     size = first.numel() * first.element_size()
+    # The step of a range must not be 0, as the size of empty tensors is.
     ptrs = range(first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1))
     storage = first.untyped_storage().data_ptr()
     if not all(
@@ -445,6 +446,7 @@ class StagedStep:
                 group.run_passes(columns.of_members(members))
             if self._rule.is_of_lines:
                 self._matrices.read_slots(slots)
+            # The kernels of small matrices have run the passes of their variables.
             for rule_pass in self._rule.passes if not self._are_short else ():
                 if isinstance(rule_pass, Pass):
                     self._run_pass(rule_pass, next(passes), self._with_numbers(columns))
@@ -583,6 +585,7 @@ class StagedStep:
         )
         if are_disjoint == self._are_disjoint:
             return
+        # Until all groups are bound: an interrupted call must not count as done.
         self._are_disjoint = None
         for members, group in self._short_groups:
             positions: list[int] = group.members
@@ -591,6 +594,7 @@ class StagedStep:
 
     def _run_pass(self, rule_pass: Pass, plan: StepPlan, columns: Columns) -> None:
         """Run the plan of a pass; raise RuleError if a scalar of the formula is missing."""
+        # Passes write memory of the plan, whether or not the step is applied.
         try:
             rounds = list(plan.make_rounds(columns._replace(apply_flag=None)))
         except KeyError:

@@ -219,7 +219,10 @@ def _view_of_storage(storage: object, dtype: torch.dtype) -> Tensor:
 
 
 def _find_flags() -> tuple[int, int]:
-    """Return (offset, mask) of the only word that is equal for two tensors if dtypes are equal."""
+    """Return the offset of the word with dtype and device, and a mask for its initialized bits.
+
+    Among tensors over one storage, it is the only word that depends on the dtype alone.
+    """
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32)
     storage = _zeros(64, dtype=torch.float64).untyped_storage()
     twins = [[_read_impl(_view_of_storage(storage, dtype)) for _ in range(2)] for dtype in dtypes]
@@ -252,6 +255,7 @@ def _find_version(storage_offset: int) -> tuple[int, int]:
     Raises:
         UnknownLayoutError: There is no word, or more than one, with this property.
     """
+    # Different numbers of writes, so that no constant word matches all trials.
     trials = [(_zeros(4), writes) for writes in (3, 5, 8)]
     shared: list[set[int]] = []
     for tensor, _ in trials:
@@ -412,8 +416,8 @@ def _confirm_gradients(layout: Layout) -> None:
 def find_attributes_pointer(owner: object) -> int:
     """Return the address of an object's pointer to its `__dict__`; 0 if it is not found.
 
-    A managed dictionary is searched in the four words before the object, because the word depends
-    on Python's version.
+    For a class with managed dictionaries, the pointer is one of the four words before the object,
+    depending on Python's version.
     """
     attributes, offset = vars(owner), type(owner).__dictoffset__
     if type(owner).__flags__ & _MANAGED_DICT:
@@ -495,6 +499,7 @@ def layout() -> Layout | str:
         offsets = _measure_layout()
         confirm(offsets)
         float_offset()
+    # After any failure, steps are planned in Python.
     except Exception as error:
         return f"{error} in torch {torch.__version__}"
     return offsets

@@ -167,7 +167,7 @@ class TorchPart:
     def _select_scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
         """Return {name: scalar, or vectors of rows or columns} for the formulas of a batch.
 
-        Scalars that differ between members are tensors that broadcast with joined values.
+        A scalar that differs between members is a tensor that broadcasts with the joined variables.
         """
         request, members = self._request, batch.members
         first = request.variables[members[0]]
@@ -291,6 +291,7 @@ class TorchPart:
     @no_grad()
     def make_calls(self, columns: Columns) -> list[Call]:
         """Compute new values; return functions that copy them, or [] if `apply_flag` is false."""
+        # This waits for the device, unlike kernels, which read the flag themselves.
         if columns.apply_flag is not None and not columns.apply_flag:
             return []
         with set_denormals(self._flush):
@@ -308,6 +309,7 @@ class TorchPart:
         stored_values: dict[int, Tensor] = {}
         for index in find_changed(rule, rule.update, len(tensors)):
             result = results[index]
+            # The result must not change when another result is copied to its memory.
             if graph.results[index].op in _ALIASING:
                 result = result.clone()
             stored_values[index] = self._to_stored(batch, index, result, scalars)
@@ -331,7 +333,7 @@ class TorchPart:
         return moved_values if draws else moved_values.to(start.dtype).to(kind)
 
     def _place(self, member: int) -> tuple[int | None, Any]:
-        """Return (random stream or None, position of the first element) of a member."""
+        """Return the entry of a member in `StepRequest.places`, or (None, 0) without entries."""
         return self._request.places[member] if self._request.places else (None, 0)
 
     def _to_stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
@@ -443,6 +445,8 @@ def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key; variables with equal keys can be computed in one batch."""
     var = request.variables[member]
     stream = request.places[member][0] if request.places else None
+    # A variable is joined with others only if it fills complete blocks of codes, and if its random
+    # bits, which are in the order of memory, are in row-major order.
     blocks = [codec.block for codec in _list_codecs(request, member) if codec is not None]
     is_single = (
         isinstance(request.gradients[member], IndexedSlices)
@@ -482,6 +486,7 @@ def leaves_by_tensor(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     members_by_height: dict[int, list[int]] = {}
     for member, values in enumerate(tensors):
+        # A power of two, so that few groups have equal heights and need separate calls.
         height = min(LEAF // LANES, 1 << max(-(-len(values) // LANES) - 1, 0).bit_length())
         members_by_height.setdefault(height, []).append(member)
     leaves: dict[int, Tensor] = {}

@@ -41,8 +41,9 @@ def replace(
 ) -> None:
     """Replace the content of a file atomically. On return, the content survives a power loss.
 
-    A link's target is replaced, not the link. The new file has the permissions of the old file,
-    restricted by the umask. Temporary files that crashed processes left are deleted.
+    A link's target is replaced, not the link. The new file has the old file's read and write
+    permissions, restricted by the umask; its owner can always read and write. Temporary files that
+    crashed processes left are deleted.
 
     Args:
         path: The file; its directory must exist.
@@ -86,7 +87,7 @@ def _replace_all(
     reserved: int = 0,
     make_head: Callable[[], Buffer] | None = None,
 ) -> None:
-    """Replace files as `replace_together` does; `reserved` and `make_head` are as for `replace`."""
+    """Write all `files`, then rename them; `reserved` and `make_head` are as for `replace`."""
     commits: list[_Commit] = []
     with contextlib.ExitStack() as exit_stack:
         for path, chunks, total in files:
@@ -151,6 +152,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     parent = os.path.dirname(full_path)
     make_folder(parent)
     try:
+        # Another process may make the directory meanwhile.
         with contextlib.suppress(FileExistsError):
             os.mkdir(full_path)
         if not os.path.isdir(full_path):
@@ -232,6 +234,7 @@ class _Commit:
             self._temporary = temporary = syscalls.make_temporary_name(self.target)
         syscalls.active_paths.add(temporary)
         try:
+            # After a crash, `remove_abandoned` deletes the file only if it can open the file.
             mode = 0o666 if self._previous is None else self._previous.st_mode & 0o666
             with self.report_write_errors():
                 descriptor = syscalls.retry_interrupted(
@@ -243,6 +246,7 @@ class _Commit:
                         with self.report_write_errors():
                             syscalls.give_ownership(descriptor, self._previous)
                     self._write_content(descriptor, chunks, make_head)
+                # Network file systems report some failed writes at the end only.
                 finally:
                     with self.report_write_errors():
                         syscalls.close(descriptor)

@@ -46,7 +46,7 @@ def by_slices(table: list[int]) -> Function | None:
 
 
 def _compile_module(module: object) -> Function | None:
-    """Return the compiled checksum function of a module; None if LLVM or a test sum fails."""
+    """Return the compiled checksum function of a module; None if LLVM fails or the sum is wrong."""
     try:
         address = _link_function(str(module))
     except (ImportError, RuntimeError, AttributeError):  # Other versions of llvmlite differ.
@@ -94,6 +94,7 @@ def _build_instruction_module(word_intrinsic: str, byte_intrinsic: str) -> objec
 
     i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
     is_arm = "aarch64" in word_intrinsic
+    # The instruction of x86 for words takes and returns the checksum in 64 bits.
     state = i32 if is_arm else i64
     module = ir.Module(_NAME)
     of_words = ir.Function(module, ir.FunctionType(state, [state, i64]), word_intrinsic)
@@ -149,6 +150,7 @@ def _load_word(builder: Any, address: Any, kind: Any, offset: int = 0) -> object
     """Build and return the load of an integer of type `kind` at an address plus offset."""
     pointer = builder.add(address, address.type(offset))
     word = builder.load(builder.inttoptr(pointer, kind.as_pointer()))
+    # Without this, LLVM assumes that the address is a multiple of the word's size.
     word.align = 1
     return word
 
@@ -174,7 +176,11 @@ def _write_function(
     builder = ir.IRBuilder(function.append_basic_block("entry"))
 
     def add_loop(begin: object, end: object, step: int, first: Any, write_step: Step) -> Any:
-        """Build a loop of `write_step` while `step` bytes remain; return position and checksum."""
+        """Build a loop that runs while `step` bytes are left before address `end`.
+
+        It begins at address `begin` with checksum `first`; `write_step` builds the body. Return the
+        address and the checksum after the loop.
+        """
         entry_block = builder.block
         loop_head, loop_body, loop_end = map(function.append_basic_block, ("head", "in", "out"))
         builder.branch(loop_head)

@@ -134,6 +134,7 @@ def mapped(path: Path, progress: Progress | None = None) -> Contents:
     with atomic_write.open_for_reading(path) as stream:
         description = _read_description(file_path, stream)
         tensor_payload.read_tensors(file_path, stream, description.tensors, {}, progress)
+        # With ACCESS_COPY, a write to a tensor changes a private copy of the page.
         try:
             pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError:  # Some file systems cannot map files.
@@ -189,6 +190,7 @@ def _read_description(path: str, stream: BinaryIO) -> Description:
     if not header.begins_like_ours(first + stream.read(len(header.FIRST))):
         raise format_detection.refusal_error(path, stream, "file of thalweg")
     length = int.from_bytes(first, "little")
+    # No checksum protects the length before the header is read.
     if length > header.LIMIT:
         raise DataLossError(f"{path}: Its header has {length} bytes; {header.LIMIT} are allowed.")
     if length + header.LENGTH > size:

@@ -77,8 +77,10 @@ def _is_deep(text: str) -> bool:
     """
     if text.count("[") + text.count("{") <= DEPTH:
         return False
+    # Without escaped quotes, every second part between quotes is outside of strings.
     unquoted = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
     brackets = "".join(unquoted).encode(errors="replace").translate(_AS_SQUARE, _NO_BRACKETS)
+    # A round removes the innermost level.
     for _ in range(DEPTH):
         brackets, length = brackets.replace(b"[]", b""), len(brackets)
         if len(brackets) == length:
@@ -116,6 +118,7 @@ def _parse_float(digits: str) -> float:
 
 def _parse_int(digits: str) -> int:
     """Return an int; raise InvalidConfigError if too long."""
+    # The time that `int` takes grows with the square of the number of digits.
     if len(digits) > DIGITS:
         raise InvalidConfigError(f"A number of {len(digits)} digits.")
     return int(digits)

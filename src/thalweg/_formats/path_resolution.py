@@ -125,6 +125,7 @@ def locate_checkpoint(path: str | os.PathLike[str]) -> ResolvedPath:
     thalweg_path = file_path + ENDING
     if prefix == file_path and os.path.lexists(thalweg_path) and not os.path.isdir(thalweg_path):
         return ResolvedPath(thalweg_path, PathKind.OURS)
+    # The reader raises an error about an index that is a link, even a broken one.
     for candidate in dict.fromkeys((file_path, prefix)):
         if os.path.lexists(f"{candidate}.index"):
             return ResolvedPath(candidate, PathKind.BUNDLE)

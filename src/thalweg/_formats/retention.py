@@ -15,14 +15,14 @@ def _spare_after(saved_time: float, mark: float, span: float) -> float | None:
 
 
 class Keeper:
-    """List of the newest checkpoints; older checkpoints are deleted, or retained for good.
+    """List of the newest checkpoints, which selects older checkpoints to delete.
 
     Savers write the new file, list it as the newest, then delete what `too_old` yields. So a crash
     at any time leaves a checkpoint to continue from.
 
     Args:
         most: The number of newest checkpoints; None for all.
-        span: One older checkpoint is retained per so many seconds; None for none.
+        span: One older checkpoint is never deleted per so many seconds; None to delete all.
         mark: The time of the last checkpoint that was retained for good.
         newest: The existing checkpoints, the oldest first.
         spare: `spare(time, mark, span)` returns the new mark to retain a checkpoint that is too

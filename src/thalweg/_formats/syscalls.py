@@ -38,6 +38,7 @@ def retry_interrupted(call: Callable[P, T], *args: P.args, **options: P.kwargs) 
 
 def without_links(path: str) -> str:
     """Return the path of the file that links at `path` lead to; the file need not exist."""
+    # `realpath` with `strict` fails for a missing file, so the last name is resolved here.
     for _ in range(_LINKS):
         directory, name = os.path.split(path)
         if name in ("", ".", ".."):
@@ -138,6 +139,7 @@ def make_temporary_name(target: str) -> str:
 
 def remove_abandoned(target: str) -> None:
     """Delete the temporary files of `target` that no process is writing."""
+    # On Windows, `os.kill(process, 0)` ends the process.
     if os.name != "posix":
         return
     directory, name = os.path.split(target)

@@ -84,6 +84,7 @@ def _batch_pieces(
     batch_size = 0
     for name, entry in sorted(headers.items(), key=lambda item: item[1].begin):
         offset, buffer = 0, buffers.get(name)
+        # A tensor without elements, too, has a piece, so that its checksum is compared.
         while True:
             size = min(_BATCH - batch_size, entry.bytes - offset)
             memory = None if buffer is None else buffer[offset : offset + size]
@@ -141,6 +142,7 @@ def _read_into(stream: BinaryIO, memory: memoryview, begin: int) -> bool:
         buffer = stream.read(len(memory))
         memory[: len(buffer)] = buffer
         return len(buffer) == len(memory)
+    # `preadv` does not move the file's position, which threads share.
     while memory:
         count = os.preadv(stream.fileno(), [memory], begin)
         if not count:

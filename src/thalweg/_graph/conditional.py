@@ -44,7 +44,8 @@ def cond(
         pred: A number or tensor of one element.
         true_fn: Returns a tensor, an operation, or nested lists, tuples and dicts of these.
         false_fn: Returns the structure and dtypes of `true_fn()`.
-        strict: In graph mode, False returns the element of a result that lists one tensor.
+        strict: In graph mode, False returns the element of a list or tuple of length 1 instead of
+            the list; True returns the list.
         fn1, fn2: The old names of `true_fn` and `false_fn`.
 
     Returns:
@@ -61,6 +62,7 @@ def cond(
             raise InvalidTypeError(f"{argument} must be callable, not {show_value(function)}.")
     if executing_eagerly():
         return (then if pred else otherwise)()  # pyright: ignore
+    # A Python bool would fix the branch for all runs, by mistake in most programs.
     if isinstance(pred, bool):
         raise InvalidTypeError("pred must not be a Python bool: use if, or a tensor.")
     graph = get_default_graph()
@@ -117,6 +119,7 @@ def case(
             message = "case: none of these conditions holds, and there is no default."
             checks.append(must_hold(lambda *given: any(map(bool, given)), preds, message))
         chain = list(zip(preds, (function for _, function in pairs), strict=True))
+        # Without a default, the last function needs no test of its own: `checks` did that.
         fallback = chain.pop()[1] if default is None else default
         for pred, function in reversed(chain):
             fallback = partial(cond, pred, function, fallback, strict=True)

@@ -22,7 +22,7 @@ _COMPUTED = ("pure", "variable")
 def find_early_operations(
     operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return the assignments `step = step + 1` of a run, and the operations that these depend on.
+    """Return the operations that assign `step = step + 1`, with all operations they depend on.
 
     Args:
         operations: The operations of a run.
@@ -32,6 +32,7 @@ def find_early_operations(
     for op in operations:
         if op.type == "Assign" and len(op.written) == 1 and _is_counter(op.written[0]):
             inputs = _pure_inputs_of(op, predecessors)
+            # A counter is assigned a value computed from itself.
             if op.written[0].op in inputs:
                 early |= inputs
     return early
@@ -53,10 +54,10 @@ def _is_counter(variable: object) -> bool:
 def _pure_inputs_of(
     op: Operation, predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return `op` and all operations that its inputs depend on.
+    """Return `op` and all operations on which the inputs of `op` depend.
 
-    Return an empty set if an operation has control dependencies, is in a unit, branch or loop, or
-    is not pure. Only `op` may be an update.
+    Return an empty set if one of them has control dependencies, or is in a unit, branch or loop, or
+    if one other than `op` is not pure.
     """
     closure: set[Operation] = set()
     stack = [op]

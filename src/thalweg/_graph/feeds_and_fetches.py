@@ -57,7 +57,7 @@ def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
 
 
 def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
-    """Return {symbolic tensor: value} for a `feed_dict`, with torch tensors of the keys' dtypes.
+    """Return {symbolic tensor: torch tensor of its dtype, or slices} for a `feed_dict`.
 
     Raises:
         InvalidTypeError: A key is no tensor, a value is symbolic, or a conversion loses digits.
@@ -77,10 +77,11 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
 
 
 def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
-    """Return an array or tensor of equal shape and dtype as a detached torch tensor, else None."""
+    """Return `value` as a torch tensor if its shape and dtype are those of `tensor`, else None."""
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
         return None
+    # An unknown shape is not a tuple, so the result is NotImplemented, which is true.
     if tuple.__eq__(value.shape, shape) is not True:
         return None
     if kind is np.ndarray:
@@ -92,7 +93,7 @@ def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
 
 
 def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, object]:
-    """Return (symbolic tensor, torch tensor or slices) of one feed; raise as `convert_feeds`."""
+    """Return (symbolic tensor, torch tensor or slices) of one feed; see `convert_feeds`."""
     tensor = key
     if not isinstance(key, SymbolicTensor) or key.graph is not graph:
         tensor = _fed_tensor(graph, key)
@@ -136,7 +137,7 @@ def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
-    """Return the symbolic tensor for a key of `feed_dict`, a tensor or a name; raise if missing."""
+    """Return the symbolic tensor of the graph for a key of `feed_dict`, or raise an error."""
     try:
         element = graph.as_graph_element(key)
     except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:

@@ -14,7 +14,8 @@ from thalweg._graph.ops import creation_node
 from thalweg.errors import InvalidArgumentError
 from thalweg.variable import as_dtype, to_tensor
 
-_of_eager_mode: dict[int, torch.Generator] = {}  # by their seeds
+# Generators of eager mode by their seeds.
+_of_eager_mode: dict[int, torch.Generator] = {}
 
 Draw = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
 
@@ -29,11 +30,11 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
-    """Return a function that returns the `torch.Generator` for a new random operation.
+    """Return a function without arguments that a random operation calls for its `torch.Generator`.
 
-    The function returns None, for torch's default generator, if neither the call nor the graph has
-    a seed. Otherwise each session draws the sequence of the seed from its beginning. In eager mode
-    all calls with equal seeds continue one sequence.
+    The function returns None, for torch's default generator, if neither `seed` nor the graph's seed
+    is set. With a seed, it returns a generator of the running session, which starts with the seed.
+    In eager mode, all operations with equal seeds share one generator.
     """
     graph = graph_of()
     if seed is None and graph is not None and graph.seed is not None:
@@ -55,9 +56,9 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
 
 
 def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, name: str) -> object:
-    """Return a tensor of random numbers, drawn now in eager mode, otherwise in each run.
+    """Return a tensor of random numbers; in graph mode, each run draws new numbers.
 
-    `draw(tensor, generator)` fills an empty tensor in place; for `seed` see `numbers_of`.
+    `draw(tensor, generator)` fills an empty tensor in place. For `seed` see `numbers_of`.
     """
     generator = numbers_of(seed)
 

@@ -1,7 +1,8 @@
-"""Serialization of functional module calls, with repair of modules in forked children.
+"""Lock for calls of modules with tensors of a session, and repair of modules in forked children.
 
-`functional_call` puts tensors of a run into the module, where other threads would see them. A child
-that is forked meanwhile has the module in this state, without the thread that would end the call.
+torch's `functional_call` puts tensors into the module for the time of the call, where other threads
+would see them. A child that is forked meanwhile has the module in this state, without the thread
+that would put the module's own tensors back.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ class Calls(Lock):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pending_calls: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
+        # (dict of tensors, name, tensor) triples of each call, the innermost call last.
+        self._pending_calls: list[list[tuple[dict[str, Any], str, Any]]] = []
         on_fork(self, Calls._restore_modules)
 
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Save the parameters and buffers of a module, to restore them in a forked child.
 
-        An outermost call first drops the tensors saved by failed calls. The lock must be held.
+        If `is_outermost`, first drop the tensors saved by failed calls. The caller holds the lock.
         """
         if is_outermost:
-            self._pending_calls.clear()  # of calls that failed
+            self._pending_calls.clear()
         self._pending_calls.append(
             [
                 (tensors, name, tensor)

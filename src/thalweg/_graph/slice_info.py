@@ -26,7 +26,7 @@ class SaveSliceInfo:
 
     @property
     def key(self) -> str:
-        """Name of the part in a checkpoint that does not have the whole variable."""
+        """Name of the part in a checkpoint that stores parts separately."""
         return f"{self.full_name}/part_{self.index}"
 
     @property

@@ -99,15 +99,17 @@ def save_async(
     incomplete save to this path is completed first.
 
     Returns:
-        The save in progress: call its `wait()` before you read the file. `wait()` raises an error
-        of writing. If `wait()` is not called, the next save to this path raises the error.
+        The save in progress. Call its `wait()` before you read the file; if the file could not be
+        written, `wait()` raises the error. Without this call, the next save to this path raises it.
     """
     for other in [other for other, saving in _active_saves.items() if saving.is_there()]:
         _active_saves.pop(other, None)
     target_path = os.path.abspath(path)
+    # Removed before `wait`, so that its error is raised once.
     previous_saving = _active_saves.pop(target_path, None)
     if previous_saving is not None and not previous_saving.is_elsewhere():
         previous_saving.wait()
+    # The copy is made in this thread: the caller may take a step as soon as this returns.
     snapshot = take_snapshot(optimizer=optimizer, variables=variables, module=module, extra=extra)
     _active_saves[target_path] = saving = Saving(snapshot, path, progress)
     return saving

@@ -81,6 +81,7 @@ def find_folder(path: Path) -> Path | None:
     if not latest.is_file():
         return None
     tag = latest.read_text(encoding="utf-8", errors="replace")[:256].strip()
+    # The tag comes from a file, and must not lead out of `path`.
     is_name = bool(re.fullmatch(r"[\w.-]+", tag)) and tag not in (".", "..")
     return find_folder(path / tag) if is_name and (path / tag).is_dir() else None
 
@@ -147,6 +148,7 @@ def _read_files(directory: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
     default = config.get("gradient_clipping", 0.0) if isinstance(config, dict) else 0.0
     clip = ranks[0].get("clip_grad", default)
     stages = [rank.get("zero_stage") for rank in ranks]
+    # An enum in the file is read by `load_file` as an object with the attribute `value`.
     stage, *other_stages = (getattr(stage, "value", stage) for stage in stages)
     outline = ZeroFiles(directory, stage if isinstance(stage, int) else 0, ranks, [], clip)
     if outline.stage not in (1, 2, 3):
@@ -176,7 +178,7 @@ def _get_entry(contents: object, name: str, kind: type) -> Any:
 
 
 def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
-    """Return {name: shape tuple} per group; raise for impossible shapes and repeated names."""
+    """Return a list of {name: shape} per group; raise for impossible shapes and repeated names."""
     shapes: Shapes = []
     for group in groups:
         checked: dict[str, tuple[int, ...]] = {}
@@ -200,7 +202,7 @@ def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
     "zero_stage", "param_names" and "max_grad_norm" are added.
 
     Raises:
-        InvalidArgumentError: The groups are malformed, or `shapes` has more or fewer groups.
+        InvalidArgumentError: The groups are malformed, or `files.shapes` has another number.
     """
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(
@@ -243,7 +245,7 @@ def _list_slots(files: ZeroFiles) -> list[str]:
 
 
 def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
-    """Return the flat tensors of a slot that `rank` saved, one per group in ascending order."""
+    """Return the tensors of a slot that `rank` saved, flattened: one per group, in group order."""
     states = files.base(rank)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
@@ -257,11 +259,12 @@ def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 
 
 def _list_steps(files: ZeroFiles) -> list[Any]:
-    """Return one step count per parameter, from the group's state, or else its options.
+    """Return one step count per parameter: from the state of its group, or the group's options.
 
     In stage 3, the state of the first group counts for all groups. Raise if a count is missing.
     """
-    states = files.base(0)["state"]  # is a dict: `_list_slots` has looked
+    # `_list_slots` has checked that this is a dict.
+    states = files.base(0)["state"]
     values = [entries.get("step") for entries in states.values() if isinstance(entries, Mapping)]
     groups = files.base(0)["param_groups"]
     steps: list[Any] = []
@@ -279,8 +282,7 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> d
     """Return {parameter: full tensor} for stages 1 and 2: each rank has a slice of a flat tensor.
 
     Args:
-        files: The files.
-        ranks: For each rank its slice of the flat tensor of each group.
+        ranks: For each rank a list with one tensor per group: the slice of the group's flat tensor.
         label: The name of these tensors in errors.
 
     Raises:
@@ -299,6 +301,7 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> d
                 raise files.fail(
                     f"{label} of group {index} have {row.numel()} numbers, too few for {name!r}"
                 )
+            # A view would keep the memory of the whole row.
             values[name] = row[first:end].view(shape).clone()
             first = end
     return values
@@ -308,9 +311,8 @@ def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> 
     """Return {parameter: full tensor} for stage 3: each rank has an equal slice of each parameter.
 
     Args:
-        files: The files.
-        ranks: For each rank a list of one flat tensor per group: the slices, end to end. Slices of
-            small parameters are padded.
+        ranks: For each rank a list of flat tensors, one per group: the slices of all parameters,
+            one after the other. Slices are padded to equal sizes.
         label: The name of these tensors in errors.
 
     Raises:

@@ -53,10 +53,9 @@ class Listing:
 def list_file(path: Path, progress: Progress | None = None) -> Listing:
     """Return the names, dtypes and shapes of a file's tensors, and its metadata.
 
-    Of thalweg and TensorFlow files, only scalars are read, to find the step count.
+    A Keras file is read completely. Of other files, only scalars are read, for the step count.
 
     Args:
-        path: The file.
         progress: For a Keras file, `progress(bytes_read, total_bytes)` is called.
 
     Raises:
@@ -111,7 +110,6 @@ def list_verified(path: Path, progress: Progress | None = None) -> Listing:
     """Verify the checksums of a file, and return its contents as `list_file` does.
 
     Args:
-        path: The file.
         progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Raises:
@@ -263,12 +261,11 @@ _COUNTERS = ("iterations", "global_step")
 def step_of(path: Path, description: Description) -> int | None:
     """Return the step count that a file records, or None if missing or damaged.
 
-    Sources, the best first: "step" in the header, from a `CheckpointManager`; the integer scalar
-    `iterations`, from Keras; the integer scalar `global_step`; the exponent of a saved power of
-    beta2 or beta1, whose beta is in the header. No other tensors are read.
+    The first of these sources counts: "step" in the header, from a `CheckpointManager`; the integer
+    scalar `iterations`, from Keras; the integer scalar `global_step`; a saved power of beta2 or
+    beta1, whose exponent is computed from the beta in the header. No other tensors are read.
 
     Args:
-        path: The file.
         description: The header of the file.
     """
     document = description.document
@@ -284,7 +281,8 @@ def step_of(path: Path, description: Description) -> int | None:
         return None
     try:
         tensors = container.read(path, scalars).tensors
-    except DataLossError:  # Listing needs only the header, which is intact.
+    # Listing needs only the header, which is intact.
+    except DataLossError:
         return None
     count = _first_count(tensors, counters)
     return _steps_from_powers(document, tensors, powers) if count is None else count
@@ -301,9 +299,12 @@ def _first_count(stored_tensors: Mapping[str, StoredTensor], counters: Sequence[
 def _steps_from_powers(
     document: Mapping[str, object], scalars: Mapping[str, StoredTensor], powers: Mapping[str, str]
 ) -> int | None:
-    """Return the step count that a beta power implies, or None.
+    """Return the step count that the first usable beta power implies; None if there is none.
 
-    `powers` maps the name of a power's tensor to the argument, {"...beta2_power": "beta2"}.
+    Args:
+        document: The header of a file, with the optimizer's arguments.
+        scalars: {name: tensor} of the powers that the file has.
+        powers: {name of a power's tensor: argument that is its base}: {"...beta2_power": "beta2"}.
     """
     arguments = as_object(as_object(document.get("optimizer")).get("arguments"))
     for name, beta in powers.items():

@@ -49,6 +49,7 @@ class Writer:
                 lists, tuples and dicts.
         """
         value_type: type[Any] = python_value.__class__
+        # Exact types: JSON would turn a value of a subclass, such as an enum, into a plain value.
         if python_value is None or type(python_value) in (bool, int, str):
             return python_value
         if type(python_value) is float:
@@ -79,6 +80,7 @@ class Writer:
 
     def _add_tensor(self, array: Any, name: str) -> str:
         """Add a tensor to `tensors`; return its unique key, `name` or `name` with "#1", "#2"."""
+        # `from_numpy` rejects negative strides and warns of read-only arrays; a copy has neither.
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # pyright: ignore[reportUnknownMemberType]
         problem = flaw(tensor)
         if problem is not None:
@@ -118,6 +120,7 @@ class JsonReader:
         mark = next(iter(fields), "")
         if not mark.startswith("$"):
             return {key: self(entry) for key, entry in fields.items()}
+        # Damaged content raises any of these errors in `read_marked`.
         try:
             return self.read_marked(mark, fields[mark])
         except (TypeError, ValueError, LookupError, OverflowError, AttributeError) as error:

@@ -151,8 +151,8 @@ class CheckpointManager:
 
         Returns:
             The path of the file. With `asynchronous=True`, the file is complete only after `wait()`
-            or the next `save`. The next `save` also raises an error of writing this file, but
-            starts to write its own file first.
+            or the next `save`. If this file could not be written, the next `save` raises the error
+            after it has begun to write its own file.
 
         Raises:
             InvalidArgumentError: `step` is not an integer of 0 or more, or `metrics` lacks `best`.
@@ -171,6 +171,7 @@ class CheckpointManager:
             extra=extra,
             metrics=metric_values,
         )
+        # An error of the previous save must not lose this one, so it is raised at the end.
         path = self.directory / f"{self._name}-{checked_step}{SUFFIX}"
         self._can_remove = snapshot.is_here()
         failure = self._wait_for_save()
@@ -301,8 +302,9 @@ class CheckpointManager:
     def _newest_readable(self) -> Path | None:
         """Return the path of the latest checkpoint, or None if the directory has none.
 
-        Raise the error of an unreadable file that may be later: by its step or modification time,
-        or because its format version is newer. Warn of all other unreadable files.
+        Raise the error of an unreadable file if this file may be later: no file is readable, or its
+        step number is higher, its modification time not earlier, or its format version newer than
+        this library's. Warn of all other unreadable files.
         """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None
@@ -347,6 +349,7 @@ class CheckpointManager:
         metrics = [
             sign * checkpoint.metrics.get(self._best or "", math.nan) for checkpoint in checkpoints
         ]
+        # `min` would return NaN or not depending on the order.
         pairs = [pair for pair in zip(metrics, checkpoints) if not math.isnan(pair[0])]
         return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
@@ -365,7 +368,8 @@ class CheckpointManager:
             if best is None or old != str(best.path):
                 try:
                     Path(old).unlink(missing_ok=True)
-                except OSError as error:  # The save has succeeded, so this is not an error.
+                # The save has succeeded, so this is not an error.
+                except OSError as error:
                     warn(f"{old} stays: {error}", CheckpointWarning)
 
 
@@ -383,7 +387,8 @@ class _UnreadableFile:
             return True
         try:
             return self.path.stat().st_mtime >= newest.path.stat().st_mtime
-        except FileNotFoundError:  # Another process has removed one of the files.
+        # Another process has removed one of the files.
+        except FileNotFoundError:
             return False
 
     def warn_unreadable(self) -> None:
@@ -411,8 +416,9 @@ def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_Unrea
             if not math.isfinite(saved_time):
                 raise ValueError(f"the time is {saved_time}.")
             checkpoints.append(Kept(step, path, saved_time, metrics))
+        # Another process has removed the file.
         except MissingFileError:
-            continue  # Another process has removed the file.
+            continue
         except ThalwegError as error:
             unreadable.append(_UnreadableFile(step, path, error))
         except (TypeError, ValueError, AttributeError) as error:
@@ -436,6 +442,7 @@ def _step_number(step: Any) -> int:
 
 def _files_by_step(directory: Path, name: str) -> dict[int, Path]:
     """Return {step: path} of the files in a directory called "<name>-<step>.safetensors"."""
+    # Steps below `_STEP_LIMIT` have at most 18 digits.
     pattern = re.compile(re.escape(name) + r"-(\d{1,18})" + re.escape(SUFFIX))
     if not directory.is_dir():
         return {}

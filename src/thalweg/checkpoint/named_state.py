@@ -1,4 +1,4 @@
-"""Variables, optimizer state and extra states of modules under the names of a file."""
+"""Names in a file of variables, of optimizer state, and of the extra states of modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from thalweg.optim.dtensor_params import make_entry, make_local_shards
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
-NAMELESS = "Variable"  # the result of `name_of` for tensors without a name
+# The result of `name_of` for tensors without a name.
+NAMELESS = "Variable"
 
 
 def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
@@ -139,11 +140,10 @@ def prepare_loading(
 ) -> AbstractContextManager[Loading]:
     """Return a context manager that locks the optimizer and yields the `Loading` of a state.
 
-    The state is validated when the context is entered, and set when `state.restore` gets the
-    `Loading`.
+    The state is validated when the context is entered. The function `restore` of `_core.state`
+    then sets it from the `Loading`.
 
     Args:
-        state: The saved state.
         named_tensors: {name in the file: variable}; {} if the optimizer has its variables.
 
     Raises:
@@ -153,6 +153,7 @@ def prepare_loading(
     if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)
+    # A state of Keras has slots by variable; a state of `v1` has entries such as "w/m".
     names_with_slots = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
     slot_variables = {
         name: tensor for name, tensor in named_tensors.items() if name in names_with_slots
@@ -305,6 +306,7 @@ def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Ge
     previous_states: dict[str, Any] = {}
     try:
         for name, submodule in modules.items():
+            # A module may return its own object, which `set_extra_state` may change.
             previous_states[name] = deepcopy(submodule.get_extra_state())
             submodule.set_extra_state(states[name])
         yield

@@ -117,7 +117,7 @@ def make_optimizer(config: Mapping[str, Any], variables: Mapping[str, Tensor]) -
     Raises:
         InvalidConfigError: The class does not accept the arguments.
         NotFoundError: The class or an argument is the user's code, or the class needs parameters;
-            the message names it.
+            the message names the class or the argument.
     """
     if config["class"].startswith(OF_TORCH):
         raise NotFoundError(
@@ -195,7 +195,10 @@ class _ConfigWriter(Writer):
         return super().__call__(argument, name)
 
     def _describe_argument(self, argument: Any, kind: Names, maker: Any) -> object:
-        """Return a marked dict of an argument that `maker`, an entry of registry `kind`, made."""
+        """Return the JSON of an argument that the registered class or function `maker` made.
+
+        Return {"$yours": description} if `maker` is not in the registry `kind`.
+        """
         if kind is OPTIMIZERS:
             return {OPTIMIZER: self.describe(argument)}
         name = kind.name_of(maker)
@@ -218,6 +221,7 @@ class _ConfigWriter(Writer):
 
     def _describe_schedule(self, schedule: LearningRateSchedule) -> object:
         """Return a schedule as a marked dict with its class and arguments."""
+        # A schedule that cannot be rebuilt from its configuration is user code.
         with suppress(NotImplementedError, TypeError, ValueError):
             config = schedules.serialize(schedule)
             if type(schedules.deserialize(config)) is type(schedule):
@@ -327,6 +331,7 @@ def prepare_schedules(optimizer: object, states: Mapping[str, object], must_matc
         raise mismatch(problems, "The learning rates")
     calls: list[Callable[[], Any]] = []
     for name in rates.keys() & states.keys():
+        # Loaded into a copy: an invalid state raises now, and leaves the schedule unchanged.
         rate_copy = copy.deepcopy(rates[name])
         rate_copy.load_state_dict(states[name])
         attributes: dict[str, Any] = rates[name].__dict__

@@ -61,6 +61,7 @@ def load_file(path: str | PathLike[str]) -> Any:
             built-in types.
         OSError: The file cannot be read.
     """
+    # Raises OSError for a file that cannot be read; all errors of `torch.load` become others.
     with open(path, "rb"):
         pass
     try:
@@ -98,6 +99,7 @@ def read_state(path: str | PathLike[str]) -> dict[str, Any]:
         if directory is None:
             raise InvalidArgumentError(f"{fspath(path)} has no files of DeepSpeed's optimizers.")
         return read_zero(directory, load_file)
+    # A safetensors file begins with the length of its header, 8 bytes, and the header in JSON.
     with open(path, "rb") as file:
         is_safetensors = file.read(9)[8:] == b"{"
     contents = restore(Path(path)).extra if is_safetensors else load_file(path)

@@ -160,7 +160,6 @@ def _copy_training(
     """Return the snapshot of a training; the caller blocks the steps of its optimizer.
 
     Args:
-        optimizer: The optimizer, or None.
         named_tensors: {name: variable}; DTensors are gathered, so all ranks call this function.
         module: The module whose extra states are saved, or None.
         extra: Numbers, texts, tensors, or lists, tuples and dicts of these.
@@ -214,10 +213,10 @@ def save(
 
     Args:
         path: The file. An existing file is replaced once the new file is complete.
-        optimizer: Optional. Of an optimizer of `thalweg.keras` or `thalweg.v1`, or a step of
-            `optimize_loss`, the state, class and arguments are saved; of your own functions and
-            rules only the names. Of an optimizer of `thalweg.optim` or `torch.optim`, the state and
-            groups are saved; `restore` needs an optimizer of this class.
+        optimizer: Optional. An optimizer of `thalweg.keras` or `thalweg.v1`, or a step of
+            `optimize_loss`: its state, class and arguments are saved, but only the names of your
+            own functions and rules. Or an optimizer of `thalweg.optim` or `torch.optim`: its state
+            and groups are saved, and `restore` needs an optimizer of this class.
         variables: Optional. {name: tensor}, or a list of tensors that have names.
         module: Optional. A module whose parameters, persistent buffers and extra states are saved.
         extra: Optional. Numbers, texts, tensors, arrays, or lists, tuples and dicts of these.
@@ -318,6 +317,7 @@ def restore(
         names += ("optimizer",) if optimizer is False and "optimizer" in document else ()
         outcome = _describe_restored(target_optimizer, document, reader, copying_reader, names)
         read_states = partial(_read_by_name, copying_reader, document, "extra_states")
+        # Nothing has changed so far. If `restore` raises, the extra states are set back.
         with with_extra_states(states_module, read_states() if states_module else {}):
             state.restore(*(replace(loading, is_ours=True) for loading in loadings))
     if (slots := slots_of(target_optimizer)) is not None:
@@ -348,7 +348,10 @@ def _describe_restored(
     copying_reader: JsonReader,
     names: tuple[str, ...],
 ) -> Restored:
-    """Return the result of `restore`; `names` becomes `Restored.left`."""
+    """Return the result of `restore`; `names` becomes `Restored.left`.
+
+    `copying_reader` decodes `extra`, so its tensors do not depend on the memory-mapped file.
+    """
     is_adapter = isinstance(optimizer, TorchOptimizerAdapter)
     return Restored(
         optimizer.optimizer if is_adapter else optimizer,
@@ -384,17 +387,17 @@ def _choose_optimizer(
 ) -> Any:
     """Return `optimizer`, or a new optimizer as the file describes it if `optimizer` is None.
 
-    Return None if `optimizer` is False, or None and the file has no optimizer.
+    Return None if `optimizer` is False, or if `optimizer` is None and the file has no optimizer.
 
     Args:
-        document: The document of the file.
         optimizer: The user's optimizer, None, or False to restore no optimizer.
         named_tensors: {name: variable}, for arguments that are variables.
         check_arguments: True to raise if arguments differ. A different class always raises.
         convert: True to accept different values of the arguments that `convert` changes.
 
     Raises:
-        CheckpointMismatchError: The file has no optimizer, or its class or arguments differ.
+        CheckpointMismatchError: The user's optimizer has another class or other arguments, or the
+            file has none.
         NotFoundError: The class or an argument of a new optimizer is user code.
     """
     if optimizer is False:
@@ -433,7 +436,7 @@ def _prepare_optimizer(
     check_arguments: bool,
     exit_stack: ExitStack,
 ) -> list[state.Loading]:
-    """Return the `Loading`s that set an optimizer's state and learning rates; [] for None.
+    """Return the `Loading`s that set the states of an optimizer and its schedules; [] for None.
 
     Nothing is set yet. A context that holds the optimizer's lock is entered in `exit_stack`.
 

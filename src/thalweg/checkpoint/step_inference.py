@@ -16,12 +16,15 @@ import numpy as np
 
 _FIRST_BLOCK, _MAX_BLOCK = 1 << 8, 1 << 16
 _MAX_STEPS = 1 << 27
-_MAX_DIGITS = 5  # decimal digits of a beta
-_MAX_EXPLANATIONS = 3  # pairs of step count and betas in a note
+# The most decimal digits of a beta.
+_MAX_DIGITS = 5
+# The most pairs of step count and betas in a note.
+_MAX_EXPLANATIONS = 3
 _COMMON_BETAS = {
     "beta1": (0.9, 0.5, 0.8, 0.95, 0.85, 0.6, 0.7, 0.99),
     "beta2": (0.999, 0.99, 0.98, 0.997, 0.95, 0.9, 0.9999, 0.995, 0.9995),
 }
+# All betas with two decimals, those from 0.9 on with three, and the common betas.
 _SHORT_BETAS = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in range(900, 1000)),
                *(beta for betas in _COMMON_BETAS.values() for beta in betas)})  # fmt: skip
 
@@ -85,6 +88,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
         if len(indices):
             return offset + int(indices[0]) if len(indices) == 1 else None
         offset += len(block)
+        # Powers decrease, so all later powers are smaller, too.
         if block[-1] < power or offset > _MAX_STEPS:
             break
     return None
@@ -106,9 +110,9 @@ def beta_of(power: Any, steps: int) -> Any:
 def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
     """Return the step count and the betas that give an optimizer's powers to the bit.
 
-    A count in `counters` is preferred, then common betas such as 0.9. If no pair or several explain
-    the powers, the count is None and the notes have the reason. If all powers are 0, the count is
-    the first of `counters`, or None.
+    A step count in `counters` is preferred, then one with common betas such as 0.9. If no step
+    count explains all powers, or if several do, the result's count is None, and its notes have the
+    reason. If all powers are 0, the count is the first of `counters`, or None.
 
     Args:
         powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
@@ -141,13 +145,14 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
 
 
 def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
-    """Return the sorted step counts after which a beta of few digits has one of these powers."""
+    """Return the sorted step counts after which a beta in `_SHORT_BETAS` has one of the powers."""
     step_counts: set[int] = set()
     for power in powers.values():
         if not 0 < power < 1:
             continue
         betas = np.array(_SHORT_BETAS, power.dtype)
         logs, log = np.log(betas, dtype=np.float64), math.log(power)
+        # An estimate that only saves time: `power_after` decides by the bits.
         counts = np.rint(log / logs) - 1
         errors = np.abs((counts + 1) * logs - log)
         is_close = (errors <= (counts + 2) * np.finfo(power.dtype).eps / 2) & (counts < _MAX_STEPS)

@@ -47,14 +47,12 @@ class TorchOptimizerAdapter:
 
     Numbers in groups are part of the state. All other options in groups are arguments.
 
-    Args:
-        optimizer: The optimizer.
-
     Raises:
         InvalidTypeError: The class overrides `state_dict` or `load_state_dict`.
     """
 
-    _needs_variables = False  # See `Configurable`.
+    # See `Configurable`: the groups have the parameters.
+    _needs_variables = False
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
@@ -63,6 +61,7 @@ class TorchOptimizerAdapter:
         self._has_rule = isinstance(optimizer, RuleOptimizer)
         self._converts = False
         self._file_values: Mapping[str, Any] = {}
+        # A class with methods of its own may have more state than groups and `state`.
         for name in ("state_dict", "load_state_dict"):
             if not getattr(type(optimizer), name).__module__.startswith(OF_TORCH):
                 raise InvalidTypeError(
@@ -179,7 +178,6 @@ class TorchOptimizerAdapter:
         Steps in other threads are blocked until the `with` block ends.
 
         Args:
-            saved_state: The state.
             variables: Ignored: the groups have the parameters.
             names: `names(parameters)` returns the names of all parameters, in order.
 
@@ -241,8 +239,8 @@ class TorchOptimizerAdapter:
             saved_groups: The saved groups, as many as the optimizer has.
             param_names: {parameter: name} of the optimizer.
             errors: Differences are appended.
-            missing: Keys of state that the file lacks are appended if the parameter's value
-                replaces the state.
+            missing: Keys of state that the file lacks, and that will be set to the parameter's
+                value, are appended.
 
         Returns:
             Pairs of a state entry and its new value, and calls that set groups and all other state.
@@ -273,6 +271,7 @@ class TorchOptimizerAdapter:
                 if name in saved_states and not param_errors:
                     new_states[param] = self._prepare_state(param, checked_group, saved_state)
             merged.append(options)
+            # The group's dict is changed in place: other code may refer to it.
             calls += [partial(group.clear), partial(group.update, options)]
         if self._is_fused:
             errors += self.optimizer._unfit_groups(merged)
@@ -294,8 +293,8 @@ class TorchOptimizerAdapter:
         Args:
             arguments: The group, the parameter's saved state, the parameter, and its name.
             may_create_slots: True if slots may be missing.
-            checked_values: Numbers of groups that were checked already; newly checked numbers are
-                added.
+            checked_values: Combinations of group, rule and numbers that were checked before, and
+                are not checked again; new combinations are added.
         """
         if self._checker is None:
             return []
@@ -325,14 +324,13 @@ class TorchOptimizerAdapter:
         errors: list[str],
         missing: list[str],
     ) -> list[str]:
-        """Return the keys of option state that the file lacks, for `convert=True` to initialize.
+        """Return the keys of state that loading must initialize with the parameter's value.
 
-        Loading sets this state to the parameter's value. Without `convert=True` return []; the keys
-        are errors. The keys of a parameter that has taken no step are not reported.
+        With `convert=True`, these are the keys of options' state, such as averages, that the file
+        lacks. Without it, return [], and report the keys as errors. For a parameter that has taken
+        no step, nothing is reported.
 
         Args:
-            param: The parameter.
-            saved_state: The parameter's saved state.
             param_name: The parameter's name, for errors.
             errors: Without conversion, one line per key is appended.
             missing: With conversion, the keys are appended.
@@ -344,16 +342,16 @@ class TorchOptimizerAdapter:
         if self._converts:
             missing += () if is_new else keys
             return keys
+        # `plan_entries` reports the missing keys of a `RuleOptimizer`.
         if not (is_new or self._has_rule):
             advice = "convert=True has it begin at the parameter"
             errors += [f"'{param_name}/{key}' is missing; {advice}" for key in keys]
         return []
 
     def _prepare_state(self, param: Tensor, group: Group, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a parameter's saved state, with the devices and dtypes of steps.
+        """Return a copy of a parameter's saved state, with the devices and dtypes that steps need.
 
         Args:
-            param: The parameter.
             group: The group with the loaded options.
             saved: The saved state, already validated.
         """
@@ -383,6 +381,7 @@ class TorchOptimizerAdapter:
         retained = {*saved_group, *self.optimizer.defaults}
         merged = {k: x for k, x in group.items() if k in retained or not _is_number(x)}
         for key, option in saved_group.items():
+            # Flags select an implementation or a rule; the optimizer's own are retained.
             is_flag = key in STEP_FLAGS or isinstance(group.get(key), bool)
             is_unset = option is None and _is_number(group.get(key)) and not is_flag
             if key != "params" and (
@@ -420,8 +419,8 @@ def without_converted(
 ) -> dict[str, Any]:
     """Return a copy of `description` without the arguments that `convert=True` may change.
 
-    The arguments are state storage, split weights and random rounding. Masters are among them if
-    `description` or `other_config` has split weights.
+    These are the arguments for state storage, split weights and random rounding. If one of the two
+    descriptions has split weights, `masters` is left out, too.
     """
     names = {keyword.name for option in _CONVERTIBLE for keyword in option.keywords()}
     if any(_SPLIT in description["arguments"] for description in (description, other_config)):

@@ -1,4 +1,4 @@
-"""Argument changes to try, one at a time, for two optimizers that differ.
+"""Argument changes that may make two optimizers agree, which are tried one at a time.
 
 Every boolean argument is inverted, except `maximize` and those that choose how a step is computed
 (`candidate.MACHINERY`). An argument of both takes the value of the other optimizer. Arguments named
@@ -35,7 +35,10 @@ SHARED_VALUES: dict[str, tuple[Any, ...]] = {"weight_decay": (0.0,)}
 
 
 def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
-    """Yield (description, external candidate, native candidate) for each argument change to try."""
+    """Yield (description, external candidate, native candidate) for each argument change.
+
+    Either candidate is a copy with one changed argument, or both are for `SHARED_VALUES`.
+    """
     external_values, native_values = external.known_values(), native.known_values()
     for name, value in _list_changes(external_values, native_values):
         yield f"theirs {name}={value!r}", external.with_arguments(**{name: value}), native
@@ -53,9 +56,10 @@ def list_trials(external: Candidate, native: Candidate) -> Iterator[Trial]:
 def _list_changes(
     arguments: dict[str, object], counterpart: dict[str, Any]
 ) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) pairs that change one argument each, without repetition.
+    """Yield (name, new value) for each change of one of `arguments`, without repetition.
 
-    A flag is inverted. Any other argument takes the value in `counterpart`, then each of `VALUES`.
+    A bool is inverted. Any other argument takes the value in `counterpart`, the arguments of the
+    other optimizer, and then the values in `VALUES`.
     """
     for name, value in arguments.items():
         if name in MACHINERY or name == "maximize":

@@ -1,4 +1,4 @@
-"""Table of comparisons of many optimizer classes, each run in its own process."""
+"""Atlas: a table with a row per optimizer, a column per package, and comparisons as cells."""
 
 from __future__ import annotations
 
@@ -138,11 +138,12 @@ def read_list(path: Path | None = None) -> Atlas:
 
 
 def survey(atlas: Atlas, steps: int, progress: Progress = lambda share, text: None) -> Atlas:
-    """Compare all classes of an atlas, one after another; fill and return `atlas`.
+    """Compare all classes of an atlas, each in a process; write results to `atlas`, and return it.
 
     Args:
         steps: The number of steps per class.
-        progress: `progress(fraction, text)` is called before each class; `text()` names the class.
+        progress: `progress(fraction, text)` is called before each class, with the fraction of
+            finished classes; `text()` returns the name of the class.
     """
     from thalweg.version import __version__
 
@@ -183,11 +184,9 @@ def _read_cell(entry: str | dict[str, object], column: Column) -> Cell:
 
 
 def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
-    """Compare a class in a subprocess; write the outcome or the failure to `cell`.
-
-    `arguments` are those of `thalweg conform`; `seconds` is the time limit.
-    """
+    """Run `thalweg conform` with `arguments` for at most `seconds`; write its result to `cell`."""
     package = cell.name.partition(":")[0].partition(".")[0]
+    # A package that is not installed needs no process.
     if importlib.util.find_spec(package) is None:
         cell.verdict, cell.note = NOT_DRIVEN, f"{package} is not installed"
         return
@@ -207,10 +206,7 @@ def _fill_cell(cell: Cell, arguments: list[str], seconds: float) -> None:
 
 
 def _run_in_time(command: list[str], seconds: float) -> tuple[str, str]:
-    """Run a command for at most `seconds`; return (output, reason of a failure).
-
-    Kill the command's process group at the end.
-    """
+    """Run a command for at most `seconds`, kill its group; return (output, reason of failure)."""
     # A descendant process would hold a pipe open, but not a file.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error:
         process = subprocess.Popen(

@@ -34,10 +34,7 @@ class Candidate:
     group: Mapping[str, Any] = field(default_factory=dict)
 
     def with_arguments(self, **arguments: object) -> Candidate:
-        """Return a copy with further arguments.
-
-        Raise ConformError if the optimizer has no argument of a given name.
-        """
+        """Return a copy with further arguments; raise ConformError if one does not exist."""
         parameters = self._parameters()
         kinds = {parameter.kind for parameter in parameters.values()}
         has_kwargs = inspect.Parameter.VAR_KEYWORD in kinds
@@ -83,11 +80,11 @@ class Candidate:
         return first in ("model", "module", "net", "network")
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Return the parameters of the constructor after the first, by name."""
+        """Return {name: parameter} of the constructor; the first is that of the parameters."""
         try:
             return inspect.signature(self.make).parameters
+        # Functions in C have no signature.
         except (TypeError, ValueError):
-            # Functions in C have no signature.
             return {}
 
     def _list_arguments(self) -> str:
@@ -104,7 +101,10 @@ def as_side(candidate: Any, name: str = "") -> Candidate:
 
 
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
-    """Return {name: value} of external arguments for unset native arguments of similar type."""
+    """Return {name: value} of external arguments that the native optimizer can take over.
+
+    These are arguments of both with defaults of similar type, which are not set for `native`.
+    """
     defaults = native.defaults()
     return {
         name: value
@@ -117,14 +117,14 @@ def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
 
 
 def _is_like(argument: object, default: object) -> bool:
-    """Return True if both values are bools, numbers or tuples of one length.
+    """Return True if an argument has the type of a default: bool, number, or tuple of equal length.
 
-    A number also fits a default of None, and a required argument.
+    A number also fits the default None, and an argument without a default.
     """
     if isinstance(argument, bool) or isinstance(default, bool):
         return type(argument) is type(default)
     if isinstance(argument, int | float):
-        # The default may also be None, or mark a required argument.
+        # None often stands for a number, and `Parameter.empty` for a required argument.
         return not isinstance(default, str | tuple | list)
     if isinstance(argument, tuple | list):
         return isinstance(default, tuple | list) and len(argument) == len(default)

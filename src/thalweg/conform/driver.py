@@ -47,7 +47,9 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """Return a working protocol for each side, with all shapes, or with matrices for both.
+    """Return a protocol for each candidate by which it takes a step.
+
+    All protocols have parameters of all shapes or, if a candidate rejects these, only matrices.
 
     Raises:
         ConformError: An argument is missing, or no protocol works; lists the causes.
@@ -62,7 +64,7 @@ def find_ways(*sides: Candidate) -> list[StepProtocol]:
 
 
 def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
-    """Return the first protocol by which `side` takes a step; raise ConformError if none works."""
+    """Return the first protocol by which `side` takes a step; raise ConformError if all fail."""
     side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
     # The first message of each cause.
@@ -132,6 +134,7 @@ def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Ten
         _set_gradients(params, grads)
         try:
             optimizer.step(loss) if protocol.closure else optimizer.step()
+        # Code of other packages may even call `sys.exit`.
         except (Exception, SystemExit) as error:
             raise ConformError(
                 f"{side.name} fails in step {step + 1}: {_describe(error)}."

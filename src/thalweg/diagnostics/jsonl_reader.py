@@ -229,6 +229,7 @@ class _NumberCache(dict[bytes, float]):
 
         Parse only the `selected` columns; None selects all.
         """
+        # Rows are found as text, because tokens of most rows are cached or equal the latest row.
         begin, end = line.find(b"["), 0
         head = line[: line.rfind(b",", 0, max(0, begin))]
         if not (head.startswith(b'{"step"') and line.rstrip().endswith(b"]}")):

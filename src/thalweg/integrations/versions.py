@@ -12,9 +12,6 @@ def require_version(package: str, minimum: str) -> None:
     Args:
         package: The name of the distribution.
         minimum: The first supported version, such as "5.1".
-
-    Raises:
-        ImportError: The package is older, or is not installed.
     """
     installed = version(package)
     installed_version, minimum_version = (

@@ -21,7 +21,7 @@ _COUNT = "micro_batches"
 
 
 class MicroBatches:
-    """Counter of micro-batches; selects the batches that update instead of only accumulating.
+    """Counter of micro-batches: it knows after which batches the optimizer makes an update.
 
     Args:
         iter_size: The number of batches per update.
@@ -40,6 +40,7 @@ class MicroBatches:
 
     def counting(self) -> list[Call]:
         """Return calls of C functions that count the next batch."""
+        # The sum is computed here, because a commit runs C functions only.
         return [partial(setattr, self, "count", self.count + 1)]
 
 

@@ -103,7 +103,8 @@ def _get(name: str) -> Any:
     raise AttributeError(f"module 'thalweg.optim' has no attribute {name!r}")
 
 
-if not TYPE_CHECKING:  # which is to see a name that is misspelt
+# Type checkers must not see `__getattr__`, so that they report misspelt names.
+if not TYPE_CHECKING:
     __getattr__ = _get
 
 

@@ -17,7 +17,8 @@ def kind_of(rule: object) -> Any:
     """Return the optimizer class of this package for the `rule` of a group.
 
     Args:
-        rule: The class, its name, or a user-defined `Rule`, whose class is created once.
+        rule: The class, its name, or a user-defined `Rule`. The first call creates a class for a
+            `Rule`; later calls return this class.
 
     Raises:
         InvalidTypeError: `rule` has another type, or is a class of another package.
@@ -30,6 +31,7 @@ def kind_of(rule: object) -> Any:
         return class_of(rule)
     if not isinstance(rule, str):
         name: Any = getattr(rule, "__name__", None)
+        # A class of another package may have the name of one of these.
         if not isinstance(rule, type) or name not in KINDS or class_named(name) is not rule:
             raise InvalidTypeError(
                 "rule must be a class of thalweg.optim or its name, or a thalweg.Rule, not"

@@ -1,4 +1,4 @@
-"""States of full tensors for DTensor parameters: each rank takes or gathers parts."""
+"""States with full tensors for DTensor parameters: ranks cut or gather their parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.optim.state_mismatch import members_here, sizes
 
 
 def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state whose full tensors of DTensor parameters are replaced by DTensors.
+    """Return a state in which DTensors replace the full tensors of DTensor parameters.
 
     Every rank passes the full tensors and cuts its own part, so nothing is sent. An entry whose
     shape does not fit stays unchanged; the loader raises for it.
@@ -33,7 +33,8 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
             elements.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    if sizes(groups) != sizes(saved_groups):  # the loader raises for them
+    # The loader raises for groups of other sizes.
+    if sizes(groups) != sizes(saved_groups):
         return saved_state
     states, problems = dict(saved_state["state"]), list[str]()
     for group, saved_group in zip(groups, saved_groups, strict=True):
@@ -117,7 +118,7 @@ def _cut_like(full: Tensor, param: Any, template: Tensor) -> Tensor:
 
 
 def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
-    """Return this rank's part of a slot not shaped like its parameter, as a DTensor.
+    """Return this rank's part, as a DTensor, of a slot with another shape than its parameter.
 
     Return `full` itself if it has an unexpected shape.
     """

@@ -117,10 +117,9 @@ def _by_selector(rules: Mapping[RuleSelector, Any]) -> RulesBySelector:
 def _base_widths(
     module: Module, width_scale: WidthScale, of_rules: RulesBySelector | None, lr: float | None
 ) -> BaseWidths:
-    """Return the base widths of a module from `width_scale`.
+    """Return `BaseWidths(module, width_scale)`; raise InvalidArgumentError without rules or rates.
 
-    Raises:
-        InvalidArgumentError: Rules or rates are missing, or `BaseWidths` raises.
+    `of_rules` is the validated argument `rules` of `groups`, or None.
     """
     if of_rules is None or (lr is None and not of_rules.all_have("lr")):
         raise InvalidArgumentError(
@@ -153,7 +152,7 @@ def _set_rate(group: Group, lr: float | None, factors: tuple[float, ...]) -> obj
     rate = group.get("lr")
     for factor in factors:
         group["lr"] = group["lr"] * factor
-    # A tensor that was multiplied is another one each time.
+    # Each product of a tensor is a new object, so that rates in tensors compare by their factors.
     return factors if isinstance(rate, Tensor) else group.get("lr")
 
 

@@ -21,8 +21,8 @@ from thalweg.variable import REDUCED
 def full_precision(optimizer: FusedOptimizer, *, masters: bool = False) -> dict[str, Any]:
     """Return the state of an optimizer with float32 in place of slots of 8 or 16 bits.
 
-    The class without `state_storage`, `weights` and `round` loads the result, and so does torch's
-    class. An optimizer with these options needs `load_state_dict(state, convert=True)`. State of
+    Torch's class loads the result, and so does an optimizer without `state_storage`, `weights` and
+    `round`. An optimizer with one of these needs `load_state_dict(state, convert=True)`. State of
     other options, such as averages, stays unchanged.
 
     Args:

@@ -16,7 +16,8 @@ from thalweg.optim.class_lookup import kind_of
 from thalweg.optim.selectors import EMBEDDINGS, ModuleParams
 from thalweg.optim.text_table import format_table
 
-_LAST_TURN = 10**6  # comes last
+# The rank of `...`: after all numbers of dimensions.
+_LAST_TURN = 10**6
 
 
 class RulesBySelector:
@@ -90,6 +91,7 @@ class RulesBySelector:
                     by_turn.setdefault(
                         _rank_selector(selector, module_params.names[id(param)]), []
                     ).append(index)
+                    # A selector that selects only excluded parameters is no mistake, either.
                     used_indices.add(index)
             if id(param) not in excluded_ids:
                 index = self._first(by_turn, name, param)
@@ -106,7 +108,10 @@ class RulesBySelector:
     def _check_rest(
         self, indices: Sequence[int], module_params: ModuleParams, excluded_ids: Container[int]
     ) -> None:
-        """Raise InvalidArgumentError if a number of dimensions leaves no parameters for `...`."""
+        """Raise InvalidArgumentError if a number of dimensions leaves no parameter for `...`.
+
+        Return if `...` is no selector, or selects a parameter. `indices` is the result of `choose`.
+        """
         if ... not in self._selectors or self._selectors.index(...) in indices:
             return
         members = [pair for pair in module_params.named_params if id(pair[1]) not in excluded_ids]
@@ -120,10 +125,13 @@ class RulesBySelector:
                 )
 
     def _first(self, by_turn: Mapping[int, list[int]], name: str, param: Tensor) -> int:
-        """Return the index of the selector with the lowest rank; `by_turn` is {rank: indices}.
+        """Return the index of the selector that has priority for a parameter.
+
+        Args:
+            by_turn: {rank: indices of matching selectors}; the lowest rank has priority.
 
         Raises:
-            InvalidArgumentError: There is no selector, or two have the lowest rank.
+            InvalidArgumentError: No selector matches, or two have the lowest rank.
         """
         if not by_turn:
             raise InvalidArgumentError(

@@ -12,7 +12,8 @@ from torch.nn import Embedding, EmbeddingBag, Module
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 
-EMBEDDINGS = (Embedding, EmbeddingBag)  # whose weights are rows, and multiply nothing
+# Rows of these weights are looked up; no product uses them.
+EMBEDDINGS = (Embedding, EmbeddingBag)
 
 
 class ModuleParams:

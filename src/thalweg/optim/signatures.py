@@ -23,6 +23,7 @@ from thalweg.optim.step_options import OPTIONS
 
 SELF = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
 Notes = dict[str, str]  # by name
+# An entry of a section, such as `    a, b: Text`. Asterisks precede variadic parameters.
 _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 
 
@@ -86,8 +87,8 @@ def with_options(signature: Signature, *extra_parameters: Parameter) -> Signatur
     """Return a constructor's signature extended by `self` and the keywords of all options.
 
     Args:
-        signature: The signature without options; its `**keywords` stay last.
-        *extra_parameters: Parameters to insert before those of options.
+        signature: The signature without options. A parameter `**keywords` stays last.
+        *extra_parameters: Parameters to insert before the options.
     """
     args = [arg for arg in signature.parameters.values() if arg.kind is not arg.VAR_KEYWORD]
     var_keywords = [arg for arg in signature.parameters.values() if arg.kind is arg.VAR_KEYWORD]
@@ -103,8 +104,8 @@ def _deduplicate(parameter: Parameter) -> Parameter:
     return equal_parameters.setdefault(parameter, parameter)
 
 
-# An import that leaves few objects behind is not the one in which Python looks through all of
-# torch's for garbage, which takes longer than the import.
+# Few new objects keep an import from starting a garbage collection over all objects of torch,
+# which would take longer than the import.
 _parameters: dict[type, dict[Parameter, Parameter]] = {}
 
 
@@ -115,10 +116,10 @@ def _type_params(parameter: Parameter) -> Parameter:
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """Return the docstring of a constructor, with descriptions of all parameters but `self`.
+    """Return a docstring for a constructor, with descriptions of all parameters but `self`.
 
-    A description comes from the docstring of the class, else of an option, else from `NOTES`. A
-    parameter without a description is left out.
+    Descriptions are searched in the docstring of the class, then of the options, then in `NOTES`.
+    A parameter without a description is left out.
     """
     sources: list[Notes] = [
         parse_notes(cls.__doc__, "Args:"),
@@ -138,9 +139,10 @@ def publish(cls: Any, accepted: Signature) -> None:
     """Set the signature and docstring of a class's constructor, in place.
 
     Args:
-        cls: The class. If it inherits the constructor, it receives a copy.
+        cls: The class. If it inherits the constructor, it gets a copy of the inherited function.
         accepted: The signature, with `self`.
     """
+    # A docstring on the inherited function would document the base class, too.
     if "__init__" not in vars(cls):
         init = cls.__init__
         cls.__init__ = FunctionType(

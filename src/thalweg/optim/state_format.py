@@ -22,7 +22,7 @@ from thalweg.optim.state_mismatch import parameter_states
 
 
 def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
-    """Write the entries that describe the form of a state to its groups and parameters.
+    """Write entries that describe how a state is stored, such as codecs, to groups and states.
 
     Args:
         optimizer: The optimizer; its options define the entries.
@@ -58,9 +58,9 @@ def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> No
 
 
 def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state without empty sums, and without entries that are missing in the file.
+    """Return a state without gradient sums of 0, and without entries that the file lacks.
 
-    `torch.distributed.checkpoint` reads a missing entry as an empty dict.
+    `torch.distributed.checkpoint` reads an entry that the file lacks as {}.
 
     Args:
         optimizer: The optimizer. Its state is cleared if no entry was read.
@@ -86,12 +86,9 @@ def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[st
 
 
 def _check_read(optimizer: Any, names: Sequence[str]) -> None:
-    """Raise if `names` has a parameter and a rule has slots; clear the optimizer's state first.
+    """Raise CheckpointMismatchError if a parameter in `names` should have slots.
 
-    `names` are parameters for which no entry was read.
-
-    Raises:
-        CheckpointMismatchError: The file was read before the optimizer had a state.
+    No entry was read for these parameters. Before the error, clear the optimizer's state.
     """
     if names and any(rule.slots for rule in optimizer._rules()):
         # Torch's reads have added empty states, and it allocates none if there are any.

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from thalweg.diagnostics.spike_judge import SpikeJudge
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
-EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
+# `torch.nn.utils.clip_grad_norm_` adds this number to a norm before it divides by the norm.
+EPSILON = 1e-6
 
 # The order of options in signatures and of the table in docs/options.md. Options that wrap the rule
 # are applied in it, from the rule outwards, and messages name options in it.
@@ -193,7 +194,7 @@ class StepOptions:
         return rule
 
     def check_rule(self, rule: Rule, label: str) -> None:
-        """Raise if a rule does not support the wrapping options.
+        """Raise if an option that changes the update does not support a rule.
 
         Args:
             label: The name of the rule in messages.
@@ -202,7 +203,8 @@ class StepOptions:
             RuleError, InvalidArgumentError: An option rejects the rule; the message says why.
         """
         for option in self.wrapping:
-            titled_rule = replace(rule, name=label)  # which messages tell
+            # Messages of options name the rule.
+            titled_rule = replace(rule, name=label)
             wrapped_rule = option.rule(titled_rule)
             if wrapped_rule is not titled_rule:
                 label += f"{',' if ' with ' in label else ' with'} {', '.join(option.on)}"
@@ -259,7 +261,8 @@ def _equal(first: object, second: object) -> bool:
             if isinstance(value, Tensor):
                 check_held(value)
         return bool(first == second)
-    except (RuntimeError, TypeError, ValueError):  # a tensor of several elements, or a cut one
+    # The truth of several elements is undefined, and freed storage cannot be read.
+    except (RuntimeError, TypeError, ValueError):
         return False
 
 
@@ -273,7 +276,7 @@ def pop_options(keywords: dict[str, object]) -> StepOptions:
 
 
 def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
-    """Raise RuleError if a hyperparameter has a reserved name: an option's or a group entry's.
+    """Raise RuleError if a hyperparameter has the name of an option or a reserved key of groups.
 
     Args:
         titles: The rule's hyperparameters, as groups call them.
@@ -307,11 +310,11 @@ def gradient_transforms(
     """Return the transforms of a step's gradients: unscaling, and clipping by the options.
 
     Args:
-        unscaling: The first factor of gradients: a float, a tensor or None.
+        unscaling: The factor by which gradients are multiplied first, or None.
         count: The number of gradients.
-        grad_report: Receives norm and clip factor if the global norm is computed.
+        grad_report: Object that will store norm and clip factor if the step computes a global norm.
         is_torchs: True to clip by the global norm with torch's formula, False with TensorFlow's.
-        factor: The factor that clips by the global norm, if it is known; see `global_norm.py`.
+        factor: The factor that clips by the global norm, if already known; see `global_norm.py`.
     """
     if not options.clips and unscaling is None:
         return options.base_transforms

@@ -51,19 +51,23 @@ def swapped(optimizer: object, average_of: AverageOf = _ema_of) -> ContextSettin
 
     Args:
         optimizer: A `FusedOptimizer` that keeps averages.
-        average_of: Returns the average of a parameter from its state; None if there is none.
+        average_of: `average_of(param, state)` returns the average of a parameter from its state;
+            None if it has none.
     """
     return ContextSetting(partial(_exchange_calls, optimizer, average_of))
 
 
 def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], list[Call]]:
-    """Return (calls that copy averages to parameters, calls that restore the parameters).
+    """Return (callables that copy averages to parameters, callables that restore the parameters).
 
-    The second list is empty until the calls of the first have run.
+    The callables of the first list fill the second list, which is empty before.
+
+    Args:
+        average_of: See `swapped`.
 
     Raises:
         FailedPreconditionError: The parameters are averages already.
-        InvalidArgumentError, LayoutError: As `_find_swaps`.
+        InvalidArgumentError, LayoutError: `_find_swaps` rejects an average.
     """
     cache = optimizer.step_cache
     with cache.lock, writable():
@@ -71,7 +75,7 @@ def _exchange_calls(optimizer: Any, average_of: AverageOf) -> tuple[list[Call], 
             _raise_nested()
         swaps = _find_swaps(optimizer, average_of)
     restore_calls = [unless_resized(partial(swap.memory.copy_, swap.buffer)) for swap in swaps]
-    # Empty until the block is open: one that is refused closes nothing.
+    # Empty until the block is open, since the exit of a block that failed to open must do nothing.
     closing: list[Call] = []
     enter_calls = [
         partial(setattr, cache, "holds_averages", True),

@@ -57,16 +57,16 @@ class WeightUse:
         self._joined_uses: list[WeightUse] = []
 
     def add_product(self, view: Tensor, roles: str) -> Indices:
-        """Record a product with a view of the weight.
+        """Record a product with a view of the weight; return the output index of each element.
 
-        Return an integer array: the output's index for each element of the view. Dimensions of
-        inputs have size 1.
+        The result is an integer array in the view's shape, with size 1 in dimensions of inputs.
 
         Args:
             roles: A letter for each dimension of the view: "o" (outputs), "i" (inputs, which are
                 summed over) or "b" (a batch).
         """
         shape, ndim = self.shape, view.dim()
+        # Offsets of elements in the memory of the weight, by dimension of the view.
         grids = [
             (np.arange(size) * stride).reshape([-1 if axis == dim else 1 for axis in range(ndim)])
             for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
@@ -77,6 +77,7 @@ class WeightUse:
             for role in ("o", "i")
         )
         extent = int(outputs.max() + inputs.max()) + 1
+        # The matrix has the fewest trailing dimensions that contain all offsets.
         batch = max(
             batch_dim
             for batch_dim in range(len(shape) - 1)
@@ -107,11 +108,11 @@ class WeightUse:
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
         """Record whether outputs are rows or columns of the weight; return True for columns.
 
-        Record a conflict with earlier products, too.
+        If earlier products differ, also record a conflict, for which `layout` raises.
 
         Args:
-            outputs, inputs: Flat indices of weight elements: of one input's outputs, and of one
-                output's inputs.
+            outputs: Flat indices of the weight elements that multiply the first input.
+            inputs: Flat indices of the weight elements of the first output.
             batch: The number of dimensions in front of the matrix.
             row_size: The number of elements of a matrix row.
         """
@@ -166,12 +167,12 @@ class WeightUse:
         sets.setdefault(np.packbits(flags).tobytes(), flags)
 
     def layout(self) -> MatrixLayout:
-        """Return the layout of the weight that the recorded products and uses of outputs define.
+        """Return the matrix layout of the weight, from the recorded products and uses of outputs.
 
         Raises:
             UnusedError: No product was recorded, or some outputs are not used, reduced or returned.
-            UndecidedError: Products contradict each other, or rows and columns both hold several
-                matrices and only one of the two is interleaved.
+            UndecidedError: Products differ in orientation, sets of outputs partly overlap or do not
+                repeat evenly, or either rows or columns are interleaved, but not both.
         """
         if self._orientation is None:
             raise UnusedError("the forward pass did not multiply with it")
@@ -187,6 +188,7 @@ class WeightUse:
         has_followed_outputs = self.is_returned or len(factors) > len(self._factor_outputs)
         if not has_followed_outputs and not _unite(consumed, self.output_count).all():
             raise UnusedError("the use of its outputs could not be followed")
+        # One number for each pair of a set of factors and a set of consumed outputs.
         segments = _number_segments(factors) * (len(consumed) + 1)
         if consumed:
             segments += _number_segments(consumed)
@@ -214,13 +216,13 @@ def _make_flags(indices: Indices, size: int) -> Flags:
 
 
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
-    """Return sets that together contain every index of a weight's rows or columns.
+    """Return sets of rows or columns (flags per index) that together contain every index.
 
-    Complete sets are returned unchanged. A pass with few tokens uses only some experts of a weight.
-    So if the sets are aligned ranges of one length, the missing ranges are appended.
+    Return `sets` if they do. If `sets` are ranges of one length that start at multiples of it,
+    append the missing ranges: few tokens reach only some experts of a weight.
 
     Raises:
-        UndecidedError: Indices are missing, and the sets are not aligned ranges of one length.
+        UndecidedError: Indices are missing, and the sets are not such ranges.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -242,7 +244,7 @@ def _repeat_sets(sets: list[Flags]) -> list[Flags]:
 
 
 def _number_segments(sets: Sequence[Flags]) -> Indices:
-    """Return an array with the number of the largest set around each index, or 0 for none.
+    """Return an int64 array with the number of the largest set that contains each index, else 0.
 
     Sets are numbered from 1, the largest first. Raise UndecidedError if two sets partly overlap.
     """
@@ -257,11 +259,14 @@ def _number_segments(sets: Sequence[Flags]) -> Indices:
 
 
 def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
-    """Return (number of equal blocks or tuple of their sizes, True if blocks are interleaved).
+    """Divide indices into blocks, from a segment number per index.
+
+    Return (number of blocks, or a tuple of sizes if they differ; True if blocks are interleaved).
 
     Raises:
-        UndecidedError: The parts do not repeat evenly.
+        UndecidedError: The segments do not repeat evenly.
     """
+    # Run-length encoding; the unequal first element makes index 0 a start.
     starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))
     sizes = np.diff(starts, append=len(segments)).tolist()
     order = segments[starts].tolist()

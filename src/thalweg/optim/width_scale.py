@@ -1,4 +1,4 @@
-"""Learning rates and weight decays that follow the widths of a model, from those of a small one."""
+"""Learning rates and weight decays for a wide model, scaled from those of a narrow base model."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _INDEPENDENT_DECAY = frozenset(("AdamWIndependent",))
 
 
 class WidthFactor(NamedTuple):
-    """Factor `up / down` of a learning rate; one of them is 1, except in rules for matrices."""
+    """Factor `up / down` of a learning rate. Rules for matrices use both, all others only one."""
 
     up: float = 1.0
     down: float = 1.0
 
 
 class BaseWidths:
-    """Base shapes of the parameters of a module.
+    """Shapes of the parameters in the base model, with which learning rates are scaled.
 
     Args:
         module: The module.
@@ -82,8 +82,8 @@ class BaseWidths:
 
         Args:
             name: The name of the parameter.
-            options: The rule of the parameter, as "rule", and its options; changed in place. A
-                missing decay is the rule's default.
+            options: The rule of the parameter, as "rule", and its options; changed in place. If
+                they lack the decay, the rule's default is scaled.
             scale_decay: False to keep the decay.
 
         Raises:
@@ -100,7 +100,9 @@ class BaseWidths:
         return factor
 
     def _factor(self, name: str, options: Group) -> WidthFactor:
-        """Return the factor of a parameter's learning rate, by rule and number of width dimensions.
+        """Return the factor of a parameter's learning rate.
+
+        It depends on the rule and on the number of dimensions that differ from the base shape.
 
         Raises:
             InvalidArgumentError: No factor is known for the rule, or for a parameter of this shape.

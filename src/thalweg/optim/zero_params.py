@@ -13,11 +13,12 @@ from thalweg.errors import NumericsWarning, warn
 
 
 def warn_zero_params(optimizer: Any, pairs: Iterable[tuple[Tensor, Sequence[str]]]) -> None:
-    """Warn of each all-zero parameter whose state lacks a certain slot.
+    """Warn of each all-zero parameter whose state lacks the slot of its pair.
 
     Args:
         optimizer: A `FusedOptimizer`.
-        pairs: (parameter, (slot, text of the warning)); an empty tuple gives no warning.
+        pairs: (parameter, (name of a slot, text of the warning)). A parameter with an empty tuple
+            gets no warning.
     """
     new = [
         (param, note[1])

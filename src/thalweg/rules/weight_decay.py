@@ -37,13 +37,15 @@ WEIGHT_DECAY = Rule(
 def with_decay(rule: Rule) -> Rule | None:
     """Return a rule that first decays the variable, by the new hyperparameter `decoupled_decay`.
 
-    A `weight_decay` of the rule, which changes the gradient, stays. Results are cached.
+    A hyperparameter `weight_decay` of the rule, which changes the gradient, stays. Results are
+    cached.
 
     Returns:
-        The new rule. None if `WEIGHT_DECAY` must run before the rule instead: sums (`measures`,
-        `levels`) see decayed variables; with dense gradients (`whole`), only the rows that a sparse
-        gradient names decay; or the rule already has a formula `before`.
+        The new rule. None if the rule has `measures` or `levels`, `whole` is True, or the rule has
+        a formula `before`. Then `WEIGHT_DECAY` must run as a rule of its own, before `rule`.
     """
+    # Sums must read decayed variables. With `whole`, a sparse gradient is made dense, but only the
+    # rows that it names decay.
     if rule.measures or rule.levels or rule.whole or rule.before is not None:
         return None
     decay = replace(WEIGHT_DECAY_HYPER, name="decoupled_decay")

@@ -122,7 +122,8 @@ class FormulaSchedule(LearningRateSchedule):
     def __call__(self, step: Step) -> Any:
         """Return the learning rate at `step` as a 0-d tensor on the CPU.
 
-        Return a tensor of a graph while the graph is built, or if `step` is one of its tensors.
+        While a TensorFlow 1 graph is built, or if `step` is a tensor of a graph, return a tensor of
+        the graph.
         """
         fields = self._own()
         graph = graph_of(*_leaves([step, fields]))
@@ -135,6 +136,7 @@ class FormulaSchedule(LearningRateSchedule):
     @untraced
     def value(self, step: Step) -> Scalar:
         """Return the learning rate at `step` as a NumPy scalar; no tensor is made."""
+        # A subclass may override `__call__` alone.
         if type(self).__call__ is not FormulaSchedule.__call__:
             return super().value(step)
         with np.errstate(all="ignore"):
@@ -171,7 +173,7 @@ class FormulaSchedule(LearningRateSchedule):
 
 
 def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
-    """`rate` and `numbers` as NumPy scalars of the type that TensorFlow computes in for `rate`."""
+    """Return the numbers as NumPy scalars of the type in which TensorFlow computes with `rate`."""
     dtype = scalar_type(rate)
     return [as_scalar(operand, dtype) for operand in (rate, *numbers)]
 
@@ -186,7 +188,7 @@ def _leaves(nest: object) -> Iterator[object]:
 
 
 def kind_of(values: Iterable[object]) -> ScalarType:
-    """float64 if one of the values is, numbers or tensors, also of a graph; otherwise float32."""
+    """Return float64 if a number or tensor, also of a graph, is float64; otherwise float32."""
     kinds = [str(getattr(value, "dtype", "")).removeprefix("torch.") for value in values]
     return np.float64 if "float64" in kinds else np.float32
 

@@ -120,6 +120,7 @@ class NoisyLinearCosineDecay(FormulaSchedule):
         Raises:
             CheckpointMismatchError: `state_dict` is not a position. Nothing was loaded.
         """
+        # A new generator, so that an invalid state changes nothing.
         bits: Any = np.random.PCG64(0)
         try:
             bits.state = copy.deepcopy(dict(state_dict))

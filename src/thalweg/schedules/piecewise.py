@@ -19,7 +19,7 @@ from thalweg.variable import check_held
 
 @dataclass(eq=False)
 class PiecewiseConstantDecay(FormulaSchedule):
-    """Takes one value after the other, changing after each boundary.
+    """Constant learning rates, one for each interval between boundaries.
 
         values[0]  if step <= boundaries[0]
         values[i]  if boundaries[i - 1] < step <= boundaries[i]

@@ -65,10 +65,11 @@ class Kernel:
     prefixes: tuple[str, ...] = (*DENSE, "sparse_apply", "resource_sparse_apply")
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a new function named `name` with TensorFlow's signature, which updates `var`.
+        """Return a new public function with TensorFlow's signature, which updates a variable.
 
         Args:
-            name: A prefix and the kernel's name, such as "resource_sparse_apply_momentum".
+            name: The function's name: a prefix of `prefixes`, "_" and the kernel's name, such as
+                "resource_sparse_apply_momentum". The prefix selects dense or sparse gradients.
         """
         required_names = self.names(_is_sparse(name))
         optional = {"use_locking": False, **self.options, "name": None}
@@ -79,6 +80,7 @@ class Kernel:
         )
 
         def function(*args: object, **kwargs: object) -> Any:
+            # `bind` does not name the function in its errors.
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -107,6 +109,7 @@ class Kernel:
         if not sparse:
             return names
         names = ["grad" if name == "delta" else name for name in names]
+        # TensorFlow's sparse kernels take the indices directly after the gradient.
         index = names.index("grad") + 1
         return [*names[:index], "indices", *names[index:]]
 
@@ -201,10 +204,10 @@ def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
 
 
 def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
-    """Return {scalar of the rule: value} from the arguments of a call.
+    """Return {scalar of the rule: value} from {argument: value} of a call.
 
-    Raises:
-        InvalidArgumentError: A scalar has dimensions.
+    Include the kernel's `constants`; leave out tensors and options. Raise InvalidArgumentError if a
+    scalar has dimensions.
     """
     tensors = {"var", "grad", "delta", "indices", "use_locking", "name", *kernel.slots.split()}
     names = {**_SCALARS, **kernel.rule_names}

@@ -52,11 +52,12 @@ def add_to_sums(
     Return the number of backward passes that the sums now include.
 
     Args:
-        groups: Parameter groups of the optimizer; `group[COUNT]` becomes the result.
+        groups: Parameter groups of the optimizer. `group[COUNT]` is set to the result.
         state: State of the optimizer; `state[param][SUM]` is the sum of a parameter.
         unscaling: Number by which gradients are multiplied, or None.
         sum_in_float32: True if sums of 16-bit gradients are float32.
-        report_count: Called with the new count; returns a C function that runs after all writes.
+        report_count: `report_count(count)` is called with the new count. It returns a function in C
+            that runs after all writes.
 
     Raises:
         LayoutError: A gradient or a sum has no memory for its elements, or a sum shares memory with
@@ -89,6 +90,7 @@ def _add_calls(
     """Return calls that add the gradients to their sums and set `param.grad` to None.
 
     A parameter's first gradient becomes the sum without a copy if nothing else refers to it.
+    `sums_before` has the present sum of each of `params`, or None. See `add_to_sums` for the rest.
     """
     calls: list[Call] = []
     sums: list[Tensor] = []
@@ -113,9 +115,11 @@ def _add_calls(
             gradients.append(grad)
         calls.append(partial(setattr, param, "grad", None))
     if sums:
+        # A gradient in the memory of a sum could change before `_foreach_add_` reads it.
         gradients = _copy_shared(params, sums_before, gradients, partial(parameter_names, groups))
         alpha = 1 if unscaling is None else unscaling
         add = torch._foreach_add_  # pyright: ignore
+        # First: if it raises, no gradient is dropped and no count has changed.
         calls.insert(0, partial(add, sums, gradients, alpha=alpha))
     return calls
 
@@ -232,11 +236,12 @@ def _copy_shared(
     gradients: list[Tensor],
     get_names: Callable[[Sequence[Tensor]], list[str]],
 ) -> list[Tensor]:
-    """Return the gradients; a gradient that shares memory with a dense sum is copied.
+    """Return `gradients`, with copies of those that share memory with a dense sum.
 
     Args:
-        params, sums: All parameters and their sums.
-        gradients: Gradients of dense sums.
+        params: All parameters, for the check that no sum shares their memory.
+        sums: For each parameter its sum, or None.
+        gradients: The dense gradients that will be added to dense sums.
         get_names: `get_names(params)` returns names for messages.
 
     Raises:
@@ -306,6 +311,7 @@ def _count_holders(param: Tensor) -> tuple[int, ...]:
 @cache
 def _sole_holder_counts() -> tuple[int, ...]:
     """Return `_count_holders` of a gradient that only its parameter refers to."""
+    # The counts depend on the versions of Python and torch, so they are measured.
     param = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
     param.grad = torch.zeros(1, dtype=torch.float32, device="cpu")
     return _count_holders(param)
@@ -313,9 +319,10 @@ def _sole_holder_counts() -> tuple[int, ...]:
 
 @contextmanager
 def set_aside(state: dict[Any, Any]) -> Generator[None]:
-    """Remove parameters whose state is empty or only a gradient sum, in a `with` block.
+    """Remove entries of `state` during a `with` block, and put them back at its end.
 
-    The block can then call a step of torch, which expects `step` in the state of each parameter.
+    The entries are those of parameters whose state is empty or only a gradient sum. The block can
+    then call torch's `__setstate__`, which expects `step` in the state of each parameter.
     """
     states = [(param, entries) for param, entries in states_of(state) if entries.keys() <= {SUM}]
     for param, _ in states:

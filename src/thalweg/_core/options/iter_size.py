@@ -22,9 +22,10 @@ from thalweg.variable import titles_of
 def check_addable(
     gradients: Sequence[Gradient], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> None:
-    """Raise an error if a gradient or sum differs from its target in shape or dtype.
+    """Raise an error if a gradient or sum has another shape or dtype than its variable.
 
-    A sum without memory for its elements raises, too.
+    A sum without memory for its elements raises, too. `targets` are the variables that a step
+    updates, each with a gradient (or None) and a sum.
     """
     check_memories(sums)
     names = titles_of(targets)
@@ -56,7 +57,7 @@ def adding(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) ->
 
 
 def totals(sums: Sequence[Tensor], gradients: Sequence[Gradient], count: int) -> list[Gradient]:
-    """Return copies of the sums with the gradients added as by `adding`; `sums` are not changed.
+    """Return new tensors: the sums plus the gradients, added as `adding` does.
 
     The entry of a variable is None if it has no gradient and its sum is 0.
     """

@@ -45,7 +45,8 @@ class Larc(NamedTuple):
         """Return r of each variable before the cap at 1; float32 of shape (n,).
 
         The result is a tensor on the device of the norms, or an array if the norms are an array. A
-        variable of norm 0 gets `min_update`. With `zero_by_zero`, 0 / 0 gives NaN instead.
+        variable of norm 0 gets `min_update`. If the denominator of its r is 0, too, `zero_by_zero`
+        makes r NaN.
         """
         xp, device = functions_of(variable_norms), place_of(variable_norms)
         with np.errstate(all="ignore"):
@@ -62,7 +63,7 @@ class Larc(NamedTuple):
         """Return the factor of each gradient: its ratio r, limited as in the update.
 
         r is capped at 1 in the mode "clip", and at the largest number of the gradient's dtype. NaN
-        stays. An array gives an array, a tensor a tensor.
+        is not changed. The result is an array if `ratios` is an array, else a tensor.
         """
         is_array = not isinstance(ratios, torch.Tensor)
         factors = torch.from_numpy(ratios) if is_array else ratios  # pyright: ignore

@@ -86,10 +86,10 @@ class StateStorage(NamedTuple):
     def of(self, slot: Slot, param: Tensor) -> torch.dtype:
         """Return the dtype in which a slot of a parameter is stored.
 
-        A scalar slot, or a slot with a dtype in the rule, keeps the rule's dtype. A slot in
-        `beginning` has the parameter's dtype, or float32 for a 16-bit parameter. Any other slot has
-        the dtype `self.state`. If that is None, it has the parameter's dtype; with masters or split
-        weights, float32 for a 16-bit parameter.
+        A scalar slot, or a slot with a dtype in the rule, keeps the rule's dtype. A slot that
+        begins as the parameter (in `self.beginning`) has the parameter's dtype, or float32 for a
+        16-bit parameter. Any other slot has the dtype `self.state` or, if this is None, the
+        parameter's dtype. With masters or split weights, None gives float32 for a 16-bit parameter.
         """
         dtype = dtype_of(slot, param)
         if slot.scalar or slot.dtype is not None:

@@ -54,6 +54,7 @@ class Wrapper(Option):
         return _wrap_rule(rule, keyword, *(() if setting is True else (setting,)))
 
 
+# Rules are compared by identity, so equal settings must give the same rule to share plans.
 @lru_cache(None)
 def _wrap_rule(rule: Rule, name: str, *factors: float) -> Rule:
     """Return the result of the function `name` of `thalweg.rules.wrappers` for a rule.

@@ -31,7 +31,7 @@ def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
 
 
 def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
-    """Yield the list of writes to each group of overlapping tensors, in the order of `pairs`."""
+    """Yield for each group of overlapping tensors its writes, as a list in the order of `pairs`."""
     writes = [(plain(entry.own), entry, value) for entry, value in pairs]
     spans = [
         (str(write[0].device), *byte_span(write[0]), index)
@@ -51,7 +51,7 @@ def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write
 
 
 def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
-    """Return the writes, but of equal writes to one view only the first."""
+    """Return the writes without repetitions: only the first of equal writes to one view."""
     distinct: list[_Write] = []
     for tensor, entry, value in group:
         if not any(
@@ -63,9 +63,13 @@ def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
 
 
 def _describe_lost_values(group: Sequence[_Write]) -> list[str]:
-    """Simulate the writes in new memory of this layout; return a message per overwritten value."""
+    """Return a message for each write of `group` whose value a later write overwrites.
+
+    The writes are done to views with equal overlaps in a new block of memory, not to the entries.
+    """
     if len(group) < 2:
         return []
+    # Comparing addresses is not enough: strided views of one span need not share an element.
     start = min(byte_span(tensor)[0] for tensor, _, _ in group) // _ALIGNED * _ALIGNED
     size = max(byte_span(tensor)[1] for tensor, _, _ in group) - start
     memory = torch.empty(-(-size // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device="cpu")

@@ -207,7 +207,7 @@ def room_for(source: Any) -> Tensor:
 
 
 def flaw(candidate: object) -> str | None:
-    """Return why an object is not a dense tensor with memory, as a phrase; else None."""
+    """Return a phrase that says why an object is not a dense tensor with memory; None if it is."""
     if not isinstance(candidate, Tensor):
         return f"no tensor but {shown(candidate)}"
     with DisableTorchFunctionSubclass():
@@ -232,6 +232,7 @@ def readable(tensor: Tensor, label: str) -> Tensor:
         problem = flaw(tensor)
         if problem is None:
             return tensor if type(tensor) is Tensor else kept(tensor)
+    # Operations of tensor subclasses may raise anything.
     except Exception as error:
         problem = f"a tensor that cannot be read: {error}"
     raise InvalidTypeError(f"{label} is {problem}.")
@@ -242,6 +243,7 @@ def kept(
 ) -> Tensor:
     """Return a copy of a tensor, of any subclass, as a `torch.Tensor` in new memory."""
     plain_tensor = plain(tensor)
+    # A subclass with `__torch_dispatch__` is not dropped by `detach`, but by a copy.
     dtype, device = dtype or plain_tensor.dtype, device or plain_tensor.device
     return torch.empty(plain_tensor.shape, dtype=dtype, device=device).copy_(plain_tensor)
 

@@ -52,7 +52,7 @@ def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
 def differences(
     entries: Iterable[Compared], state: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
-    """Return messages why a state cannot be loaded, in the order of the entries; [] if it can.
+    """Return why a state cannot be loaded, one message per entry in order; [] if it can be loaded.
 
     Args:
         entries: Entries of the optimizer.
@@ -162,6 +162,7 @@ def restore(*loadings: Loading) -> None:
     with writable():
         for loading in loadings:
             loading.check_memory()
+        # All conversions come before the first write, because each of them can fail.
         calls = [call for loading in loadings for call in loading.calls()]
         _check_aliases(loadings)
         atomic_section.run(calls)
@@ -183,7 +184,8 @@ def fitting(
     Args:
         entries: Entries of the optimizer.
         state: Values by name.
-        label, calls: The attributes `what` and `then` of the `Loading`.
+        label: A description of the state, for messages.
+        calls: Functions in C that `restore` calls after the writes.
 
     Raises:
         CheckpointMismatchError: The state has differences; the message lists up to ten.
@@ -192,7 +194,10 @@ def fitting(
 
 
 def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Loading:
-    """Return one `Loading` of all groups; raise CheckpointMismatchError for differences."""
+    """Return one `Loading` of several states; raise CheckpointMismatchError for differences.
+
+    A group is (entries, state, True if the state must have a value for each entry).
+    """
     messages = [message for group in groups for message in differences(*group)]
     if messages:
         raise mismatch(messages, label)
@@ -226,7 +231,8 @@ class StateDict(Copied):
         The `with` block must write the `Loading` by `restore`.
 
         Args:
-            state_dict, var_list: The public method's arguments, for `_given_state`.
+            state_dict: The argument of `load_state_dict`, the saved state.
+            var_list: The variables to which the state belongs, if the method has this argument.
             names: `names(variables)` returns unique names, by which entries are found.
 
         Raises:
@@ -238,6 +244,7 @@ class StateDict(Copied):
             if (plans := vars(self).get("_plans")) is not None:
                 check_no_step(plans, type(self).__name__, "load_state_dict")
             yield self._fitting(state, variables, names)
+            # Skipped if the block raises: the object then stays marked as it was.
             self._loaded()
 
     def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:

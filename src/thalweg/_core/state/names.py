@@ -36,7 +36,7 @@ def keys_of(variables: Sequence[Any]) -> list[str]:
 def positioned(names: Sequence[str], mark: str) -> list[str]:
     """Return unique names: a repeated name becomes name + `mark` + index in `names`.
 
-    While the result is in use already, len(names) is added to the index.
+    If that is the name of another element, `len(names)` is added to the index until it is not.
     """
     counts = Counter(names)
     positioned_names: list[str] = []

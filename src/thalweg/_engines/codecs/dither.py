@@ -1,4 +1,4 @@
-"""Rounding of codes in a step, so that slots move by less than a code.
+"""Dithered rounding of 8-bit codes, which keeps small changes of numbers on average.
 
 A mean square moves by a thousandth in a step, and two codes of 8 bits may differ by a third.
 Rounded to the nearest code, it stays where it is: it neither grows with the gradients nor falls

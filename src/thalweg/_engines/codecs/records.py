@@ -57,6 +57,7 @@ def encode_numbers(codec: Codec, values: Tensor, dithers: Tensor | None = None) 
         integer_codes = codes.round().to(torch.int16)
     else:
         integer_codes = round_codes(codec, codes, _in_blocks(codec, dithers))
+    # Signed codecs read the code 128 as -128.
     code_bytes = (integer_codes & 0xFF).to(torch.uint8)
     return torch.cat([scale_bits.view(torch.uint8), code_bytes], 1).reshape(-1)
 
@@ -138,8 +139,8 @@ def lower_of(values: Tensor, upper: Tensor | None = None) -> Tensor:
     distance of adjacent bfloat16 numbers.
 
     Args:
-        upper: Optional. A bfloat16 for each number. If it is not nearest to the number, and by
-            default, torch rounds the number.
+        upper: Optional. A bfloat16 for each number, which is corrected if it is a nearest one.
+            By default, and for other numbers, torch's rounded number is corrected.
     """
     flat = _flatten(values)
     base = flat.to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""split8: 24-bit numbers as the nearest bfloat16, the variable, and a correction, the slot.
+"""split8: numbers of 24 bits, stored as a bfloat16 (the variable) and a correction (the slot).
 
 A number is rounded to 16 significant bits, ties away from zero, and then to a bfloat16 of 8
 significant bits, ties away from zero. A code is the difference, from -128 to 127, in 256ths of a

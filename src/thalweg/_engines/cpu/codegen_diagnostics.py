@@ -124,7 +124,7 @@ def _store_results(sums: Iterable[str]) -> list[str]:
 def _update_element(
     element: Element, stage_count: int, momentum: int | None, sign: int, magnitude: str
 ) -> list[str]:
-    """Return lines that update element i and store the measured numbers at index `at` of arrays.
+    """Return lines that update element `i`, and store measured numbers in `kept_{name}[at]`.
 
     Args:
         stage_count, momentum, sign: As for `generate_diagnosed`.
@@ -173,9 +173,10 @@ def _keep(name: str, value: str) -> list[str]:
 
 
 def _scale(name: str) -> list[str]:
-    """Return lines that set `scale_{name}`, the power of two by which an array is scaled.
+    """Return lines that set `scale_{name}`, a power of two, and `undo_{name}`, its inverse.
 
-    They also set `undo_{name}`, the inverse, and raise `{name}_max` to the array's peak.
+    Products with `scale_{name}` bring the numbers of a block near 1. The lines also set
+    `{name}_max` to the peak of the block, if the peak is larger.
     """
     return [
         _largest(f"{name}_max", f"{name}_peak"),
@@ -187,7 +188,7 @@ def _scale(name: str) -> list[str]:
 
 
 def _add_columns(quantities: Sequence[str], sums: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return lines that add the products of all rows of column `lane` to the sums of this lane."""
+    """Return lines that sum products of two quantities over column `lane` of a block."""
     lines: list[str] = []
     for row in range(ROWS):
         index_text = f"lane + {row * COLUMNS}" if row else "lane"

@@ -34,7 +34,8 @@ def KERNEL_NAME(argument):
         {scalars}
         {lines}
 """
-# The order of `join_pairs`, for `outer` groups of `count` tiles with `inner` results each.
+# The order of `join_pairs`, for `outer` groups of `count` tiles with `inner` results each. The
+# kernel does not set the processor's flag, so that `kept` flushes denormal results itself.
 _COMBINE = """
 def kept(number):
     return {number}
@@ -89,8 +90,9 @@ class LineStage:
     def words(self) -> list[str]:
         """Names of the words in a variable's row of the kernel's table.
 
-        First come sizes. Other words are addresses: "tiles0", ... of tile results; "result_..." of
-        measures; "vector_..." of vectors that formulas of elements read; "slot_..." of slots.
+        The first words are `SIZE_WORDS`. All others are addresses: "tiles0", ... of the results of
+        tiles; "result_..." of measures; "vector_..." of vectors that elementwise formulas read;
+        "slot_..." of slots.
         """
         measures = [x for x in (*self.rule.passes, *self.measures) if isinstance(x, Measure)]
         return [
@@ -119,8 +121,8 @@ class LineStageKernel:
     def write(self) -> Kernel:
         """Return the kernel: its source, its name and the names of its scalars.
 
-        The kernel copies slots for formulas of elements, combines the results of tiles for each
-        measure, and then runs each fused stage for every matrix.
+        The kernel copies each slot of `copied_slots` to a vector, combines the results of tiles for
+        each measure, and then runs each fused stage for every matrix.
         """
         lines = [line for name in self._stage.copied_slots for line in self._copy_slot(name)]
         for number, measure in enumerate(self._stage.measures):
@@ -167,7 +169,7 @@ class LineStageKernel:
         ]
 
     def _combine(self, number: int, measure: Measure) -> list[str]:
-        """Return lines that combine tile results of a measure, and copy vectors for formulas."""
+        """Return lines that combine tile results of a measure, and set its vector if it has one."""
         *arguments, count = _COMBINED[measure.over]
         result = f"result_{measure.makes}"
         lines = [

@@ -132,10 +132,10 @@ class Elements(Sweep):
     """Writer of the parts of a kernel that reduces formulas over elements."""
 
     def point_at_leaf(self) -> list[str]:
-        """Return lines that set pointer `p{k}` to the first number of the leaf, for each stream k.
+        """Return lines that set `p{k}`, for each tensor k, to the first number of the leaf.
 
-        For an encoded slot, `p{k}` points at scratch memory, and `records{k}` is the address of its
-        codes.
+        For an encoded slot, `p{k}` points at scratch memory, and `records{k}` is the address of the
+        leaf's codes.
         """
         lines: list[str] = []
         for stream in self.read:
@@ -213,10 +213,12 @@ class Elements(Sweep):
             load = STORAGE[kind].load
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
         if self.copy is not None:
+            # A plain 1: the number is only compared with the copy, and not stored.
             lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
         for index, stage in enumerate(self.stages):
             scalar_texts = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *scalar_texts])})")
+        # Formulas in float64 read w0, w1, ...; formulas in the type of the update read n0, n1, ...
         if not all(self.are_like_update):
             lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
         if any(self.are_like_update):
@@ -282,7 +284,7 @@ def _make_lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
     """Return {placeholder: source lines} for the templates `_SETUP` and `_LEAVES`.
 
     The lines reserve lanes (running sums) and scratch memory, copy or decode elements to scratch,
-    and add elements to lanes. The caller fills the other placeholders of `_LEAVES`.
+    and add elements to lanes. `pointers`, `scalars`, `count` and `keep` are left to the caller.
 
     Args:
         sweep: The writer of the lines.

@@ -46,12 +46,12 @@ def read_origin(update: TracedUpdate) -> str:
 def begin_draws(update: TracedUpdate, indices: Iterable[int]) -> list[str]:
     """Return lines that assign the kernel variables needed to draw a chunk's random bits.
 
-    They are `step`, `key_low` and `key_high`, from scalars; `number`, the variable's random stream,
-    from the kernel's table; and an array `words{k}`, still without bits, for each k in `indices`.
+    Scalars become `step`, `key_low` and `key_high`. The kernel's table has `number`, the index of
+    the variable in the optimizer. `words{k}` is an array without bits, for each k in `indices`.
 
     Args:
         update: The traced update, which must have the names in `SCALARS` among its scalars.
-        indices: The `stream` in `philox.draw_bits` of each stored tensor that is rounded.
+        indices: For each stored tensor that is rounded the `stream` of `philox.draw_bits`.
     """
     names = dict(zip(SCALARS, ("step", "key_low", "key_high"), strict=True))
     return [

@@ -1,4 +1,4 @@
-"""Source of the CPU kernel that reduces rows, columns and variables, tile by tile."""
+"""Source of the CPU kernel that reduces rows, columns and variables by tiles of matrices."""
 
 from __future__ import annotations
 
@@ -118,13 +118,14 @@ class _TileReduction(Targets, ReductionText):
     """
 
     def __init__(self, value: int, reduce: str) -> None:
+        # Neither base calls `super().__init__`.
         Targets.__init__(self)
         ReductionText.__init__(self, reduce)
         self.value = value
 
 
 class _ShortTile:
-    """Writer of lines that reduce tiles with short rows, for each number of columns.
+    """Writer of lines that reduce a tile with short rows, unrolled over a number of columns.
 
     Args:
         reduction: The reduction.
@@ -167,7 +168,7 @@ class _ShortTile:
 
 
 def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
-    """Return an `if` for each count of columns up to `SHORT`; its body reduces tile `own`."""
+    """Return an `if` statement for each number of columns up to `SHORT`; it reduces one tile."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         row_lines = [line for tile in short_tiles for line in tile.add_row(columns)]
@@ -242,11 +243,12 @@ class _LongTile:
         )
 
     def add(self, rows: int, upper: bool) -> list[str]:
-        """Return lines that add element i of several rows to the arrays of partial results.
+        """Return lines that add element `i` of each row to the arrays of partial results.
 
         Args:
-            upper: True if element i is in the right half of a tile. It is then added to the partial
-                result of element `i - half`.
+            rows: The number of rows that are added at once.
+            upper: True if element `i` is in the right half of the tile. A row then has no partial
+                result for it, and adds it to the partial result of element `i - half`.
         """
         values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
         if self._reduction.has_columns:
@@ -261,7 +263,7 @@ class _LongTile:
 
     @property
     def keep_row(self) -> list[str]:
-        """Return lines that reduce row `below` and store the number; [] without row measures."""
+        """Return lines that reduce and store the row `below`; [] without measures over rows."""
         if not self.has_row:
             return []
         first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
@@ -279,7 +281,7 @@ class _LongTile:
 
     @property
     def keep(self) -> list[str]:
-        """Return lines that store the reductions of columns, and of each of the adjacent tiles."""
+        """Return lines that store the results of columns, and of each tile reduced at once."""
         targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
             lines += nest(
@@ -324,7 +326,7 @@ class _RowLoop:
         return f"{name}_{row}" if name in self._row_names else name
 
     def add(self, rows: int) -> list[str]:
-        """Return lines that reduce `rows` rows, from row `line` on."""
+        """Return lines that reduce `rows` rows; the kernel variable `line` is the first of them."""
         lines: list[str] = []
         for row in range(rows):
             lines.append(f"offset = (line + {row}) * columns + start")

@@ -82,9 +82,10 @@ target[first // {lanes} * {width}] = {total}[0]
 
 
 def stream_of_pass(rule: Rule, storage: Sequence[str], index: int) -> int:
-    """Return the column of the work table that has the addresses of a pass's results.
+    """Return the index of a column of the kernel's table, which has a row for each variable.
 
-    Earlier columns have the addresses of elementwise tensors, then of slots of rows and columns.
+    The column has the addresses of the results of a pass. Columns before have the addresses of
+    elementwise tensors, then of slots of rows and columns.
 
     Args:
         storage: The storage type of each elementwise tensor.
@@ -105,10 +106,10 @@ def names_of_blocks(rule: Rule) -> list[str]:
 
 
 class Values(NamedTuple):
-    """Local names of the numbers of rows or columns of matrix `lane`.
+    """Names of kernel variables that hold a vector over the rows or columns of one matrix.
 
     Attributes:
-        name: The beginning of these names.
+        name: The beginning of the names; the index of a row or column follows.
         axis: "row" or "column".
     """
 
@@ -242,7 +243,9 @@ class SmallMatrixKernel:
             block=[*slots, *read_lines, *matrix_lines, *totals, *write_lines],
         )
         setup = [*read_table("float64", STAGE_LITERAL), *arrays]
+        # Groups of measures define their stages and headers again.
         definitions = "\n\n".join(dict.fromkeys(self._definitions)) + "\n"
+        # Some loops flush, and switch the processor's flag themselves; conversions must not.
         return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
@@ -331,7 +334,7 @@ class SmallMatrixKernel:
         return lines
 
     def _write_slots(self) -> list[str]:
-        """Return lines that write slots of rows and columns to memory, if stages set them."""
+        """Return lines that write the row and column slots that stages have set to memory."""
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
@@ -370,11 +373,12 @@ class SmallMatrixKernel:
     # Arithmetic
 
     def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
-        """Append lines that convert vectors to the update's type; return {vector: new names}.
+        """Append lines that convert vectors to the update's type.
 
-        The lines keep denormals, and store the converted numbers. Without the stores, LLVM would do
-        comparisons before the conversion, in a type in which no number is denormal.
+        Return {vector: names of the converted numbers}. The conversion keeps denormals.
         """
+        # The results are stored before the next loop. Otherwise LLVM would compare the unconverted
+        # numbers, which are all normal in float64, where flushing would have no effect.
         cast_values = {name: Values(f"seen_{name}", self._vectors[name].axis) for name in names}
         for name, values in cast_values.items():
             lines = range(self._counts[values.axis])
@@ -436,10 +440,11 @@ class SmallMatrixKernel:
         return totals
 
     def _run_stage(self, stage: FusedStage) -> None:
-        """Append the lines of a fused stage; name its results in `_vectors` or `_slot_values`."""
+        """Append the lines of a fused stage, and record which variables hold its results."""
         formula, prefix = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: f"{letter}{place}" for name, place in self._place.items()}
+        # `plan_sweeps` leaves stages that read the third size to other kernels.
         inputs |= {name: str(count) for name, count in zip(SIZES, self._sides, strict=False)}
         inputs |= {name: f"{x.name}_{LINE}" for name, x in self._vectors.items()}
         inputs |= {name: f"{x.name}_{LINE}" for name, x in self._slot_values.items()}

@@ -56,6 +56,7 @@ class StageWriter(FormulaWriter):
                 The index in a template is `LINE`.
         """
         lines = [f"{self._prefix}_scratch = {self._scratch}"] if self._scratch else list[str]()
+        # A mean needs a complete loop before the loops that read it.
         for node in self._kinds:
             if node.op in MEANS:
                 lines += self._write_mean(node)

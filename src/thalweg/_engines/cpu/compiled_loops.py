@@ -72,6 +72,7 @@ class Loop:
                 if not flags.c_contiguous:
                     raise TypeError(f"{self._name} takes contiguous arrays only.")
                 kinds.append((argument.dtype, argument.ndim))
+                # `from_buffer` takes only memory that can be written.
                 block += (
                     _address_of(argument) if flags.writeable else argument.ctypes.data,
                     *argument.shape,
@@ -84,6 +85,7 @@ class Loop:
         if compiled is None:
             compiled = self._compiled[key] = self._compile_for(key), Struct(f"{len(block)}q")
         function, layout = compiled
+        # Calls of several threads may overlap, so that each needs a block.
         memory = bytearray(layout.pack(*block))
         function(_address_of(memory))
         results = layout.unpack(memory)[: self._result_count]

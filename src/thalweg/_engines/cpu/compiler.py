@@ -30,6 +30,7 @@ from thalweg._engines.cpu.primitives import (
 
 _SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _OF_FLOATS = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
+# Division is unsigned: kernels must not divide negative integers.
 _OF_INTEGERS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", ast.BitOr: "or_",
     ast.BitXor: "xor", ast.LShift: "shl", ast.RShift: "ashr", ast.FloorDiv: "udiv",
@@ -136,6 +137,8 @@ class _Compiler:
             names[name] = value
             return
         variable = names.get(name)
+        # A name may change its kind in straight code. After a block, its kind would depend on
+        # whether the block ran.
         if not isinstance(variable, _Variable) or variable.kind != value.kind:
             if isinstance(variable, _Variable) and variable.depth != self._depth:
                 raise TypeError(f"{name} is of two kinds.")
@@ -203,6 +206,7 @@ class _Compiler:
         for value, result in zip(values, frame.results, strict=True):
             self._builder.store(self.code.cast_to(value, result.kind).llvm, result.cell)
         self._builder.branch(frame.end)
+        # LLVM accepts nothing after a jump, so code after the return needs a block.
         self._builder.position_at_end(self.code.append_block("never"))
 
     def _visit_If(self, branch: ast.If) -> None:
@@ -226,6 +230,7 @@ class _Compiler:
         ]
         start, *end_and_step = [ir.Constant(INT64.llvm, 0), *limits] if len(limits) == 1 else limits
         end, step = [*end_and_step, ir.Constant(INT64.llvm, 1)][:2]
+        # The body may assign to the target; as in Python, the iterations do not change.
         counter = self.code.reserve_stack(INT64.llvm)
         self._builder.store(start, counter)
         head_block, body_block, next_block, end_block = map(
@@ -261,6 +266,7 @@ class _Compiler:
             if instruction.opname in ("load", "store"):
                 instruction.set_metadata("llvm.access.group", group)
         accesses = module.add_metadata(["llvm.loop.parallel_accesses", group])
+        # LLVM identifies a loop by metadata whose first operand is itself.
         loop = _Distinct(module, (), str(len(module.metadata)))
         loop.operands = loop, accesses
         jump.set_metadata("llvm.loop", loop)
@@ -347,6 +353,7 @@ class _Compiler:
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "chosen"))
         self._builder.cbranch(self._write_condition(choice.test), then_block, else_block)
         self._builder.position_at_end(then_block)
+        # An expression may end in another block than it began; the phi needs the last ones.
         then_value, then_block = self._write_value(choice.body), self._builder.block
         self._builder.position_at_end(else_block)
         else_value, else_block = self._write_value(choice.orelse), self._builder.block

@@ -64,6 +64,7 @@ class DiagnosedUpdate:
         leaf_results = self._leaves.combine(self._leaf_results)
         counts = self._leaves.counts
         with np.errstate(all="ignore"):
+            # Each variable of a group has elements; `reduceat` cannot reduce an empty one.
             largest = np.maximum.reduceat(self._leaf_results, np.cumsum(counts) - counts)
         for name in PEAKS:
             leaf_results[:, MEASURED.index(name)] = largest[:, MEASURED.index(name)]

@@ -160,6 +160,7 @@ class GuardTable:
         Items are compared by identity. The table keeps the present items alive.
         """
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
+        # The address of a dead item could become that of a new one.
         self._references.append([*items])
 
     def guard_dict(
@@ -315,7 +316,8 @@ class GuardTable:
         """Store a record for each tensor whose version counter a step increments.
 
         Args:
-            written_tensors, writer_indices: As in `GuardedStep`.
+            written_tensors: The tensors.
+            writer_indices: {id of a tensor: indices of the members that write it}.
         """
         self._writers = [
             np.array(writer_indices.get(id(tensor), ()), np.int64) for tensor in written_tensors
@@ -350,8 +352,8 @@ class GuardTable:
     def _set_tables(self) -> None:
         """Write the length and the address of each array of records to the block.
 
-        Also find torch's functions that detect tracing; set `detects_tracing` to True if there are
-        any.
+        Also look up torch's functions that detect tracing, which replays call. The attribute
+        `detects_tracing` becomes False if torch lacks one, else True.
         """
         guard_functions = guards.find_guards()
         self._guards = _records(guard_functions, replay_kernel.GUARD_BYTES)
@@ -401,10 +403,11 @@ class GuardTable:
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Store records of members, variables with own step counts; enable the members' gradients.
+        """Store the records of members, which are variables that count their own steps.
 
-        The record of a gradient also gets `Member.spans`: replays set these chunk lengths to 0 to
-        skip a member. Arguments are as in `GuardedStep`. Call it after `_write_tensors`.
+        Also complete the record of each member's gradient: it is present, and has `Member.spans`,
+        the chunk lengths that a replay sets to 0 to skip the member. Arguments are as in
+        `GuardedStep`. Call it after `_write_tensors`.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
@@ -435,6 +438,7 @@ class GuardTable:
             expected: Optional. The number that all elements must have before the next step.
                 `replay` returns a difference for other values.
         """
+        # Words 3, 4 and 5 of the record; see `COLUMN_BYTES` of `replay_kernel`.
         numbers, first = self._column_words[index], replay_kernel.COLUMN_BYTES // 8 * index
         numbers[first + 3] = number
         if expected is not None:
@@ -560,6 +564,7 @@ class GuardTable:
         """
         layout = self._layout
         record[replay_kernel.OWNER] = owner
+        # A missing gradient is a null pointer or an undefined TensorImpl, which has keys, too.
         if grad is None:
             autograd = _word(_word(id(param), layout.impl), layout.autograd)
             undefined = _word(autograd, layout.grad) if autograd else 0

@@ -98,6 +98,7 @@ def _load_address(name: str, source: str, briefly: bool) -> int:
         return address
     code = machine_code.compile_kernel(name, source, briefly)
     address = machine_code.link_kernel(name, code)
+    # Code that cannot be loaded here would fail in the next process, too.
     if address:
         _write_code(file, code)
     return address or machine_code.compile_in_memory(name, source, briefly)

@@ -63,6 +63,7 @@ class Group:
         base = streams.base
         if streams.positions:
             chunks, self._positions = cut_at_runs(chunks, base[:, -1], streams.runs)
+            # In place of one position, kernels read an array with the position of each chunk.
             base[:, -1] = self._positions.ctypes.data
         if self.kernel.vectors:
             base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
@@ -119,6 +120,7 @@ class Group:
         kernel = self._lines_kernel(measures, stages)
         scalars = self._select_scalars(kernel.scalars, columns)
         streams = self.table.base[:, : len(self._memory.storage)]
+        # Only stages flush denormals; without stages, measures read the stored numbers.
         return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
 
     def _lines_kernel(self, measures: Any, stages: Stages) -> Compiled:
@@ -130,11 +132,11 @@ class Group:
     def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
         """Return a `LineSweep` that measures rows and columns; the caller runs it.
 
-        Each member has its own scalars, 0 at first.
+        The scalars of each member are 0 at first.
 
         Args:
             measures, stages: As in `Reduction`.
-            base: (members, ...) addresses, as in the table; they are copied.
+            base: (members, ...) addresses of tensors, in the columns of `Table.base`; not kept.
         """
         with importing:
             from thalweg._engines.cpu.row_column_reductions import LineSweep
@@ -161,6 +163,7 @@ class Group:
             shared: {name: number} of the group's compute dtype.
             by_variable: {name: array over the plan's variables}, for scalars that differ.
         """
+        # A step without a number rounds codes to the nearest.
         names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
         if by_variable.keys().isdisjoint(names):
             self.scalars[:] = [shared[name] for name in names]
@@ -211,7 +214,7 @@ class Group:
 
         Args:
             formulas, stages: As in `Reduction`.
-            base: (members, streams) contiguous addresses, as in the table.
+            base: (members, streams) contiguous: addresses in the columns of `Table.base`; kept.
             rows: The number of rows of scalars, which are 0 at first: 1, or one for each member.
         """
         with importing:

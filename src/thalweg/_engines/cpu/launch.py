@@ -46,7 +46,8 @@ class Compiled:
 
         Args:
             table: The work table; the caller keeps the memory at its addresses alive.
-            scalars: (rows, scalars) contiguous, in the kernel's dtype.
+            scalars: (rows, scalars) contiguous, in the kernel's dtype. `Table.scalar_row` has the
+                row that a tensor reads.
             flush: True if denormals are treated as zero.
         """
         argument = table.fill_argument(scalars, flush)

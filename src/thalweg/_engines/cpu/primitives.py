@@ -102,6 +102,7 @@ class Code:
             kind = ir.FunctionType(_I64, [_I64] * argument_count)
         self.function = ir.Function(self.module, kind, name)
         self._returns = argument_count > 0
+        # The first block has only reservations; `end_function` ends it with a jump to the start.
         self._entry = ir.IRBuilder(self.function.append_basic_block("rooms"))
         self._start = self.append_block("start")
         self.builder = ir.IRBuilder(self._start)
@@ -132,6 +133,8 @@ class Code:
 
     def reserve_stack(self, llvm: Any, count: int | None = None) -> Any:
         """Return a pointer to stack memory, allocated at the entry of the function."""
+        # Elsewhere, a loop would reserve memory in each iteration. LLVM turns reservations into
+        # registers only in the entry block.
         return self._entry.alloca(llvm, count)
 
     def write_constant(self, value: float, kind: Kind) -> Value:
@@ -143,6 +146,7 @@ class Code:
         if source_kind == kind:
             return value
         if source_kind.is_float and not kind.is_float:
+            # Undefined for NaN and for numbers out of range, which callers must exclude.
             cast_operand = write.fptosi(operand, kind.llvm)
         elif source_kind.is_float:
             cast_operand = (write.fpext if kind == FLOAT64 else write.fptrunc)(operand, kind.llvm)
@@ -244,7 +248,7 @@ def _half_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_half(code: Code, value: Value) -> Value:
-    """Round to float32, then to float16, ties to even; return the bits."""
+    """Round a number to float32, then to float16, ties to even; return the bits."""
     value = code.cast_to(value, FLOAT32)
     if not code.halves:
         return _half_from_float(code, value)
@@ -299,7 +303,7 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_bfloat(code: Code, value: Value) -> Value:
-    """Round to float32, then to bfloat16, ties to even; return the bits, 0x7FC0 for NaN."""
+    """Return the bits of a number rounded to float32, then to bfloat16; 0x7FC0 for NaN."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
     value = code.cast_to(value, FLOAT32)
     bits = write.bitcast(value.llvm, _I32)
@@ -314,6 +318,7 @@ def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
     """Return whether no bfloat16 is nearer to `value` than the bfloat16 `bits`; False for NaN."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
+    # In units of float32's last place, in which 0x8000 is half of bfloat16's last place.
     distance = write.sub(float_bits, write.shl(write.zext(bits.llvm, _I32), _i32(16)))
     is_close = write.icmp_unsigned("<=", write.add(distance, _i32(0x8000)), _i32(0x10000))
     is_not_nan = write.fcmp_ordered("ord", value.llvm, value.llvm)
@@ -321,7 +326,7 @@ def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
-    """Round to bfloat16 by random `bits`, return its bits; see `philox.round_to_bfloat`."""
+    """Round a number to bfloat16 by random `bits`; return the bfloat16's bits."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
@@ -334,7 +339,7 @@ def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
-    """Round to float16 by random `bits`, return its bits; see `philox.round_to_half`."""
+    """Round a number to float16 by random `bits`; return the float16's bits."""
     write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
     value = code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
@@ -344,6 +349,7 @@ def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
     unit_exponent = write.sub(write.select(is_small, _i32(113), exponent), _i32(10))
     unit = write.bitcast(write.shl(unit_exponent, _i32(23)), FLOAT32.llvm)
     inverse = write.shl(write.sub(_i32(254), unit_exponent), _i32(23))
+    # Exact, because it is a product with a power of two.
     size_in_units = write.fmul(
         write.bitcast(size, FLOAT32.llvm), write.bitcast(inverse, FLOAT32.llvm)
     )
@@ -388,8 +394,9 @@ def _float_of(code: Code, bits: Value) -> Value:
 
 
 def _dither_of(code: Code, step: Value, rank: Value) -> Value:
-    """Return the dither with index `rank` in a step; 0.5 if `step` is negative."""
+    """Return the dither, from 0 to 1, with index `rank` in a step; 0.5 if `step` is negative."""
     write = code.builder
+    # Sums of 32 bits wrap, as those of `dithers_of` are masked.
     value, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
     place = write.and_(place, _i32(dither.PERIOD - 1))
     offset = write.mul(place, _i32(dither.ELEMENT_STRIDE))
@@ -402,7 +409,7 @@ def _dither_of(code: Code, step: Value, rank: Value) -> Value:
 
 
 def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value) -> Value:
-    """Round a nonnegative number to a uint8 code with a dither; see `dither.round_codes`."""
+    """Round a real nonnegative code to a uint8 code, by a dither; see `dither.round_codes`."""
     write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
     low = code.cast_to(lower_limit, FLOAT32).llvm
     raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
@@ -412,7 +419,7 @@ def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value
 
 
 def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
-    """Round a number to an int8 code, as uint8, with a dither; see `dither.round_codes`."""
+    """Round a real code to an int8 code, by a dither, and return the bits as a uint8."""
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
@@ -511,6 +518,7 @@ def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
 def _call_libm(name: str, code: Code, *arguments: Value) -> Value:
     """Call a `libm` function in float64; return float32 unless an argument is float64."""
     function = code.declare_external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(arguments))
+    # LLVM may then merge equal calls and move them out of loops.
     for attribute in ("nounwind", "readnone"):
         function.attributes.add(attribute)
     returned_value = code.builder.call(

@@ -92,6 +92,7 @@ class MeasureLaunch:
         end: Sequence[int] = (),
     ) -> None:
         self.kernel, self.rows, self._elements = kernel, rows, elements
+        # With a step of 0 between rows, all tensors read the only row.
         scalars = rows.shape[1] if len(rows) > 1 else 0, rows.ctypes.data
         self._block = np.array([*begin, *scalars, *end], np.int64)
         self.address: int = self._block.ctypes.data
@@ -176,6 +177,7 @@ def table_peaks(work: Table, dtype: torch.dtype, column: int) -> Float64:
         threads = launch.threads_for(len(work.bounds) - 1, work.elements)
         launch.peak_kernel(dtype.itemsize).run_on_threads(argument, threads)
     bits = np.zeros(len(work.base), np.int64)
+    # As integers, bits are ordered like magnitudes, and NaN is above infinity.
     np.maximum.at(bits, work.chunks[:, 0], partial)
     signed = torch.from_numpy(bits)  # pyright: ignore[reportUnknownMemberType]
     integers = signed.to(_INTEGERS[dtype.itemsize])

@@ -244,6 +244,7 @@ def lists_differ(block):
         if call(block[PY_LIST_SIZE], list_address) != count:
             return 1
         for i in range(count):
+            # A borrowed reference, which needs no release.
             if call(block[PY_LIST_GET_ITEM], list_address, i) != items[i]:
                 return 1
     return 0
@@ -256,6 +257,7 @@ def number_differs(block, py_object, number, sign):
     or 1), or if its magnitude is not below MAX_OPTION; else 0. Signs are checked because, for
     example, a momentum of 0 selects another rule.
     """
+    # The class of an object follows its reference count.
     cls = word(py_object + 8)
     if cls != block[CLASS_OF_FLOATS]:
         if cls != block[CLASS_OF_NUMPY_FLOATS]:
@@ -448,6 +450,7 @@ def is_apart(block, address, extent):
             low = middle + 1
         else:
             high = middle
+    # After an odd number of edges, the address is inside of a range.
     if low & 1:
         return 0
     if low < edges and bounds[low] < address + extent:
@@ -634,6 +637,7 @@ def first_that_differs(block, table, begin, end):
         begin, end: The first index, and the index after the last one.
     """
     if table == GRADIENTS:
+        # A TensorImpl is read several iterations after its prefetch.
         for k in range(begin, end + PREFETCH_DISTANCE):
             if k < end:
                 find_gradient(block, gradient_record(block, k), k)
@@ -749,6 +753,7 @@ def launch_all(block, table):
     """
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
+        # Word 0 of an argument counts the slices that threads have taken.
         ticket = int64_pointer(launch[1])
         ticket[0] = 0
         if launch[2] == 0:
@@ -814,10 +819,11 @@ def write_state_numbers(member):
 
 
 def set_scalars_of_member(member):
-    """Set the row of scalars that a member's kernel reads; compute it unless the last row fits.
+    """Set the index of the row of scalars that the kernel of a member reads.
 
-    A member is a variable that counts its own steps. The last row of its program fits if step
-    number and state numbers are equal. Return 1 if Python would raise an error, else 0.
+    A member is a variable that counts its own steps. Its program computes a new row, unless the
+    program's last row is of an equal step number and equal state numbers. Return 1 if Python would
+    raise an error, else 0.
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
@@ -857,6 +863,7 @@ def set_scalars_of_members(block):
             rows = int64_pointer(program[ROW_COUNT])
             rows[0] = 0
     count, owner = 0, 0
+    # Members of passes follow, with the gradients of the counted members in the same order.
     for k in range(block[MEMBERS]):
         if owner == block[COUNTED_MEMBERS]:
             owner = 0
@@ -906,7 +913,7 @@ def is_written(block, write_record):
 
 
 def spread_scalars(block):
-    """Copy scalars that programs have computed for each variable to the rows of SPREADS."""
+    """Copy scalars that programs have computed for each variable to the targets of SPREADS."""
     for s in range(block[SPREADS]):
         spread = int64_pointer(block[SPREADS + 1] + SPREAD_BYTES * s)
         first_rows, row_of = int64_pointer(spread[1]), int64_pointer(spread[2])
@@ -969,6 +976,7 @@ def finish(block):
     for k in range(block[WRITTEN_TENSORS]):
         write_record = int64_pointer(block[WRITTEN_TENSORS + 1] + WRITE_BYTES * k)
         record = int64_pointer(block[TENSORS + 1] + TENSOR_BYTES * write_record[0])
+        # torch's counter is atomic, too.
         if is_written(block, write_record) and record[COUNTER] != 0:
             take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
     block[REPLAY_COUNT] = block[REPLAY_COUNT] + 1
@@ -1012,6 +1020,7 @@ def load_step(block):
     source = block[STEP_TABLE] + TABLE_HEAD_BYTES + block[STEP_TABLE_ROW_BYTES] * row
     for k in range(block[STEP_TABLE_SPANS]):
         span = int64_pointer(block[STEP_TABLE_SPANS + 1] + SPAN_BYTES * k)
+        # Words are copied as integers, whatever their format.
         registers, numbers = int64_pointer(span[0]), int64_pointer(source)
         for i in range(span[1]):
             registers[i] = numbers[i]
@@ -1125,6 +1134,7 @@ def step(block, pairs, replay_count, request):
         0, or a constant for the first difference. After a difference, no tensor except the sums of
         a norm was written.
     """
+    # The lower three bits are the part, the others are flags. Guard 0 is the profilers'.
     part, first_guard = request & 7, 1
     if part == FINISH:
         find_counters(block)

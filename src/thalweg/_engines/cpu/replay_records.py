@@ -30,6 +30,7 @@ class ReplayArgument:
         self._words = table.copy_of_argument(flush)
         self._words[BASE] = self.base.ctypes.data
         self.address: int = self._words.ctypes.data
+        # Column 1 of the table has the addresses of gradients.
         first, (step, item) = self.base.ctypes.data, self.base.strides
         self.cells: list[int] = [first + step * k + item for k in range(len(self.base))]
 
@@ -54,7 +55,7 @@ class ReplayArgument:
 
 
 def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
-    """Return where the lengths of one tensor's chunks, ranges of its elements, are stored.
+    """Return the addresses of the lengths of one tensor's chunks, which are ranges of elements.
 
     Args:
         chunks: The chunks that a kernel reads, whose lengths may be 0.
@@ -138,7 +139,9 @@ def rule_scalars_record(
     slot_registers: Int64,
     slots: int,
 ) -> Int64:
-    """Return a block of `replay_reductions`; the caller keeps the arrays alive.
+    """Return the block that `replay_reductions.set_rule_scalars` reads.
+
+    The block has addresses of the arrays, which the caller keeps alive.
 
     Args:
         sweep_record: The address of the leaves, which are the partial sums of measures; the number

@@ -122,6 +122,7 @@ class LineSweep(MeasureLaunch):
         streams, rows = arrays
         self.tiles, fixed_columns = lines.buffers_for(kernel, measures)
         self.base = np.concatenate((streams, fixed_columns), axis=1)
+        # Word 3 has the bounds of slices in other kernels; here each row of `slices` is one.
         block = [0, len(lines.slices), flush, 0, lines.slices.ctypes.data, self.base.ctypes.data]
         super().__init__(kernel, rows, lines.elements, block)
 
@@ -129,8 +130,8 @@ class LineSweep(MeasureLaunch):
 def _cut_tiles(index: int, view: View) -> Int64:
     """Divide the tiles of a variable into slices; a thread takes one slice at a time.
 
-    A slice has one or several bands of `TILE_ROWS` rows, or a part of a band, so that memory is
-    read in order.
+    A band is a row of tiles. A slice has several bands, one band, or a part of a band, so that
+    memory is read in order.
 
     Returns:
         (slices, 3) int64: the index of the variable, the first tile, and the end of the tiles.

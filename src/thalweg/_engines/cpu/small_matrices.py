@@ -143,6 +143,7 @@ class ShortGroup(Group):
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         streams = self._set_members(request, members)
+        # The request has a rule without passes; its formula has the rule with passes.
         update: Any = request.rule.update
         rule: Rule = update.rule
         plan = plan_sweeps(rule)
@@ -184,6 +185,7 @@ class ShortGroup(Group):
         kinds: dict[tuple[str, ...], list[int]] = {}
         for member, member_slots in enumerate(slots):
             for index, slot in enumerate(member_slots):
+                # A slot must not change before all kernels have read a gradient in its memory.
                 if not (are_separate and slot.is_contiguous() and layout.is_aligned(slot)):
                     self._staged_slots.append((slot.detach(), slot.detach().contiguous().clone()))
                     slot = self._staged_slots[-1][1]
@@ -229,7 +231,8 @@ class ShortGroup(Group):
         """Return a kernel and its work table, for a sweep over members.
 
         Args:
-            lines: Storage types of the members' slots of rows and columns.
+            lines: Storage types of the row and column slots, equal for all `members`.
+            members: Indices in the group.
             update: The update, or None for a sweep that only measures.
         """
         _, rows, columns = self._views[0]
@@ -250,15 +253,18 @@ class ShortGroup(Group):
         counts = [self._views[member].matrices for member in members]
         chunk = max(1, choose_chunk_size(sum(counts) * size) // (size * LANES)) * LANES
         chunks = dense_chunks(counts, chunk)
+        # The chunks refer to rows of the group's table, which has further members.
         chunks[:, 0] = np.array(members)[chunks[:, 0]]
         table = Table(self.table.base, chunks, cut_slices(chunks, chunk), self._row)
+        # Chunks count matrices here; the number of threads depends on elements.
         table.elements *= size
         return SmallSweep(kernel, table)
 
     def run_passes(self, columns: Columns) -> None:
-        """Run all sweeps before the update, and the stages after each sweep; store measures.
+        """Run all sweeps before the update, and the stages that follow each sweep.
 
-        The copies of slots from `bind_slots` are refreshed first.
+        Measures over variables are stored for `make_calls`. First, the copies of slots that
+        `bind_slots` has made get the slots' present values.
         """
         self._numbers = {}
         for _, batch in self._batches:
@@ -272,6 +278,7 @@ class ShortGroup(Group):
             for measure in passes:
                 if isinstance(measure, Measure) and measure.over == "variable":
                     number = names_of_blocks(self.rule).index(measure.makes)
+                    # The addition makes -0 to +0, as in `combine_tiles`.
                     totals = self._tree.combine(self.blocks[:, number]) + 0.0
                     for rows, batch in self._batches:
                         column = torch.from_numpy(totals[rows]).view(-1, 1, 1, 1)
@@ -300,6 +307,7 @@ class ShortGroup(Group):
         return [[] for _ in self.members]
 
     def make_calls(self, columns: Columns) -> list[Call]:
+        # The calls run later; the attribute keeps their scalars alive.
         self._update_scalars = [
             self._scalars_for(sweep.kernel, columns) for sweep in self.update_sweeps
         ]

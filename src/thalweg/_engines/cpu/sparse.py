@@ -128,6 +128,7 @@ class SparsePlan(RowsPlan):
         rows_per_slice = max(SHARE // max(width, 1), 1)
         slices = -(-groups // rows_per_slice)
         threads = launch.threads_for(slices, elements)
+        # One block more, because the first address is aligned below.
         argument, size = self._argument, threads * self._block + _BLOCK
         if self._sums.size < size:
             self._sums = np.empty(size, np.uint8)
@@ -147,6 +148,7 @@ class SparsePlan(RowsPlan):
         ]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
+        # The attribute keeps the memory alive that the call will read.
         self._gaps = (Table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)), row)
         return kernel.bind_table(*self._gaps, self._flush)
 

@@ -193,6 +193,7 @@ class RowsPlan(ABC):
             ):
                 return False
             start = values.data_ptr()
+        # Tensors without memory, such as fake ones, have no address.
         except RuntimeError:
             return False
         return layout.lie_apart(start, values.nbytes, bounds) and self._take_entries(

@@ -1,6 +1,6 @@
-"""Work table: the tensors of a kernel launch as a list of chunks with raw addresses.
+"""Work table: the tensors of a kernel launch, as chunks (ranges of elements) and raw addresses.
 
-A chunk is a run of about 64k elements of one tensor. Threads take slices of chunks, one at a time.
+A chunk has about 64k elements of one tensor. Threads take slices of chunks, one at a time.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
-        """Prepare the kernel's argument for a launch; return its address.
+        """Write scalars and flag to the argument that a kernel reads; return its address.
 
-        The argument refers to `scalars` without a copy: keep it alive until the launch is done.
+        The argument has the address of `scalars`: keep them alive until the launch is done.
         """
         block = self._argument
+        # The threads of the last launch have incremented the word.
         block[TICKETS] = 0
         block[FLUSH] = flush
         # Faster than `ctypes.data`.
@@ -75,7 +76,7 @@ class Table:
         return block
 
     def fill_peak_argument(self, partial: Int64, column: int) -> int:
-        """Prepare the argument of a kernel that finds largest magnitudes; return its address.
+        """Write the argument of a kernel that finds largest magnitudes; return its address.
 
         Args:
             partial: (chunks,) int64, to which the kernel writes its results.
@@ -143,9 +144,10 @@ def choose_chunk_size(elements: int) -> int:
 
 
 def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
-    """Divide chunks into slices of `chunk` elements; return `Table.bounds`, (slices + 1,).
+    """Divide a list of chunks into slices, which threads take; return `Table.bounds`.
 
     Args:
+        chunks: (n, 4) as in `Table`. A chunk is not divided.
         chunk: The approximate number of elements of a slice.
     """
     count = len(chunks)

@@ -177,7 +177,7 @@ class Program:
         return [*lines, f"e{stream} = {value}"]
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
-        """Return lines that compute formula `index` as a float64; 0 beyond the last element."""
+        """Return lines that compute formula `index` in float64; missing elements become 0."""
         is_like_update = self.sweep.are_like_update[index]
         writer = self._single if is_like_update else self._double
         cast = f".to(tl.{writer.compute})" if is_like_update else ""
@@ -229,10 +229,10 @@ class Program:
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
     def add_elements(self, start: str, masked: bool) -> list[str]:
-        """Return lines that add an element to each lane, from element `start` of the leaf on.
+        """Return lines that add the next elements of the leaf, one to each lane (running sum).
 
         Args:
-            start: An expression.
+            start: An expression: the index of the first of these elements in the leaf.
             masked: True to leave out elements from `length` on.
         """
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
@@ -264,7 +264,7 @@ class Program:
     ) -> list[str]:
         """Return lines that combine upper and lower lanes of `name` until one is left.
 
-        A lane has `values_per_lane` numbers. `fold` is the kernel function that combines.
+        A lane has `values_per_lane` numbers. `fold` names the kernel function that combines halves.
         """
         lines: list[str] = []
         while lanes > 1:

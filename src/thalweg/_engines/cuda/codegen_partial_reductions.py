@@ -17,7 +17,7 @@ _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
 class LaneReduction(Targets):
-    """A formula with a reduction, computed once for all measures that share both.
+    """Reduction of a formula, computed once for all measures with this formula and reduction.
 
     Args:
         reduce: The reduction, "sum" or "largest".
@@ -46,8 +46,8 @@ class LaneReduction(Targets):
     def fold(self, names: Sequence[str]) -> list[str]:
         """Return lines that reduce the kernel's variables `names` into the first, by halves.
 
-        Values missing up to a power of two are left out: they would be +0, which only turns -0 into
-        +0, and no result is -0.
+        Missing values, up to a power of two, are not added. They would be +0, which would change
+        only -0.
         """
         lines: list[str] = []
         count = len(names)
@@ -77,12 +77,12 @@ class LaneReduction(Targets):
 
 
 class RowParts:
-    """Writer of reductions of rows. A row has several parts side by side, each a block of lanes.
+    """Writer of reductions of rows. A row is divided into parts, which are tensors of the kernel.
 
     Args:
         reductions: The reductions to write.
         segments: Number of parts of a row.
-        lanes: Lanes of a part.
+        lanes: Elements of a part.
     """
 
     def __init__(self, reductions: Sequence[LaneReduction], segments: int, lanes: int) -> None:

@@ -62,7 +62,7 @@ class _Tile(RowParts):
         return lines
 
     def end_rows(self) -> list[str]:
-        """Return lines that reduce the parts of the current rows, and store the row results."""
+        """Return lines that reduce the rows of one loop iteration, and store the row results."""
         lines: list[str] = []
         for reduction in self.reductions:
             if "row" not in reduction.targets:
@@ -102,7 +102,7 @@ def _join_blocks(names: Sequence[str]) -> str:
 
 
 def _add_row(builder: MeasureBuilder, tile: _Tile, row: int) -> list[str]:
-    """Return lines that load one of the current rows, compute its values and add up the values."""
+    """Return lines that load row `row` of a loop iteration, compute its values and add them up."""
     lines = [
         # A row beyond the last one has width 0, so that all of its lanes are masked.
         f"width = tl.where(number + {row} < most, count, 0)",

@@ -130,7 +130,7 @@ class _Successive(_Summed):
         return [*self._begin_row(), *update_entry, *_loop_while_same(*update_entry)]
 
     def _begin_row(self) -> list[str]:
-        """Return lines that apply the formula `before`, if any, to a row before its first entry."""
+        """Return lines that apply the rule's formula `before` to a row; [] without a formula."""
         if not self.update.before:
             return []
         writer, storage = self.writer, self.update.storage

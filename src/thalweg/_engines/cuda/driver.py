@@ -248,6 +248,7 @@ class Launch:
 
     def make_calls(self) -> list[Call]:
         """Return functions that launch on the current stream: enter the device, launch, leave."""
+        # The bound arguments contain this object, and so the present stream.
         self._stream.value = torch.cuda.current_stream(self._device).cuda_stream
         driver = of_torch()
         enter, leave = driver.calls_around(self._device)

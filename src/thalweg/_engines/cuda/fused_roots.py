@@ -21,6 +21,7 @@ def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
     by_root: dict[Node, Node] = {}
     for node in graph.nodes:
         match = _match(node, uses)
+        # An operation also computes the root, for all its users, and so only one can.
         if match and match[2] not in by_root:
             matches[node], by_root[match[2]] = match[:2], node
     rewritten: dict[Node, Node] = {}
@@ -59,6 +60,7 @@ def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | No
     correction, operation = make_const(1.0), BY_ROOT
     if root.op == "/" and uses[root] == 1 and _is_scalar(root.args[1]):
         (root, correction), operation = root.args, BY_CORRECTED_ROOT
+    # A numerator that needs the root cannot be an operand of the operation that computes it.
     if root.op != "sqrt" or root in {*in_order([numerator])}:
         return None
     return operation, [numerator, root.args[0], correction, scalars[0]], root

@@ -86,10 +86,10 @@ class Mirror:
         return buffer, event
 
     def _keep_for_graph(self) -> torch.Tensor:
-        """Copy the array into the spare buffer; keep and return the buffer.
+        """Copy the array into the spare buffer, which stays with the graph; return the buffer.
 
         Raises:
-            RuntimeError: There is no spare buffer.
+            RuntimeError: The spare buffer was used, and no step outside of a graph has made one.
         """
         if self._spare is None:
             raise RuntimeError(

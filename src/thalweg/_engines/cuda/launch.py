@@ -63,6 +63,7 @@ class Compiled:
         Raises:
             RuntimeError: The driver cannot start the kernel.
         """
+        # Drivers refuse a launch without programs.
         if is_interpreted() or not all(grid):
             return _Interpreted(self._kernel, grid, arguments, aligned)
         device_index = next(
@@ -78,7 +79,9 @@ class Compiled:
     def _try_start(
         self, aligned: bool, device_index: int, arguments: Sequence[Argument]
     ) -> driver.Starter:
-        """Load the kernel on a device, launch it once without elements, and return its starter.
+        """Load the kernel on a device, launch one program, and return the kernel's starter.
+
+        In this launch, sizes of variables are 0, so that no variable or slot is written.
 
         Args:
             aligned: True if addresses are multiples of 16 bytes.

@@ -52,9 +52,9 @@ class Lines:
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """Return {layout: tensor (programs, 2) of variable indices and tile indices}.
+        """Return {layout: tensor (programs, 2)}: a variable and a tile for each program to launch.
 
-        Small matrices are numbered by groups of `THREADS` instead of tiles.
+        A program for small matrices has the index of a group of `THREADS` matrices, not of a tile.
         """
         layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
@@ -118,8 +118,10 @@ class Lines:
         """
         workspace = self._workspaces.get(kernels)
         if workspace is None:
+            # All kernels read equal vectors, and so one table.
             workspace = self._workspaces[kernels] = self._make_workspace(kernels[0], measures)
         for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
             arguments = (base, chunks, workspace.table, *scalars)
+            # Pointers of these kernels are never aligned.
             kernel.bind_to((len(chunks), 1), arguments, False).run()
         return workspace.tiles.combine(flush)

@@ -29,6 +29,7 @@ def find_branches(graph: FormulaGraph) -> dict[Node, set[Node]]:
         true_nodes, false_nodes = (set(in_order([choice])) for choice in node.args[1:])
         candidates = (true_nodes ^ false_nodes) & element_nodes - results
         inner_nodes = set[Node]()
+        # Users come before their arguments.
         for candidate in reversed(graph.nodes):
             is_operation = candidate in candidates and candidate.op not in _LEAVES
             if is_operation and users[candidate] <= {node, *inner_nodes}:

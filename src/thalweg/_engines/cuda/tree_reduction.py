@@ -18,7 +18,7 @@ from thalweg._engines.cuda.host_device_mirror import send_constant
 
 
 class LaunchedTree:
-    """Sums of leaves on a GPU; see `thalweg._engines.reduction_order.Tree`.
+    """Kernel launches that add up the leaves of each tensor on a GPU; see `reduction_order.Tree`.
 
     Args:
         counts: (tensors,) leaves of each tensor.

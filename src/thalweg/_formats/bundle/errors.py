@@ -1,4 +1,4 @@
-"""Errors about corrupt files, extended with location and file on the way up."""
+"""Errors about corrupt files; each caller adds to the message, the last one the file's name."""
 
 from __future__ import annotations
 

@@ -185,6 +185,7 @@ def _check_shape(entry: BundleEntry) -> None:
     """Raise CorruptFileError for an entry without a dtype, or with an impossibly large shape."""
     if not entry.dtype:
         raise CorruptFileError("it has no dtype")
+    # NumPy rejects a shape with large lengths even if another length is 0.
     if prod(length for length in entry.shape if length) * _item_bytes(entry) >= LARGEST:
         raise CorruptFileError(f"its shape is {entry.shape}, beyond all memory")
 

@@ -24,10 +24,10 @@ KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 @dataclass(frozen=True, slots=True)
 class SavedAttribute:
-    """A value of an object: for a variable, the variable itself.
+    """Saved value of an object, stored as a tensor of the bundle.
 
     Attributes:
-        name: "VARIABLE_VALUE" for the value of a variable.
+        name: "VARIABLE_VALUE" for the tensor of a variable.
         full_name: The name of the variable in a name-based checkpoint, "w/Adam".
         key: The name of the tensor in the bundle.
     """
@@ -98,9 +98,10 @@ def decode_graph(serialized: bytes) -> ObjectGraph:
 
 
 def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
-    """Return a graph with only the values for which `should_keep(key)` is True.
+    """Return a copy of a graph, without the values for which `should_keep` returns False.
 
-    Slots are removed if the value of the slot or of its variable is removed.
+    `should_keep(key)` is called with the name of each value's tensor. A slot is removed if its
+    value, or the value of its variable, is removed.
     """
     nodes = [
         replace(node, attributes=tuple(a for a in node.attributes if should_keep(a.key)))

@@ -26,9 +26,9 @@ def read(
 ) -> Bundle:
     """Read a checkpoint of `tf.train.Saver` or `tf.train.Checkpoint`.
 
-    The first format of TensorFlow, until 1.0, is read, too. It temporarily needs several times the
-    memory of the tensors. Other files temporarily need, for a tensor in slices, one slice and one
-    byte per element.
+    Checkpoints of TensorFlow before 1.0 are read, too; reading them temporarily needs several times
+    the memory of the tensors. In later checkpoints, a tensor stored in slices temporarily needs
+    memory for one slice, and one byte per element.
 
     Args:
         prefix: The path for TensorFlow, "run7/model.ckpt-5", or the name of the index or a data
@@ -106,7 +106,8 @@ def _find_index(path: str, directory: Folder) -> Index | list[str]:
     """Return the index of a checkpoint, or the file suffixes of a first-format checkpoint.
 
     Raises:
-        MissingFileError: There is neither. If `path` is a file, an error names the file's format.
+        MissingFileError: There is neither an index nor a first-format file, nor a file `path`.
+        ThalwegError: `path` is a file of another format, which the message names.
     """
     try:
         return read_index(directory)

@@ -21,8 +21,8 @@ _AXES = 32  # the limit of NumPy 1
 def key_of(name: str, extents: Slice) -> bytes:
     """Return the table's key for a slice of a tensor.
 
-    Keys are ordered by their contents: a 0, the name, the number of axes, and for each axis the
-    begin and the length of the slice, -1 for the whole axis
+    A key consists of a zero byte, the name, the number of axes, and the begin and the length of the
+    slice along each axis. The length is -1 for a full axis. Keys sort like these values
     (tensorflow/core/util/saved_tensor_slice_util.cc).
     """
     # An end mark, so that no encoded name is the beginning of another.

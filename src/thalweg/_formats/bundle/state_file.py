@@ -148,6 +148,7 @@ def _relative_to(directory: str, path: str) -> str:
     if "\0" in path or len(path) > _MAX_PATH:
         raise CorruptFileError(f"it names {path[:200]!r}, which is no path", UnsafeCheckpointError)
     parent, base = os.path.split(path)
+    # A link inside the directory may lead out of it.
     root, real_parent = _real_path(directory), _real_path(parent)
     is_inside = os.path.join(real_parent, "").startswith(os.path.join(root, ""))
     if base in ("", ".", "..") or not is_inside:
@@ -214,6 +215,7 @@ def parse_fields(text: str) -> Iterator[tuple[str, list[str | float]]]:
 
 def quote_text(text: str) -> str:
     """Return text as a quoted string of the text format, in ASCII with escape sequences."""
+    # Paths may have bytes that are not UTF-8.
     letters = (
         _ESCAPED.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
         for byte in text.encode("utf-8", "surrogateescape")

@@ -147,6 +147,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise CorruptFileError(f"its keys have more than {_RESTART_INTERVAL} times its bytes")
         yield key, block[position : position + length]
         position += length
+    # An empty block, too, lists one offset, 0.
     if restarts and (end or restarts != [0]):
         raise CorruptFileError(f"no key begins at {restarts[-1]}")
 

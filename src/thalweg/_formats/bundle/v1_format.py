@@ -89,7 +89,11 @@ def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
 def _append_field(
     content: bytearray, payload: int | bytes, field_kind: int, kind: int, name: str
 ) -> None:
-    """Append the elements of one field, packed or single, to `content` as bytes."""
+    """Append the elements in one field of a TensorProto to `content`, as little-endian bytes.
+
+    `payload` is one element, or the bytes of several elements. `field_kind` is the protobuf kind of
+    the field; `kind` is the protobuf kind of a single element of dtype `name`.
+    """
     if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
         content += _encode_element(payload, name)
     elif kind == VARINT and isinstance(payload, bytes):
@@ -104,7 +108,7 @@ def _append_field(
 
 
 def _encode_element(raw_element: int, name: str) -> bytes:
-    """Return the bytes of one element; raise CorruptFileError if it does not fit the dtype."""
+    """Return the bytes of a varint as dtype `name`; raise CorruptFileError if it does not fit."""
     size, is_signed = ITEM_BYTES[name], name in _SIGNED
     element = raw_element - _WORD if is_signed and raw_element >= _WORD >> 1 else raw_element
     if name == "BOOL" and element > 1:
@@ -140,11 +144,7 @@ class _Tensor:
 
 
 def suffixes_of(directory: Folder) -> list[str]:
-    """Return the suffixes of the files of a first-format checkpoint; [] for other formats.
-
-    Args:
-        directory: The directory of the prefix.
-    """
+    """Return the suffixes of the files of a first-format checkpoint; [] for other formats."""
     suffixes = [""] if is_table_file(directory, "") else []
     for suffix in () if suffixes else directory.list_suffixes():
         first = _FIRST.fullmatch(suffix)
@@ -178,6 +178,7 @@ def read(
     for suffix in suffixes:
         with _open_file(directory, suffix) as file:
             entries = iterate_entries(file.read, file.size)
+            # `_describe_files` has read the first entry.
             next(entries, None)
             for key, serialized in entries:
                 if key not in names_by_key or key in contents:

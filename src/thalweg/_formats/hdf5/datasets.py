@@ -279,6 +279,7 @@ class ArrayDataset:
             raise source.data_loss_error(begin, text)
         chunk_size = math.prod(chunk) * width
         stored_size = sum(int.from_bytes(key.data[:4], "little") for key, _ in chunks)
+        # Checked before memory is allocated: a small file must not cause a huge allocation.
         if stored_size > source.size or max(size, len(chunks) * chunk_size) > RATIO * stored_size:
             raise self._size_error(size, stored_size)
         array = np.empty(shape, f"V{width}")
@@ -298,7 +299,11 @@ class ArrayDataset:
     def _read_chunk(
         self, key: FilePart, address: int, corner: tuple[int, ...], size: int
     ) -> memoryview:
-        """Return the chunk whose first element is at `corner`, `size` bytes with filters undone."""
+        """Return the `size` bytes of the chunk whose first element is at index `corner`.
+
+        `key` is the chunk's key in the tree: stored size, filter mask and corner. The stored bytes
+        are at `address`; filters are undone.
+        """
         source, begin = self._source, key.offset
         stored_size, mask = key.take_number(4), key.take_number(4)
         stored_corner = tuple(key.take_number(8) for _ in corner)
@@ -308,6 +313,7 @@ class ArrayDataset:
             )
         source.visit_once(address, f"a chunk of {self.name!r}")
         compressed = source.read_part(address, stored_size, f"a chunk of {self.name!r}").data
+        # A set bit marks a filter that was not applied to this chunk.
         used = [filter_id for bit, filter_id in enumerate(self._filters) if not mask >> bit & 1]
         decoded = undo_filters(source, address, compressed, used, size, self.elements.size)
         return memoryview(decoded)

@@ -106,7 +106,11 @@ class _Heap:
         self._read: dict[int, FilePart] = {}
 
     def _direct_blocks(self, address: int, rows: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (offset in the heap, size, address) of all blocks that contain objects."""
+        """Yield (offset in the heap, size, address) of all blocks that contain objects.
+
+        With 0 `rows`, `address` is that of the only block. Otherwise it is the address of a table
+        with so many rows of blocks; large blocks are tables themselves.
+        """
         if not rows:
             yield 0, self._first, address
             return
@@ -146,6 +150,7 @@ class _Heap:
             raise source.data_loss_error(
                 begin, f"{length} bytes at {offset} go beyond a block of the heap"
             )
+        # A malicious tree may point to the same bytes many times.
         source.charge_read(length, begin)
         view = block.data[offset - first : offset - first + length]
         return FilePart(source, view, address + offset - first)

@@ -1,4 +1,4 @@
-"""Checksum of HDF5's newer structures: Bob Jenkins' lookup3, "hashlittle" with 0.
+"""Checksum of HDF5's newer structures: the function "hashlittle" of lookup3, with initial value 0.
 
 Reference: http://burtleburtle.net/bob/c/lookup3.c
 """

@@ -1,4 +1,4 @@
-"""Arrays with the dtypes of Keras, and names of variables that Keras 3 has numbered."""
+"""Arrays of Keras files, and names for variables that Keras 3 stores under numbers."""
 
 from __future__ import annotations
 

@@ -43,9 +43,11 @@ from thalweg.errors import (
 from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
-_ORIGIN = "tensorflow"  # the key in `extra` of a converted file
+# The key in `extra` of a converted file.
+_ORIGIN = "tensorflow"
 _AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
-_NAMES = "names"  # the key of names and axes from the rules
+# The key of names and axes from the rules.
+_NAMES = "names"
 
 
 def convert(
@@ -66,8 +68,8 @@ def convert(
     With "tf", a thalweg file becomes a checkpoint for `tf.train.Checkpoint`, with "tf1" for
     `tf.train.Saver`.
 
-    `restore` returns moving averages in `extra["tensorflow"]["averages"]`, by variable. "tf1"
-    writes the averages, too.
+    Moving averages are converted, too, except to "tf". `thalweg.checkpoint.restore` returns them in
+    `extra["tensorflow"]["averages"]`, by variable.
 
     Args:
         path: The file; for TensorFlow the prefix of the file names.
@@ -119,10 +121,10 @@ def convert(
 def compare_converted(
     tf_path: Path, path: Path, rules: Any = None, progress: Progress | None = None
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], list[str]] | None:
-    """Return the tensors of two files under comparable names.
+    """Return the tensors of two files of different formats, with one of them converted in memory.
 
-    A thalweg file that was converted from TensorFlow is compared with the conversion of `tf_path`.
-    Any other thalweg file is converted to the format of `tf_path`. Nothing is written.
+    If `path` was converted from TensorFlow, `tf_path` is converted, too, so both have the names of
+    a thalweg file. Otherwise `path` is converted, so both have TensorFlow's names.
 
     Args:
         tf_path: A file of TensorFlow or Keras.
@@ -262,7 +264,10 @@ def _omitted_names(
     detected: FoundOptimizer | None,
     has_steps: bool,
 ) -> tuple[str, ...]:
-    """Return the names of tensors, string tensors and stateless optimizers not converted."""
+    """Return the names of all that is not converted: tensors, string tensors, and an optimizer.
+
+    The optimizer is listed if the file names its class, but has no state of it.
+    """
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)
     if detected is None and class_name is not None:

@@ -136,8 +136,8 @@ def choose_optimizer(
 ) -> tuple[TensorFlowCheckpoint, FoundOptimizer | None]:
     """Return (checkpoint, its optimizer or None).
 
-    Some checkpoints are sorted again by the class of `optimizer`. Arguments and errors are those of
-    `restore`.
+    If the file does not say which tensors are slots, the class of `optimizer` does: the checkpoint
+    is then returned with its tensors divided anew. Arguments and errors are those of `restore`.
     """
     checkpoint = _sort_for_optimizer(checkpoint, optimizer, arguments, targets)
     return checkpoint, _find_optimizer(checkpoint, optimizer, index)
@@ -164,9 +164,10 @@ def _sort_for_optimizer(
     arguments: Mapping[str, object],
     targets: TargetTensors,
 ) -> TensorFlowCheckpoint:
-    """Return the checkpoint, in some cases sorted again by the class of `optimizer`.
+    """Return the checkpoint, divided anew into variables and slots if `optimizer` makes it clearer.
 
-    The cases are name-based files with a class of `thalweg.v1`, and unclear files of Keras.
+    This is done for files of a `tf.train.Saver` if `optimizer` is of `thalweg.v1`. It is also done
+    for Keras optimizers whose class, or whose slots' variables, the file does not determine.
     """
     inner, is_class = inner_of(optimizer), inspect.isclass(optimizer)
     if isinstance(checkpoint.source, KerasFile):
@@ -194,9 +195,10 @@ def _sort_for_optimizer(
 def _find_optimizer(
     checkpoint: TensorFlowCheckpoint, optimizer: Any, index: int | None
 ) -> FoundOptimizer | None:
-    """Return the file's optimizer number `index`, or with `optimizer`'s name, or the only one.
+    """Return one of the file's optimizers; None if there is none.
 
-    Return None if there is none. Raise if `index` is out of range, or several remain.
+    It is the optimizer with the number `index`. Without `index`, it is the only optimizer, or the
+    only one with the name of `optimizer`. Raise if `index` is out of range, or several remain.
     """
     candidates = checkpoint.optimizers
     if index is not None:
@@ -255,7 +257,8 @@ def _loss_scale_values(detected: FoundOptimizer) -> dict[str, Tensor]:
     values = {name: tensor.tensor() for name, tensor in detected.loss_scale.items()}
     steps = count_of(detected.loss_scale.get(STEPS))
     if steps is not None:
-        values[STEPS] = as_count(steps, torch.int64)  # Keras 3 counts in 32 bits
+        # Keras 3 counts in 32 bits.
+        values[STEPS] = as_count(steps, torch.int64)
     return {f"loss_scale/{name}": tensor for name, tensor in values.items()}
 
 
@@ -279,9 +282,10 @@ def _make_optimizer(
     global_step: object,
     arguments: Mapping[str, object],
 ) -> object:
-    """Return `optimizer`, or a new optimizer if it is a class, or None for the detected class.
+    """Return the optimizer to load: `optimizer`, or a new one if `optimizer` is a class or None.
 
-    Return None if `optimizer` is False, or if neither the argument nor the file has an optimizer.
+    With None, the new optimizer has the class in the file. Return None if `optimizer` is False, or
+    if neither the argument nor the file has an optimizer.
     """
     if optimizer is False or (optimizer is None and detected is None):
         if arguments:

@@ -101,7 +101,10 @@ def _sgd_counterpart(
 
 
 def _rmsprop_counterpart(momentum: bool, centered: bool, may_lack: bool = False) -> Counterpart:
-    """Return the counterpart of a rule for `torch.optim.RMSprop` with or without these options."""
+    """Return the counterpart of a rule for `torch.optim.RMSprop` with or without these options.
+
+    With `may_lack`, the rule's momentum is zeros where torch has no buffer, as its momentum is 0.
+    """
     slots = {"rms": TorchEntry("square_avg")}
     if momentum:
         slots["momentum"] = TorchEntry("momentum_buffer", 1, may_lack)

@@ -21,7 +21,7 @@ def formula_notes(counterpart: Counterpart, epsilons: Sequence[float | None]) ->
 
 
 def option_notes(counterpart: Counterpart, groups: Sequence[Group], optimizer: object) -> list[str]:
-    """Return notes on options of torch groups that `optimizer` lacks or has set differently."""
+    """Return notes on options in which `optimizer` differs from torch's `groups`; [] if equal."""
     constants = constant_hypers(optimizer)
     notes: list[str] = []
     for name, key in counterpart.hypers.items():

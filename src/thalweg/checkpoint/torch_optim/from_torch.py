@@ -123,7 +123,10 @@ def _has_state(parameter: Parameter) -> bool:
 def _check_surplus(
     counterpart: Counterpart, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> None:
-    """Raise CheckpointMismatchError for entries of torch's state without a corresponding slot."""
+    """Raise CheckpointMismatchError for entries of torch's state without a corresponding slot.
+
+    `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
+    """
     expected = {*_COUNTS, *(slot.key for slot in counterpart.slots.values())}
     problems = [
         f"'{keys[id(var)]}/{key}' belongs to nothing here"
@@ -139,6 +142,8 @@ def _counted_steps(
     class_name: str, trained: Pairs, keys: Mapping[int, str], subject: str
 ) -> int | None:
     """Return the step count that all parameters share; None for SGD, which does not count.
+
+    `trained` has pairs (torch's parameter, variable); `keys` and `subject` are for messages.
 
     Raises:
         CheckpointMismatchError: The counts differ, or an entry is not a step count.
@@ -180,7 +185,7 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) ->
     """Return NAdam's momentum product of each parameter, all equal; [] if no parameter has one.
 
     Raises:
-        CheckpointMismatchError: The products differ; here all variables share one product.
+        CheckpointMismatchError: The products differ. An optimizer of this library has only one.
     """
     entries = {keys[id(var)]: parameter.state.get("mu_product") for parameter, var in trained}
     factors = {key: as_number(entry) for key, entry in entries.items()}
@@ -198,7 +203,10 @@ def _momentum_products(trained: Pairs, keys: Mapping[int, str], subject: str) ->
 
 
 def _slot_values(counterpart: Counterpart, parameter: Parameter, var: Tensor) -> dict[str, object]:
-    """Return {slot name: value} of a variable; slots that torch lacks are omitted or zeros."""
+    """Return {slot name: value} of a variable.
+
+    A slot that torch's state lacks is omitted, or zeros if it is a momentum that is 0 in torch.
+    """
     values: dict[str, Any] = {}
     rate = number_option(parameter.group, "lr") or 0.0
     for name, entry in counterpart.slots.items():

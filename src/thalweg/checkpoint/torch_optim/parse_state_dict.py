@@ -135,7 +135,6 @@ def match_parameters(
     name if both sides have names, else by order.
 
     Args:
-        torch_state: The state.
         state_or_optimizer: The torch optimizer that the state was read from, or anything else.
         variables: Variables, or {torch's name: variable}; None for the optimizer's parameters.
 

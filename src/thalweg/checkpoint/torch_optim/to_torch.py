@@ -29,6 +29,7 @@ from thalweg.variable import name_of
 
 Slots = Sequence[Mapping[str, Tensor]]
 
+# Float32 cannot hold all larger integers.
 _MAX_FLOAT32_INTEGER = 2**24
 
 
@@ -98,7 +99,10 @@ def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
 
 
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
-    """Return {slot name: tensor} per variable; slots loaded before the variables match by name."""
+    """Return {slot name: tensor} for each variable; {} for a variable without slots.
+
+    Slots that were loaded before the optimizer had variables are found by the variables' names.
+    """
     saved = optimizer.state_dict()["slots"]
     all_variables = distinct([*optimizer._owners(), *variables])
     names = state.distinct([name_of(var) for var in all_variables])
@@ -170,7 +174,10 @@ def _export_states(
 
 
 def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
-    """Return a copy of a slot; if `rates` is not 0, divided by `rates` times the learning rate."""
+    """Return a copy of a slot, converted to torch's tensor: divided by `rates` * `rate`.
+
+    If `rates` is 0, both are equal. `rate` is the learning rate, and `name` is for messages.
+    """
     tensor = state.kept(slot)
     if not rates:
         return tensor
@@ -202,6 +209,7 @@ def _export_group(
         group["decoupled_weight_decay"] = True
     group |= counterpart.options
     _set_hypers(group, counterpart, values)
+    # Torch multiplies the decay by the learning rate; the rule here does not.
     if "weight_decay" in group:
         rate = values["learning_rate"]
         group["weight_decay"] = values["weight_decay"] / rate if decouples and rate else 0.0
@@ -234,6 +242,7 @@ def _set_hypers(
             group[key] = tuple(pair)
         else:
             group[key] = values[name]
+    # The rule has no epsilon; torch's default would change its steps.
     if "epsilon" not in values and "eps" in group:
         group["eps"] = 0.0
 

@@ -67,11 +67,7 @@ class Keras3StateDict:
 
 
 def check_saved(variables: Sequence[Any], store: Any) -> None:
-    """Raise an error if saved variables differ from `variables` in number or shape.
-
-    Raises:
-        CheckpointMismatchError: The numbers of variables or their shapes differ.
-    """
+    """Raise CheckpointMismatchError if the variables in `store` differ in number or shape."""
     if len(store.keys()) != len(variables):
         counts = f"the state has {len(store.keys())} variables, the optimizer {len(variables)}"
         raise mismatch([counts])

@@ -48,7 +48,7 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
 
 
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
-    """Return an optimizer class that wraps a new `wrapped`; it takes Keras' keywords, too."""
+    """Return a class whose constructor, with Keras' options added, makes and wraps a `wrapped`."""
     arguments = inspect.signature(wrapped)
     names = _KEYWORDS | arguments.parameters.keys()
 

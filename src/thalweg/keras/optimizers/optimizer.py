@@ -160,6 +160,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                     f"Unexpected keyword argument passed to optimizer: {key}."
                     f" Allowed kwargs are {list(_ALLOWED)}.{self._spelling_hint(key)}"
                 )
+            # Other values of `lr`, such as schedules, are checked as those of `learning_rate`.
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
         if not isinstance(name, str | None):
@@ -221,6 +222,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                 replay, pairs = cache.replay, grads_and_vars
                 # A replay takes lists only, and `zip(gradients, variables)` is the usual argument.
                 pairs = list(pairs) if type(pairs) is zip else pairs
+                # Only callable hyperparameters need the block of `self._hyper`.
                 if replay is not None and not replay.calls and replay.take(self, cache, pairs):
                     return self._iterations
                 with self._hyper:
@@ -267,6 +269,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             if executing_eagerly():
                 outcome = try_rebind(hooks, cache, pairs, transforms)
                 if outcome is not None:
+                    # A replay would neither measure nor judge later steps.
                     if hooks.watch is None and transforms.judge is None:
                         note_repeated(cache, _make_replay)
                     return outcome
@@ -277,11 +280,11 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
     def _end_step(
         self, outcome: StepResult | None, pairs: object, name: str | None, aggregates: bool
     ) -> Tensor | None:
-        """Return the result of `apply_gradients`: `iterations`, or an operation of a graph.
+        """Return the result of `apply_gradients`: `iterations`, or in graph mode an operation.
 
         Args:
-            outcome: Result of an eager step; its first error is raised. None builds the operation.
-            pairs, name, aggregates: Arguments of the operation.
+            outcome: Result of an eager step, whose first error is raised. None in graph mode.
+            pairs, name, aggregates: Arguments of the operation of graph mode.
         """
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(pairs), name, aggregates)

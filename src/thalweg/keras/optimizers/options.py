@@ -127,6 +127,7 @@ class KerasOptions:
     @gradient_transformers.setter
     def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
         previous, self._transformers = self._transformers, _check_transformers(functions)
+        # `_set_clipping` without changes raises if clipping and transformers exclude each other.
         try:
             self._set_clipping()
         except ValueError:

@@ -68,11 +68,8 @@ class KerasReplay(ReplayedApply):
         self._read(optimizer)
 
     def _read(self, optimizer: Any) -> None:
-        """Read the step count and all hyperparameters into this object.
-
-        A signal handler may take a step meanwhile. That step meets `_UNREAD` or unexpected numbers,
-        and reads everything itself.
-        """
+        """Read the step count and all hyperparameters into this object."""
+        # A signal handler's step meanwhile finds `_UNREAD`, and so reads everything itself.
         self._last_rate, rate = _UNREAD, self._values.get(_RATE)
         self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
         steps, values = -1, []
@@ -97,7 +94,7 @@ class KerasReplay(ReplayedApply):
         self._last_rate = rate
 
     def _read_written(self, optimizer: Any) -> None:
-        """Read hyperparameter tensors that were written since the last reading."""
+        """Read hyperparameter tensors again that were written since they were last read."""
         if not self._has_cached_scalars or _RATE not in self._tensors:
             self._read(optimizer)
             return
@@ -120,10 +117,9 @@ class KerasReplay(ReplayedApply):
             versions[name] = version
 
     def _follow_rate(self, optimizer: Any, rate: object) -> None:
-        """Set `_rates` to {compute dtype: `RatesAhead`} for the learning rates of coming steps.
+        """Set `_rates` to {compute dtype: `RatesAhead`}, which has the rates of coming steps.
 
-        Set it to {} if the rate neither decays nor is a `FormulaSchedule`, or if a step calls
-        users' functions.
+        Set it to {} if the rate is constant, or if a step calls users' functions.
         """
         self._rates = {}
         # Nadam's `decay` is that of its momentum.
@@ -217,7 +213,10 @@ class KerasReplay(ReplayedApply):
         return not mismatch
 
     def _read_rate(self, optimizer: Any) -> bool:
-        """Read the learning rate if it was set; return False if a full step is required."""
+        """Read the learning rate again if it has changed.
+
+        Return True if the replay may go on, False if a step with all checks is required.
+        """
         rate = self._rate_tensor
         if rate is None:
             other_rate = self._values.get(_RATE)
@@ -232,9 +231,9 @@ class KerasReplay(ReplayedApply):
         return True
 
     def _has_unchanged_rate(self, optimizer: Any) -> bool:
-        """Return True if the learning rate is still the value that was read last.
+        """Return True if the learning rate is unchanged since it was read.
 
-        Return False if slots are sharded or there are gradient transformers.
+        Return False in any case if slots are sharded or there are gradient transformers.
         """
         rate = self._values.get(_RATE)
         return (
@@ -246,7 +245,7 @@ class KerasReplay(ReplayedApply):
         )
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars of each step from number `first` on, endlessly."""
+        """Yield the scalars of step `first` of this replay, and of all later steps, endlessly."""
         scalars = self._scalars
         for step in count(self._start_iteration + first + 1):
             if self._rates:
@@ -266,9 +265,9 @@ class KerasReplay(ReplayedApply):
     def _retry_after_reading(
         self, optimizer: Any, pairs: Any, attempt: Callable[[Any, Any], int]
     ) -> int:
-        """Return the mismatch code of `attempt(optimizer, pairs)`, or 0 if the step was taken.
+        """Call `attempt(optimizer, pairs)`; return its result: 0, or the code of a mismatch.
 
-        If scalars were written meanwhile, read them and attempt the step again.
+        If other code has written to scalars, read them and repeat the attempt, at most twice.
         """
         mismatch = attempt(optimizer, pairs)
         # First read only scalars with new versions, then all of them.
@@ -283,7 +282,7 @@ class KerasReplay(ReplayedApply):
         return self._found.compare(pairs, self._count.value)
 
     def _call_functions(self, optimizer: Any) -> None:
-        """Call users' functions and store their results; a full step reuses the results."""
+        """Call users' functions and store their results; a step with all checks reuses them."""
         with note_not_applied([]):
             if self._functions == [_RATE]:
                 self._user_scalars = {
@@ -295,7 +294,7 @@ class KerasReplay(ReplayedApply):
                 }
 
     def _take_as_known(self, optimizer: Any, pairs: Any) -> int:
-        """Take the step with the scalars read before; return 0, or a mismatch code if not taken."""
+        """Take the step with the last read scalars; return 0, or the code of a mismatch."""
         count_before = self._count.value
         step = self._start_iteration + count_before + 1
         guarded_step = step if self._is_standard else None
@@ -317,11 +316,9 @@ class KerasReplay(ReplayedApply):
             return FAILED
 
     def _values_of(self, optimizer: Any, count: int) -> Callable[[Dtype], dict[str, Any]]:
-        """Return a function from compute dtype to the hyperparameters of a step.
+        """Return a function: `function(compute dtype)` returns {hyperparameter: scalar} of a step.
 
-        Args:
-            optimizer: The optimizer.
-            count: Number of steps before this one.
+        `count` is the number of steps before this step.
         """
         if not self._has_cached_scalars:
             return optimizer._hyper_scalars if self._is_standard else optimizer._rule_scalars
@@ -371,6 +368,7 @@ class _Schedule:
     def __init__(self, rate: object) -> None:
         self._current_fields = vars(rate) if isinstance(rate, FormulaSchedule) else {}
         self._fields = [*self._current_fields.values()]
+        # Lists are copied, as other code may change them in place.
         self._lists = [
             (field, [*field]) for field in self._fields if isinstance(field, list | tuple)
         ]

@@ -157,9 +157,10 @@ class KerasStepAdapter(StepAdapter):
         return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
 
     def _call_hook(self, hook: str, pairs: list[Pair], is_required: bool = False) -> list[Pair]:
-        """Call a gradient hook and return its pairs, checked; create slots of new variables.
+        """Call the hook method named `hook`, check its pairs and return them.
 
-        Return `pairs` if the hook is neither overridden nor required.
+        Create slots of variables that the hook has added. Return `pairs`, without a call, if the
+        hook is neither overridden nor required.
 
         Raises:
             ValueError: The hook returned no gradient.
@@ -167,6 +168,7 @@ class KerasStepAdapter(StepAdapter):
         optimizer = self._optimizer
         if not (is_required or hook in optimizer._overridden_hooks()):
             return pairs
+        # The hook gets a list of its own, which it may change.
         hook_pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
         check_variables([var for _, var in hook_pairs])
         new_pairs = self._convert_gradients(hook_pairs)
@@ -235,13 +237,12 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         ]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Read hyperparameters before the step writes: coefficients of hooks, results of callables.
+        """Store all values that users' functions compute, before the step writes.
 
-        `_prepare` is called only if a hook that reads coefficients is overridden. Scalars are
-        computed and cached here only if users' functions compute them.
+        Call `_prepare` if a hook that reads coefficients is overridden.
         """
         self._variables = variables
-        # Only hooks read these coefficients, so schedules are not called for them without hooks.
+        # Only hooks read coefficients: without hooks, no schedule is called for them.
         optimizer = self._optimizer
         if not _COEFFICIENT_HOOKS.isdisjoint(optimizer._overridden_hooks()):
             super().read_hypers(variables)

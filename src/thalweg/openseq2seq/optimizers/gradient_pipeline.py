@@ -1,4 +1,4 @@
-"""Steps that eager mode and graphs share: from the loss to the summaries."""
+"""Parts of a training step, from the loss to the summaries, for eager mode and for graph runs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Ready(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPipeline:
-    """Steps of one optimizer over concrete tensors.
+    """Training steps of one optimizer on concrete tensors, in eager mode or in a graph's run.
 
     Attributes:
         optimizer: The optimizer; a `MixedPrecisionOptimizerWrapper` in mixed precision.
@@ -146,17 +146,17 @@ class StepPipeline:
         return BackwardResult.plain(self.optimizer.compute_gradients(loss, var_list))
 
     def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
-        """Accumulate and average gradients; return them with the transforms for the update.
+        """Prepare an update: accumulate and average gradients, and find their transforms.
 
-        Write only the accumulators, and only in a run that skips the update. An error changes
-        nothing.
+        A run that skips the update writes the accumulators and calls `step_inputs.counts`. Any
+        other run writes nothing yet. An error changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
             report: See `apply`.
 
         Returns:
-            A `Ready`; its `gradient_transforms` are None if the run only accumulated gradients.
+            A `Ready`; its `gradient_transforms` is None if the run only accumulated gradients.
         """
         treatment = self.treatment
         if treatment.reduces or thread.strategies:
@@ -200,8 +200,8 @@ class StepPipeline:
 
         Args:
             step_inputs: The inputs of the run.
-            report: An empty list. The commit appends a sentence, and True if the step was taken (a
-                tensor if a device decides).
+            report: An empty list. The commit appends a sentence that errors later get as a note,
+                and True if the step was taken (a bool tensor if a device decides).
 
         Returns:
             A `StepResult`: True if there was an update, and errors of callbacks after the commit:
@@ -230,7 +230,10 @@ class StepPipeline:
             return StepResult(has_update, errors + self.send_summaries(ready, outcome))
 
     def _replay(self, step_inputs: StepInputs, report: list[Any]) -> bool:
-        """Replay the last step in one call and return True, or return False if it is impossible."""
+        """Take a step by repeating the previous step's recorded calls with new gradients.
+
+        Return True and extend `report` as `apply` does, or return False if nothing was done.
+        """
         optimizer, post, backward = self.inner, self.treatment.post, step_inputs.backward
         if not (self._is_plain(step_inputs) and optimizer.takes_transforms()):
             return False
@@ -241,13 +244,14 @@ class StepPipeline:
         replay_args = backward.pairs, step_inputs.global_step, step_inputs.captured
         if not optimizer._take_again(*replay_args, follows, transforms):
             return False
+        # A `ReplayResult` records a replay by itself, as soon as its truth value is asked for.
         if not report:
             report.extend((f"{TAKEN}.", True))
         distribute.commit_sums(optimizer)
         return True
 
     def _is_plain(self, step_inputs: StepInputs) -> bool:
-        """Return True if a run only updates by its own gradients, with clipping or LARC at most."""
+        """Return True if a run is an update by its own gradients, with clipping or LARC at most."""
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None
@@ -293,7 +297,7 @@ class StepPipeline:
             check_any(backward.pairs)
 
     def _begin_journal(self, step_inputs: StepInputs) -> Journal | None:
-        """Return a new journal with learning rate, loss and loss scale; None without an outbox."""
+        """Return a new journal with learning rate, loss and loss scale; None without a writer."""
         treatment, loss_scale = self.treatment, step_inputs.loss_scale
         if treatment.outbox is None:
             return None
@@ -303,11 +307,15 @@ class StepPipeline:
         if treatment.shows_loss and step_inputs.loss is not None:
             journal.scalar("loss", step_inputs.loss.detach())
         if "loss_scale" in journal.names and loss_scale is not None:
+            # The commit writes the next scale before the summaries are read.
             journal.scalar("loss_scale", loss_scale.clone())
         return journal
 
     def send_summaries(self, ready: Ready, outcome: str) -> list[BaseException]:
-        """Send the summaries of a run to the writer; return [error of the writer] or []."""
+        """Send the summaries of a run to the writer; return [error of the writer] or [].
+
+        `outcome` begins the note of an error: a clause that says whether the step was taken.
+        """
         if ready.journal is None or self.treatment.outbox is None:
             return []
         try:

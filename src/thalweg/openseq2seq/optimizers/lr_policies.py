@@ -57,10 +57,9 @@ def piecewise_constant(
     decay_rates: list[float],
     steps_per_epoch: int | None = None,
 ) -> Any:
-    """Return learning_rate up to boundaries[0], then decay_rates[0] learning_rate, and so on.
+    """Return `learning_rate`, multiplied by `decay_rates[i]` after each step `boundaries[i]`.
 
-    Each rate multiplies the first learning rate. At a boundary itself the previous rate still
-    applies.
+    The decay rates do not accumulate. At a boundary itself the previous rate still applies.
 
     Args:
         global_step: The variable that counts updates, or an integer.
@@ -150,7 +149,7 @@ def poly_decay(
         p = min(global_step - begin_decay_at, decay_steps) / decay_steps
         base up to begin_decay_at, then (base - min_lr) (1 - p)^power + min_lr
 
-    The warm-up starts at 0. If it ends after `begin_decay_at`, warm-up and decay act at once.
+    The warm-up starts at 0. If it ends after `begin_decay_at`, both formulas apply in between.
 
     Args:
         global_step: The variable that counts updates, or an integer.
@@ -329,7 +328,10 @@ def _build_warm_up(
     warmup_steps: int = 0,
     lowest: float = -math.inf,
 ) -> Callable[[Any], Any]:
-    """Return `rate(step)`: a warm-up to `learning_rate`, then `decay` after `begin_decay_at`."""
+    """Return `rate(step)`: a linear warm-up, to which `decay` applies from `begin_decay_at` on.
+
+    `decay(rate, step - begin_decay_at, dtype)` returns a rate; the result is at least `lowest`.
+    """
     dtype = _find_rate_dtype(learning_rate)
 
     def at(step: Any) -> Any:

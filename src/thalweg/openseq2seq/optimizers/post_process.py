@@ -85,8 +85,8 @@ class PostProcessing(NamedTuple):
         """Return the settings from the arguments of `optimize_loss`.
 
         Raises:
-            ValueError: A summary has an unknown name, a parameter of LARC is wrong, or
-                `clip_gradients` is below 0 or NaN, unless `as_shipped`.
+            ValueError: A summary has an unknown name, or a parameter of LARC is wrong. Without
+                `as_shipped`, also if `clip_gradients` is below 0 or NaN.
             AttributeError: Both clipping and LARC are enabled.
             TypeError: `clip_gradients` is not a number.
         """
@@ -110,8 +110,8 @@ class PostProcessing(NamedTuple):
         """Raise for gradients that cannot be processed.
 
         Raises:
-            InvalidArgumentError: A required gradient is None, or `as_shipped` is True and a
-                variable has shape ().
+            InvalidArgumentError: A gradient is None although clipping, LARC or the summary of the
+                global norm is enabled. With clipping and `as_shipped`, also for a shape of ().
         """
         reasons = {
             "the summary global_gradient_norm": "global_gradient_norm" in self.summaries,
@@ -131,7 +131,7 @@ class PostProcessing(NamedTuple):
         rate: object,
         journal: Journal | None,
     ) -> list[Gradient]:
-        """Return new gradients, clipped or scaled by LARC; add summaries to the journal, if any."""
+        """Return new gradients, clipped or scaled by LARC; write summaries into a given journal."""
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
         return transform_present(
             gradients, variables, self.gradient_transforms(pairs, rate, journal)
@@ -170,13 +170,13 @@ class PostProcessing(NamedTuple):
     def _find_factors(
         self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
     ) -> object:
-        """Return LARC's factors of the gradients.
+        """Return the factors by which LARC multiplies gradients, in one array or tensor.
 
         Args:
             larc: The settings of LARC.
-            pairs: (gradient, target) pairs. A factor has the target's dtype.
+            pairs: (gradient, target) pairs. A factor is finite in the target's dtype.
             rate: The learning rate.
-            sizes: The norms of the targets.
+            sizes: The norms of the targets, an array or tensor.
             lengths: The norms of the gradients.
         """
         dtypes = [var.dtype for _, var in pairs]
@@ -218,9 +218,10 @@ class PostProcessing(NamedTuple):
     def _measure_rows(
         self, pairs: Sequence[Pair], unscaling: object, stats: GradientStats
     ) -> GradientStats:
-        """Return statistics of gradients in which repeated rows are not added; LARC adds them.
+        """Return norms of gradients in which sparse rows with equal indices are not added.
 
-        Return `stats` itself without LARC or sparse gradients.
+        In `stats` such rows are added if LARC is enabled. Return `stats` itself without LARC, or
+        without sparse gradients.
         """
         if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             return stats
@@ -286,8 +287,8 @@ def post_process_gradients(
         The pairs with new gradients. LARC makes sparse gradients dense.
 
     Raises:
-        ValueError: There are no pairs, a summary or parameter is invalid, or a required gradient is
-            None.
+        ValueError: There are no pairs, a summary or parameter is invalid, or a gradient is None
+            although clipping, LARC or the summary "global_gradient_norm" needs it.
         AttributeError: Both `clip_gradients` and `larc_params` are set.
 
     Reference: OpenSeq2Seq, optimizers.optimizers

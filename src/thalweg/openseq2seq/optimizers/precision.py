@@ -31,13 +31,14 @@ def check_scalar(loss: object) -> None:
 
 
 def scaled(loss: object, scale: object) -> Any:
-    """Return the loss times the scale, as a callable for a callable, else as a symbolic tensor.
+    """Return the loss times the scale: a callable for a callable, else a symbolic tensor.
 
-    A number scales in the loss's own dtype, where the loss may become infinite.
+    In graph mode a callable is called now. A loss that is neither callable nor symbolic is returned
+    unscaled. A product with a number has the loss's dtype, and may be infinite there.
 
     Raises:
-        InvalidTypeError: The scale is a tensor, and the loss is not float32. A callable raises this
-            when it is called.
+        InvalidTypeError: The scale is a tensor, and the loss is not float32. A returned callable
+            raises this when it is called.
     """
     if callable(loss) and not isinstance(loss, Tensor) and not is_symbolic(loss):
         if not executing_eagerly():

@@ -31,8 +31,8 @@ def reduced(
 ) -> list[Gradient]:
     """Return the mean of each gradient over the workers.
 
-    None counts as zeros if another worker has a gradient, and stays None otherwise. With
-    `all_reduce`, None always stays None.
+    None counts as zeros if another worker has a gradient. It stays None if all workers have None,
+    or with `all_reduce`.
 
     Args:
         gradients: The gradients of this worker.
@@ -42,7 +42,8 @@ def reduced(
             this process alone.
         model: If `shares_embedding(model, ...)`, sparse gradients become dense first.
         as_shipped: True to raise AttributeError for a sparse gradient without a model.
-        owner: Optional. The optimizer of the step, which the workers compare first.
+        owner: Optional. The optimizer of the step. All workers raise an error if its description
+            differs between workers.
     """
     strategy = current_strategy()
     if all_reduce is None and strategy.ranks.is_alone:
@@ -131,8 +132,8 @@ def reduce_gradients(
         as_shipped: True to raise AttributeError for a sparse gradient without a model.
 
     Returns:
-        The pairs with the means. None counts as zeros if another worker has a gradient, and stays
-        None otherwise, or with `all_reduce`.
+        The pairs with the means. None counts as zeros if another worker has a gradient. It stays
+        None if all workers have None, or with `all_reduce`.
 
     Raises:
         NotImplementedError: `on_horovod` is false.

@@ -80,6 +80,7 @@ class TrainingStep(Configurable):
         # The step in progress, unless it is replayed in one call; see `reentrance`.
         self.stepping: weakref.ref[Stepping] | None = None
         if treatment.outbox is not None:
+            # Called at the end of the program, too. A method of `self` would keep the step alive.
             weakref.finalize(self, treatment.outbox.flush)
 
     @property
@@ -116,6 +117,7 @@ class TrainingStep(Configurable):
 
     @property
     def _masters(self) -> Masters:
+        # Without mixed precision, an empty object stands for no masters.
         return Masters() if self._pipeline.mixed is None else self._pipeline.mixed._masters
 
     @untraced
@@ -162,10 +164,9 @@ class TrainingStep(Configurable):
             return has_update.clone() if isinstance(has_update, Tensor) else has_update
 
     def flush(self) -> None:
-        """Wait for the GPU, and send the last step's summaries to `summary_writer` if still
-        pending.
+        """Wait for the GPU, and send pending summaries of the last step to `summary_writer`.
 
-        The next step, and the end of the program, do so, too.
+        Without a call of this method they are sent by the next step, or at the end of the program.
         """
         with self._lock:
             outbox = self._pipeline.treatment.outbox
@@ -196,6 +197,7 @@ class TrainingStep(Configurable):
                 "This step was made in eager mode: call it outside of `graph.as_default()`."
             )
         report = ReplayResult()
+        # The backward pass needs autograd even if the caller has disabled it.
         is_recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         try:
             with (
@@ -207,6 +209,7 @@ class TrainingStep(Configurable):
             add_note(error, report)
             raise
         finally:
+            # After an interruption, too, the truth value tells whether the step was taken.
             self._has_update = report[1] if report else False
         if outcome.errors:
             raise_first(outcome.errors)
@@ -217,15 +220,14 @@ class TrainingStep(Configurable):
         differentiate: Differentiate,
         report: ReplayResult,
     ) -> tuple[object, StepResult]:
-        """Set the learning rate of the step, compute and apply gradients; return (loss,
-        `StepResult`).
+        """Set the learning rate, compute and apply gradients; return (loss, `StepResult`).
 
         An error before the commit restores the rate, and marks new masters as stale. If the global
         step is on a GPU, the rate is set after the loss was computed.
 
         Args:
             differentiate: See `_taken`.
-            report: Receives a sentence, and True if the step was taken, in the commit.
+            report: An empty list, extended in the commit; see `StepPipeline.apply`.
         """
         rate, mixed = self._rate, self._pipeline.mixed
         # The host waits for the last step while a GPU computes the loss.
@@ -254,6 +256,7 @@ class TrainingStep(Configurable):
         treatment = self._pipeline.treatment
         scaler = None if treatment.outbox is None else self.loss_scaler
         skip = treatment.iter_size > 1 and as_skip(self._skip_update)
+        # Workers that wait for gradients learn of errors of the loss, too.
         with waited_for(self._inner, treatment.is_waited_for(skip)):
             value, backward = differentiate()
             if is_late:
@@ -348,7 +351,7 @@ class TrainingStep(Configurable):
         names: Names = keys_of,
         extra_entries: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """Yield the values to load, including `extra_entries`, while locks are held."""
+        """Yield the values to load, with `extra_entries`; locks are held until the block ends."""
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
@@ -382,7 +385,7 @@ class TrainingStep(Configurable):
         return self._variables or []
 
     def _arguments(self) -> dict[str, object]:
-        """Return the arguments of `optimize_loss` by name, without values that `_rate` sets."""
+        """Return the arguments of `optimize_loss` by name, without tensors that follow the rate."""
         moving = {id(tensor) for tensor in self._rate.tensors}
         inner_arguments = self._inner._arguments().items()
         treatment, mixed = self._pipeline.treatment, self._pipeline.mixed

@@ -130,7 +130,7 @@ def _make_accumulators(backward: BackwardResult) -> list[Any]:
 
 
 class _StepRun:
-    """Functions that operations of the graph call in a run, with values of the run.
+    """Functions that operations of a training step call in a session's run.
 
     Args:
         pipeline: The steps of the optimizer, also an attribute.
@@ -141,9 +141,10 @@ class _StepRun:
         self.pipeline, self._averaged = pipeline, averaged
 
     def _begin(self, values: StepInputs) -> tuple[StepPipeline, StepInputs]:
-        """Check the loss; return (pipeline, inputs of a step) from a run's values.
+        """Check the loss; return (pipeline, `values` with a bool `skip`).
 
-        If workers average gradients, the pipeline collects summaries for `averaged`.
+        If workers average gradients, the pipeline is a copy that also writes summaries for the
+        collection SUMMARIES.
         """
         pipeline, values = self.pipeline, values._replace(skip=as_skip(values.skip))
         pipeline.check_loss(values.loss)
@@ -156,6 +157,7 @@ class _StepRun:
         )
         self._averaged.keep(summaries)
         outbox = Outbox(summaries, waits=True)
+        # `replace` shares `_check_mixed`, so only the first loss of all runs is checked.
         return replace(pipeline, treatment=treatment._replace(outbox=outbox)), values
 
     def run(self, values: StepInputs) -> Tensor:
@@ -166,22 +168,22 @@ class _StepRun:
         return old_loss
 
     def process(self, values: StepInputs) -> list[object] | None:
-        """Return the processed gradients of the update that follows in this run; None without
-        update.
+        """Return the processed gradients for the update in this run; None if there is no update.
 
-        Store the pipeline and the prepared run in the run's frame, for `finish`.
+        Store the pipeline and a `Ready` in the run's frame, for `finish`.
         """
         pipeline, step_inputs = self._begin(values)
         report: list[Any] = []
         with note_not_applied(report):
             ready = pipeline.make_ready(step_inputs, report)
+            # The frame is a dict of one run: runs of other sessions have their own.
             thread.frames[-1][self] = pipeline, ready
             if ready.gradient_transforms is None:
                 return None
             return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
-        """Send the summaries of a run after the update, and return a copy of the loss."""
+        """Send the summaries of a run after its update, and return a copy of the loss."""
         pipeline, ready = thread.frames[-1].pop(self)
         if has_update:
             distribute.commit_sums(pipeline.inner)
@@ -230,7 +232,7 @@ def _train_op_of_hooks(
     Args:
         step_run: The functions of a run.
         backward: The symbolic gradients and their variables.
-        step_inputs: Symbolic inputs; variables, targets and global step are by reference.
+        step_inputs: Symbolic inputs. `by_reference` wraps variables, targets and global step.
         global_step: The variable that counts updates, or None.
         update_ops: Operations that run before the returned operation.
     """

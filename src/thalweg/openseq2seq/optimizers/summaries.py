@@ -48,6 +48,7 @@ class Journal:
         if not values.numel():
             # torch's SummaryWriter raises an error for it.
             return
+        # A copy in both cases: the update overwrites variables before the writer reads.
         elements = values.detach().float() if values.dtype in REDUCED else values.detach().clone()
         if masked:
             elements = torch.nan_to_num(elements, nan=0.0, posinf=0.0, neginf=0.0)
@@ -158,7 +159,7 @@ def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None
     """Add an operation to the collection SUMMARIES that computes several summaries in each run.
 
     Args:
-        run: `run(*values, scope=prefix of tags)` returns a function that writes to a writer.
+        run: `run(*values, scope=prefix)` returns a function of a writer, which it gives summaries.
         inputs: Inputs of the operation, see `operation`; `values` are their values in the run.
     """
 
@@ -167,6 +168,7 @@ def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None
         run(*given, scope=scope)(writer)
         return writer.serialized()
 
+    # `summarize` runs later and reads `scope` then: the name is known only after the operation.
     name = _add_summary(summarize, inputs, "pure").op.name
     scope = name.removesuffix(name.rpartition("/")[2])
 
@@ -190,7 +192,7 @@ class RunSummaries:
         thread.frames[-1][self] = collected
 
     def collect(self) -> None:
-        """Add an operation to SUMMARIES that returns the summaries of `keep`, after the step."""
+        """Add an operation to the collection SUMMARIES that returns what `keep` stored in a run."""
 
         def summarize() -> bytes:
             collected = thread.frames[-1].get(self)
@@ -201,6 +203,7 @@ class RunSummaries:
                 )
             return collected.serialized()
 
+        # Updates run in order of creation, hence after the step.
         _add_summary(summarize, [], "update")
 
 

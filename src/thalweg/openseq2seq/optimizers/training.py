@@ -194,9 +194,9 @@ def _wrap_mixed_precision(
 
 
 def _check_iter_size(iter_size: int, skip: object, on_horovod: bool, as_shipped: bool) -> int:
-    """Validate and return the number of runs per update.
+    """Validate and return the number of runs per update; above 1, `skip` must not be None.
 
-    With `as_shipped` and without `on_horovod` it is 1, as in OpenSeq2Seq.
+    With `as_shipped` and without `on_horovod` the number is 1, as in OpenSeq2Seq.
     """
     check_count(iter_size)
     if as_shipped and not on_horovod:
@@ -216,7 +216,7 @@ def _arguments(
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Mapping[str, object]:
-    """Return the optimizer's arguments without the learning rate; scale AdamW's weight decay."""
+    """Return `params`; for "AdamW", a copy with the weight decay times the learning rate."""
     params = {} if params is None else params
     if not isinstance(optimizer, str) or optimizer != "AdamW":
         return params
@@ -241,7 +241,7 @@ def _make_optimizer(
     live: LiveRate | None,
     as_shipped: bool,
 ) -> Optimizer | NovoGrad:
-    """Return a new optimizer; raise InvalidTypeError if the class returns another object."""
+    """Return a new optimizer with learning rate `rate`; raise for objects of other types."""
     all_params: dict[str, Any] = {**_arguments(optimizer, params, rate, live, as_shipped)}
     cls = optimizer_class(optimizer)
     if as_shipped and isinstance(cls, type) and issubclass(cls, NovoGrad):

@@ -55,7 +55,7 @@ def decide_by_scaler(
 ) -> dict[str, Any]:
     """Return arguments of `GradientTransforms` by which a loss scaler decides about the update.
 
-    Without a scaler, return only the calls that report the step as taken.
+    Without a scaler, the only argument is "calls": those of `calls`, and one to extend `report`.
 
     Args:
         scaler: The scaler, whose state changes in the commit of the step; or None.
@@ -93,7 +93,7 @@ def update(
 
     Args:
         optimizer: The optimizer of the targets.
-        backward: Gradients by the targets, as `transforms` expects them.
+        backward: The targets and their gradients; scaled, if `transforms` unscales them.
         transforms: Transforms of the gradients before the update.
         global_step: The variable that counts updates, or None.
         captured: In a graph run, the values that the optimizer captured while building; else None.
@@ -200,14 +200,15 @@ def _run_process(
     slices: Sequence[bool],
     *values: object,
 ) -> list[object]:
-    """Return [True if this run has an update (a tensor), *gradients], as the graph declares them.
+    """Return the outputs of an operation: [whether this run has an update, *gradients].
 
-    Without an update, gradients are zeros without memory, or slices without rows.
+    The first is a bool tensor. A gradient is `IndexedSlices` or dense, as `slices` says. Without an
+    update, gradients are `IndexedSlices` without rows, or zeros that share one element's memory.
 
     Args:
         process: `process(*values)` returns the gradients, or None without an update.
         targets: The variables of the gradients.
-        slices: For each gradient True if it stays sparse.
+        slices: For each gradient, True if it is sparse.
         *values: The values of the inputs in this run.
     """
     with writable():
@@ -229,7 +230,7 @@ def record_update(
     dense: bool = False,
     always: bool = False,
 ) -> RecordedUpdate:
-    """Build the update of an optimizer whose `apply_gradients` is called once, while building.
+    """Build the update of an optimizer whose `apply_gradients` is called only now, not in runs.
 
     One operation processes the gradients in each run; its outputs are passed to `apply_gradients`.
     All operations form one update of the graph.
@@ -276,7 +277,7 @@ def record_update(
 def _apply_recorded(
     optimizer: Optimizer, backward: BackwardResult, global_step: object, options: dict[str, Any]
 ) -> object:
-    """Call `apply_gradients`, then add an operation that copies masters; return the last one."""
+    """Call `apply_gradients`; return its operation, or a following one that copies masters."""
     # Gradients are means over the replicas.
     with distribute.enter_single_replica():
         applied_op = _graph.group(optimizer.apply_gradients(backward.pairs, global_step, **options))

@@ -107,7 +107,8 @@ class AdafactorHF(ModernOptimizer):
         if is_optional:
             return ()
         values = super()._numbers_in(name, value)
-        return () if name == "decay_rate" else values  # which is negative
+        # `decay_rate` is negative, which the caller would reject.
+        return () if name == "decay_rate" else values
 
     @classmethod
     def _unfit_choices(cls, group: Mapping[str, Any]) -> list[str]:

@@ -60,6 +60,7 @@ class Means:
                     "Where betas[0] or momentum is 0, parameters have lost the mean to evaluate."
                 )
             var = entries.get(MASTER, param).detach()
+            # Parameters are y = (1 - fraction) * z + fraction * x; this is solved for x.
             return torch.lerp(var, entries["z"].to(var.device, var.dtype), 1 - 1 / fraction).to(
                 param.dtype
             )

@@ -48,7 +48,7 @@ def factor(
     *, row, column, exp_avg_sq_row, exp_avg_sq_col, row_count, column_count, square_share,
     square_weight, eps1,
 ):  # fmt: skip
-    """Return exp_avg_sq_row, exp_avg_sq_col, and row and column factors of the inverse root."""
+    """Return new mean squares of rows and columns, and vectors with the inverse root as product."""
     row = (row / column_count + eps1) * square_weight
     column = (column / row_count + eps1) * square_weight
     exp_avg_sq_row = exp_avg_sq_row * square_share + row
@@ -65,7 +65,7 @@ def factored_squares(var, grad, *, row, column):
 
 
 def scale(*, variable, length, count, rate, eps2, clip_threshold, scale_parameter, weight_decay):
-    """Return {"step_scale": factor of the step, "decay": share lost, "RMS": the variable's RMS}."""
+    """Return a dict: `step_scale` multiplies the step, `decay` the variable; `RMS` is stored."""
     count = maximum(count, 1.0)
     rms, step_rms = sqrt(variable / count), sqrt(length / count)
     # A root that is NaN is passed over, as Python's `max` does.
@@ -157,10 +157,10 @@ def adafactor_hf(
 
     Args:
         is_vector: True keeps a mean square per element, for variables of fewer than two dimensions.
-        beta1: Optional. The share of the mean of steps that is kept. None keeps no mean.
+        beta1: Optional. The decay of the running mean of steps. None keeps no mean.
         is_relative: True derives the rate from the step's number; False uses `learning_rate`.
         eps1: Added to squares of gradients.
-        eps2: Lower bound of the variable's RMS, by which `scale_parameter` multiplies rates.
+        eps2: Lower bound of the variable's RMS, which multiplies the rate with `scale_parameter`.
         dtype: The dtype of slots (state tensors). None means the variable's dtype.
     """
     has_mean = beta1 is not None

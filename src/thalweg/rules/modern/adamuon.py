@@ -52,7 +52,7 @@ def rescale(*, step, epsilon):
 
 @lru_cache(None, typed=True)
 def adamuon(nesterov=True, coefficients="original", steps=5, layout=None, dtype=None):
-    """Return AdaMuon's rule for these options.
+    """Return AdaMuon's rule for these options, which are described in `muon`.
 
     Raises:
         ValueError: `coefficients`, `steps` or `dtype` is not accepted.

@@ -13,7 +13,8 @@ def adamw(module, name, decay, *, grad_of=as_it_is, var_of=as_it_is, source, dif
     """Return AdamW's rule with the weight decay that `grad_of` or `var_of` applies.
 
     Args:
-        module: Name of the module that stores the rule's `update` as `update`, for pickle.
+        module: Name of the caller's module. For pickle, it must store the rule's `update` under
+            this name.
         name: The rule's name.
         decay: Description of the hyperparameter `weight_decay`.
         grad_of: `grad_of(grad, var, learning_rate, weight_decay)` returns the gradient to use.

@@ -1,4 +1,4 @@
-"""Cautious AdamW: elements do not move uphill, and the rest moves further (Liang 2024)."""
+"""Cautious AdamW: elements that would move uphill stay; all others move further (Liang 2024)."""
 
 from thalweg.formula import Rule, like_update, maximum, moved, narrow, where
 from thalweg.rules.modern.common import (

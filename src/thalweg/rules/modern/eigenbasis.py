@@ -66,9 +66,7 @@ def reorder(square, rows, columns):
 
 
 def whiten(factor, basis, epsilon):
-    """Return the divisor of a gradient by a side's factor, in KL-Shampoo; None for a side without
-    one.
-    """
+    """Return KL-Shampoo's divisor of gradients for a side; None for a side without a factor."""
     if not basis.numel():
         return None
     values = (basis * (factor @ basis)).sum(1, keepdim=True).clamp(min=epsilon)

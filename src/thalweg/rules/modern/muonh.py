@@ -71,7 +71,7 @@ def update(var, grad, variable, step, momentum_buffer, *, mean_weight):
 def muonh(
     nesterov=False, coefficients="quintic", steps=5, epsilon=EPSILON, layout=None, dtype=None
 ):  # fmt: skip
-    """Return MuonH's rule for these options.
+    """Return MuonH's rule for these options, which are described in `muon`.
 
     Raises:
         ValueError: `coefficients`, `steps` or `dtype` is not accepted.

@@ -52,7 +52,7 @@ def normuon(
     nesterov=True, coefficients="original", steps=5, epsilon=EPSILON, adjust=None,
     length="preserve_norm", layout=None, dtype=None,
 ):  # fmt: skip
-    """Return NorMuon's rule for these options.
+    """Return NorMuon's rule for these options: a `length` in `LENGTHS`, and options of `muon`.
 
     Raises:
         ValueError: `coefficients`, `steps`, `adjust`, `length` or `dtype` is not accepted.

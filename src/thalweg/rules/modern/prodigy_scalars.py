@@ -24,6 +24,7 @@ def prepare(
     """Return {name: scalar of this step}, computed in float64."""
     rate, beta1, beta2 = as_read(learning_rate), as_read(beta1), as_read(beta2)
     d0, d, next_k = as_read(d0), as_read(d), as_read(k) + 1
+    # No branch, because `d` may be a tensor of a device.
     d = d + d0 * (d == 0)
     is_corrected, is_safe = as_read(use_bias_correction), as_read(safeguard_warmup)
     correction = (1 - beta2**next_k) ** 0.5 / (1 - beta1**next_k)
@@ -43,8 +44,8 @@ def per_optimizer(
 ):  # fmt: skip
     """Return a dict of d, d_max, d_numerator and k after the step, and `d_after` and `moves`.
 
-    If the denominator is 0 (no gradient, or all rates are 0), `moves` is 0, and the four numbers
-    stay. A d or d_max of 0 becomes d0.
+    If the denominator is 0 (no gradient, or all rates are 0), `moves` is 0, and the first four
+    numbers do not change. A d or d_max of 0 becomes d0.
     """
     check_one_rate("Prodigy", learning_rate)
     moves = denominator != 0

@@ -53,9 +53,7 @@ def keep(*, rows, columns, accumulator_0, accumulator_1, floor):
 
 
 def divided(grad, total, epsilon):
-    """Return the gradient divided by the root of its sum of squares, from which the step is
-    made.
-    """
+    """Return the gradient divided by the root of its sum of squares."""
     return grad / sqrt(total + epsilon)
 
 

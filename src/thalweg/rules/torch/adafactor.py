@@ -59,9 +59,7 @@ def divided(grad, square, direction, least):
 
 
 def rate_of(variable, step, count, share, d, eps2):
-    """Return the factor of the steps of a variable of this length, in NumPy's or torch's
-    functions.
-    """
+    """Return the factor of a variable's steps, from sums of squares of variable and step."""
     count = maximum(count, 1.0)
     length, mean = sqrt(variable / count), sqrt(step / count) / d
     # Lengths that are NaN are passed over, as Python's `max` in torch does.
@@ -178,7 +176,7 @@ def kind_of(shape):
 
 @lru_cache(256, typed=True)
 def adafactor(eps1=1.1920928955078125e-07, eps2=1e-3, kind=""):
-    """Return the rule with these epsilons for matrices, or for a `kind` that `kind_of` returns."""
+    """Return the rule for matrices; `kind` "Vector" is for vectors, "One" for 1 x 1 matrices."""
     fields: dict[str, Any] = {"update": update, "slots": _SLOTS, "passes": _PASSES}
     if kind:
         formula, length, slots = _ELEMENTWISE[kind]

@@ -24,9 +24,7 @@ def direction_of(maximize):
 
 
 def decay(learning_rate, weight_decay, decoupled):
-    """Return the factor of the variable, and the share of it that is added to its gradient; on the
-    host.
-    """
+    """Return (the variable's factor, the share of the variable to add to its gradient)."""
     if decoupled:
         return 1 - learning_rate * weight_decay if weight_decay != 0 else 1.0, 0.0
     return 1.0, weight_decay
@@ -69,9 +67,8 @@ def value_if(condition, value, default):
 
 
 def decayed(grad, var, weight_decay):
-    """Return the gradient with its decay; as it is where the decay is 0, however large the
-    variable.
-    """
+    """Return the gradient plus the decay; exactly the gradient if the decay is 0."""
+    # Also for an infinite variable, whose product with 0 is NaN.
     return where(weight_decay != 0, grad + weight_decay * var, grad)
 
 

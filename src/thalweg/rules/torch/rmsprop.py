@@ -1,4 +1,4 @@
-"""RMSprop of torch: epsilon stands beside the root, the learning rate outside of the velocity."""
+"""RMSprop of torch: epsilon is outside of the root, the learning rate outside of the velocity."""
 
 from dataclasses import replace
 

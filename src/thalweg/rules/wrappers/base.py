@@ -62,12 +62,13 @@ def wrapped(
     Args:
         rule: The rule to wrap.
         name: Suffix of the new rule's name.
-        formula: `formula(var, grad, base, step, *, scalars)` returns the new variable.
+        formula: `formula(var, grad, base, step, *, scalars)` returns the new variable. `base` and
+            `step` are the arguments of the call of `moved` in the rule's update.
         source: Text that is appended to the rule's `source`.
         measures: {name: formula}. `formula(var, grad, base, step)` returns a term of a sum.
         per_variable: Computes {name: scalar} for `formula` from the sums of `measures`.
         slots: Scalar slots that `per_variable` reads and returns.
-        decays: True if `base` must differ from the variable.
+        decays: True to require a `base` that is not the variable itself, as with decoupled decay.
 
     Raises:
         RuleError: The rule has this wrapper already.

@@ -30,9 +30,9 @@ class DistributedApply(GradientApplication, SlotOptimizer):
         A gradient of None counts as zeros if another rank has a gradient.
 
         Args:
-            distribution: A `thalweg.distribute.Strategy`, or a process group of torch.distributed;
-                None selects the default process group. If none is initialised, only this process
-                takes part.
+            distribution: A `thalweg.distribute.Strategy`, or a process group of torch.distributed.
+                None selects the default process group; without a default process group, only this
+                process takes part.
             grads_and_vars, global_step, name: As in `apply_gradients`.
 
         Returns:
@@ -59,6 +59,7 @@ class DistributedApply(GradientApplication, SlotOptimizer):
             else:
                 step_op = self._apply_aggregated(pairs, global_step, name)
         except BaseException as error:
+            # Only a callback failed: the variables already contain the sums.
             if says_committed(error):
                 distribute.commit_sums(self, failed=True)
             raise
@@ -73,10 +74,10 @@ class DistributedApply(GradientApplication, SlotOptimizer):
     def _apply_in_parts(
         self, strategy: distribute.Strategy, pairs: list[Any], global_step: Any, name: str
     ) -> None:
-        """Sum gradients over the ranks and update the slots, which are sharded over the ranks.
+        """Sum gradients over the ranks; take a step with slots sharded over the ranks.
 
-        Raises:
-            ValueError: No variable has a gradient on any rank.
+        `strategy` has `shard_slots=True`; `pairs` are this rank's. Raise ValueError if no variable
+        has a gradient on any rank.
         """
         with self._turn_lock(), self._locked():
             hooks = self._make_hooks(global_step, name, None)

@@ -168,8 +168,8 @@ class Optimizer(DistributedApply, SlotOptimizer):
     def _applies_one_by_one(self, loss: object) -> bool:
         """Return True if `minimize` may apply each gradient inside the backward pass (GATE_NONE).
 
-        This requires eager mode, a callable loss, no diagnostics, no replicas, and no override of
-        `compute_gradients` and `apply_gradients`.
+        This requires eager mode and a callable loss. Diagnostics, DistributedDataParallel, and
+        overrides of `compute_gradients` or `apply_gradients` prevent it.
         """
         cls = type(self)
         return (
@@ -267,6 +267,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
             return replica.merge_call(
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
+        # Compared after an error: a replay takes the step in native code, before it may raise.
         cache = self._plans.now()
         replay_count = count_replayed(cache)
         try:
@@ -303,13 +304,18 @@ class Optimizer(DistributedApply, SlotOptimizer):
 
 
 def _constructor_arguments(cls: type[object]) -> list[str]:
-    """Return the names of a constructor's arguments; follow *args and **kwargs to base classes."""
+    """Return the names of a constructor's arguments that affect updates.
+
+    If the constructor has *args or **kwargs, include the arguments of the next base class, too.
+    """
     argument_names: list[str] = []
     for base in cls.__mro__:
         if "__init__" in vars(base):
+            # Without `self`.
             params = list(inspect.signature(base.__init__).parameters.values())[1:]
             names = [param.name for param in params if param.kind not in _VARIADIC_KINDS]
             argument_names += [name for name in names if name not in _ASIDE]
+            # Without *args and **kwargs, nothing is passed on to base classes.
             if len(names) == len(params):
                 break
     return argument_names

@@ -14,7 +14,9 @@ from thalweg.checkpoint.tensorflow.detection.scalars import count_of
 _POWER = re.compile(r"(?:(.*)/)?(beta[12]_power)(?:_([1-9][0-9]{0,8}))?", re.DOTALL)
 _FLOATS = ("F32", "F64")
 
-Sets = dict[str, dict[str, StoredTensor]]  # by what stands around the names: "scope/" and "_1"
+# {scope and number in the names: {"beta1_power": tensor, ...}}; the key of "s/beta1_power_1" is
+# "s 1".
+Sets = dict[str, dict[str, StoredTensor]]
 
 
 def split_powers(
@@ -23,8 +25,8 @@ def split_powers(
     """Split tensors into beta powers and others.
 
     Returns:
-        {scope and number of an optimizer's names: {"beta1_power": tensor, ...}}, and {name: tensor}
-        of the other tensors.
+        {"scope number": {"beta1_power": tensor, ...}}, where the powers of one optimizer have a
+        common scope and number in their names; and {name: tensor} of the other tensors.
     """
     sets: Sets = {}
     other_tensors: dict[str, StoredTensor] = {}
@@ -43,9 +45,9 @@ def with_powers(
 ) -> list[FoundOptimizer]:
     """Return the optimizers with their beta powers and the step counts inferred from them.
 
-    Optimizers get the sets of powers in order; equal sets count once. With several sets, the order
-    is unknown if there are more or fewer optimizers, or if their names differ. Then each set gives
-    one optimizer with all slots.
+    A set has the powers of one optimizer; equal sets count once. Sets are assigned to optimizers in
+    order. This order is unknown if there are several sets, and the number of optimizers differs or
+    their names differ. Each optimizer is then returned once per set, with a note.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}
@@ -71,8 +73,9 @@ def with_steps(
 ) -> FoundOptimizer:
     """Return a copy of an optimizer with beta powers, and inferred step count and betas.
 
-    The powers are added to the scalars and to the evidence. If no step count or several explain the
-    powers, `steps` is None, `notes` has the reason, and `unclear` the names of ambiguous betas.
+    The powers are added to the scalars and to the evidence. If no step count explains the powers,
+    or if several do, `steps` of the copy is None, its `notes` have the reason, and its `unclear`
+    has the names of ambiguous betas.
 
     Args:
         powers: The powers of the optimizer by name, such as "beta1_power".

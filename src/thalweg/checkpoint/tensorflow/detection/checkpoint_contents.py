@@ -53,7 +53,7 @@ class MixedPrecision:
 def split_mixed_precision(
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
-    """Return (masters, loss scale and averages, or None if there are none; all other tensors)."""
+    """Return (the file's `MixedPrecision`, or None if it has none; {name: tensor} of the rest)."""
     names = {
         name: variable
         for name, tensor in stored_tensors.items()
@@ -162,7 +162,6 @@ class TensorFlowCheckpoint:
     """A TensorFlow file, read and sorted. Returned by `load`.
 
     Attributes:
-        path: The path of the file.
         kind: "saver" (`tf.train.Saver`), "object" (`tf.train.Checkpoint`), "keras" (`.keras`),
             "weights.h5" or "h5".
         variables: {name in TensorFlow: variable}.
@@ -215,9 +214,10 @@ class TensorFlowCheckpoint:
         return self.steps_of(self.optimizers)
 
     def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
-        """Return the step count of the file's counter, else of `optimizers`; None if unclear.
+        """Return the step count in the file's counters, else of `optimizers`; None if unclear.
 
-        The counter is called "global_step", or is the only one besides "save_counter".
+        Counters called "global_step" decide; without any, all counters except "save_counter". The
+        count is unclear if they differ.
         """
         counter_values = {name: count_of(counter) for name, counter in self.counters.items()}
         exact = {name for name in counter_values if name.rpartition("/")[2] == GLOBAL_STEP}
@@ -225,6 +225,7 @@ class TensorFlowCheckpoint:
             {counter_values[name] for name in exact or counter_values.keys() - {SAVE_COUNTER}},
             {optimizer.steps for optimizer in optimizers if optimizer.steps is not None},
         ):
+            # Counters that differ are not overruled by the optimizers.
             if counts:
                 return counts.pop() if len(counts) == 1 else None
         return None

@@ -48,7 +48,8 @@ _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "
 # Slots of options around the update, which Keras creates before those of the update, by option.
 _OPTION_SLOTS = {"average": "use_ema", "gradient_accumulator": "gradient_accumulation_steps"}
 _INNER = "/inner_optimizer/"
-_ITERATION = "iteration"  # the name of the count of steps since Keras 2.11
+# The name of the count of steps since Keras 2.11.
+_ITERATION = "iteration"
 
 
 def sorted_file(
@@ -57,8 +58,6 @@ def sorted_file(
     """Sort the arrays of a file into variables and the state of its optimizer.
 
     Args:
-        path: The path of the file.
-        file: The file.
         class_name: Optional. The class of the optimizer, if the file names no class of Keras.
         config: Optional. The optimizer's configuration, if the file has none.
     """
@@ -88,7 +87,7 @@ def sorted_file(
 
 
 def _without_scale(file: KerasFile) -> KerasFile:
-    """Return the file without its loss-scaling wrapper: the wrapped optimizer becomes the file's.
+    """Return a copy of the file with the wrapped optimizer in place of a loss-scaling wrapper.
 
     A file without a loss-scaling wrapper is returned unchanged.
     """
@@ -169,8 +168,8 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
     """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
 
-    If no family (class with its slots) or several fit, the result has no slots, and its `lost` has
-    the reason.
+    Unless exactly one family (class with its slots) fits, the result has no slots, and its `lost`
+    has the reason.
     """
     scalars, arrays = _split_scalars(file)
     rate, values, matches = arrays[:0], arrays, list[tuple[Family, Slots]]()
@@ -225,17 +224,20 @@ def _list_splits(
 ) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
     """Return possible pairs ([learning rate] or [], slots) of the arrays, the likeliest first.
 
-    There are two only for a `.weights.h5` file whose first array is a scalar: with a schedule, the
-    learning rate is not saved, and the file does not say if there was one.
+    With a schedule, Keras does not save the learning rate. A `.weights.h5` file does not say if
+    there was a schedule, so the result has two pairs if its first array is a scalar. Otherwise the
+    result has one pair.
     """
     rate, values = arrays[:1], arrays[1:]
-    if any(array.shape for array in rate):  # With a schedule, the file has no learning rate.
+    # An array that is not a scalar is a slot.
+    if any(array.shape for array in rate):
         rate, values = [], arrays
     if not rate:
         return [(rate, values)]
     with_rate, without_rate = (rate, values), (rate[:0], arrays)
     has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
-    if file.kind != "weights.h5":  # Other formats contain the configuration.
+    # Formats other than `.weights.h5` contain the configuration.
+    if file.kind != "weights.h5":
         return [without_rate] if has_schedule else [with_rate]
     return [without_rate, with_rate] if has_schedule else [with_rate, without_rate]
 
@@ -251,7 +253,10 @@ def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
 
 
 def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
-    """Return True unless the class or options in the file rule out this family."""
+    """Return True unless the class or options in the file rule out this family.
+
+    `has_arrays` is True if the file has arrays that may be slots.
+    """
     if file.class_name is None:
         return True
     if family.cls != file.class_name:
@@ -298,6 +303,7 @@ def _assign_arrays(
     count, remainder = divmod(len(values), sum(map(len, groups)))
     if remainder:
         return None
+    # All slots have their variables' shapes, so the first group shows which are trained.
     shapes = [array.shape for array in values[: count * len(groups[0]) : len(groups[0])]]
     trained = trained_in(file, shapes)
     if trained is None:
@@ -328,7 +334,6 @@ def _describe_optimizer(
     """Return the optimizer in a file; its family is set if `families` has only one.
 
     Args:
-        file: The file.
         families: The families (classes) that the arrays fit.
         slots: {variable: {kind: slot}}.
         scalars: {name: scalar}. "iter" is also the step count. "learning_rate" becomes a
@@ -338,6 +343,7 @@ def _describe_optimizer(
     family = families[0] if len(families) == 1 else None
     steps = count_of(scalars.get("iter"))
     if family is not None and "momentum_cache" in family.powers:
+        # A product in the file takes precedence.
         product = {} if steps is None else momentum_product(file, steps)
         scalars = {**product, **scalars}
     arguments = {} if family is None else hyperparameters_of(family, file)

@@ -1,9 +1,9 @@
 """Sort the names of a `tf.train.Saver` into variables and optimizer state.
 
-A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name, numbered in order
-of creation. An optimizer that was built inside of a variable scope prepends the scope:
-`scope/w/Adam`. Scalars have names without a variable: `beta1_power`, and of a second optimizer
-`beta1_power_1`.
+A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name (the *stem*),
+numbered in order of creation. An optimizer that was built inside of a variable scope prepends the
+scope: `scope/w/Adam`. Scalars have names without a variable: `beta1_power`, and of a second
+optimizer `beta1_power_1`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from thalweg.errors import UnsupportedCheckpointError, listed
 
 AVERAGE = "ExponentialMovingAverage"
 _REGISTERED_STEMS = frozenset({family.title for family in V1} | {AVERAGE})
-_MAX_SCOPES = 100  # scopes of a name
+# The most scopes of a name. Each is tried as the end of a prefix.
+_MAX_SCOPES = 100
 
 
 def sorted_names(
@@ -39,7 +40,6 @@ def sorted_names(
     """Sort the tensors of a name-based checkpoint into variables, optimizers and counters.
 
     Args:
-        path: The path of the file.
         stored_tensors: {name: tensor}.
         families: Optional. Families (optimizer classes with their slots) that are known to be in
             the file. Their slot names take precedence over TensorFlow's defaults.
@@ -49,6 +49,7 @@ def sorted_names(
     counters = {name: tensor for name, tensor in other_tensors.items() if _is_counter(name, tensor)}
     stems = frozenset(suffix for family in families for _, suffix in family.parts)
     masters = mixed.names if mixed else {}
+    # Slots of masters are named after the masters, and become slots of the masters' variables.
     candidates = {**other_tensors, **{name: stored_tensors[name] for name in masters}}
     variables_by_slot = _find_owners(candidates, _REGISTERED_STEMS | stems)
     variables = {name: masters.get(owner, owner) for name, owner in variables_by_slot.items()}
@@ -81,9 +82,10 @@ def _add_loss_scale(
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
-    """Add the file's loss scale, with notes, to the optimizer, if there is exactly one optimizer.
+    """Add the file's loss scale, with notes, to the only optimizer.
 
-    If there is a scale but no optimizer, add an optimizer of the first family that has no slots.
+    If there is a scale but no optimizer, make one of the first entry of `families` without slots.
+    If there are several optimizers, the scale is not added.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
@@ -104,11 +106,11 @@ def _find_optimizers(
     """Return the optimizers to which the slots in a file belong.
 
     Args:
-        groups: The slots by stem, from `_group_by_stem`.
+        groups: {stem: slots}; the stem of a slot "w/Adam_1" is "Adam".
         families: The families that the user named; they are tried before TensorFlow's.
         slots_by_suffix: {variable: {last part of the slot name: slot}}.
-        path: The file, for errors.
     """
+    # Slots with several stems are in several groups, so such a family divides all slots first.
     optimizers: list[FoundOptimizer] = []
     for family in families:
         if len(set(family.names.values())) > 1 and not optimizers:
@@ -128,7 +130,6 @@ def _group_by_owner(
     Args:
         variables_by_slot: {slot name: variable name}.
         stored_tensors: {name: tensor}.
-        path: The file, for errors.
 
     Raises:
         UnsupportedCheckpointError: Names of two slots of a variable end alike.
@@ -178,9 +179,9 @@ def _find_owners(
 ) -> dict[str, str]:
     """Return {slot name: variable name}; all other tensors are not slots.
 
-    A slot is named as its variable, "/", and a suffix. The suffix has one of `registered_stems`, or
-    the slot has the dtype and shape of the variable. The slot's name may begin with scopes that the
-    variable's name lacks.
+    A slot "w/Adam_1" has its variable's name and a suffix with the stem "Adam". A tensor of this
+    form is a slot if its stem is in `registered_stems`, or if it has its variable's dtype and
+    shape. The name of a slot with a registered stem may begin with additional scopes.
     """
     variables_by_slot: dict[str, str] = {}
     scoped: dict[str, list[str]] = defaultdict(list)
@@ -193,6 +194,7 @@ def _find_owners(
             variables_by_slot[name] = owner
         elif is_registered and owner:
             scoped[stem].append(name)
+    # The owner must be a variable, not a slot.
     variables_by_slot = {
         name: owner for name, owner in variables_by_slot.items() if owner not in variables_by_slot
     }
@@ -218,9 +220,8 @@ def _find_scoped_owners(
     in `unscoped_variables` is in the scope.
 
     Args:
-        stored_tensors: All tensors.
-        names: The names of slots with one stem whose variable is not named by the prefix.
-        unscoped_variables: The variables with a slot of this stem that is named without a scope.
+        names: The names of slots with one stem for which no variable "w" of "w/stem" exists.
+        unscoped_variables: The variables that have a slot of this stem without additional scopes.
     """
     locations: dict[str, tuple[str, str]] = {}
     for name in names:
@@ -245,9 +246,9 @@ def _identify_by_stem(
 ) -> list[FoundOptimizer]:
     """Return the optimizers whose slots have this stem.
 
-    Optimizers have the only family with as many slots as a variable, or else the only family whose
-    number of slots divides a variable's. Otherwise, return one optimizer without a family and with
-    all slots.
+    If exactly one family has as many slots as a variable here, return its optimizer. If exactly one
+    family's number of slots divides that of a variable, return several optimizers of this family.
+    If the family is not clear, return one optimizer with all slots, and `family` None.
     """
     slot_count = max(len(suffixes) for suffixes in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]
@@ -282,7 +283,7 @@ def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> li
     all get the variable's slots, with a note.
 
     Raises:
-        UnsupportedCheckpointError: More than one optimizer trained a variable, but not all.
+        UnsupportedCheckpointError: A variable has slots of several optimizers, but not of all.
     """
     sets = list(_split_by_number(family, slots_by_suffix))
     counts = Counter(variable for _, slots in sets for variable in slots)

@@ -59,7 +59,8 @@ def as_count(count: int, dtype: torch.dtype) -> Tensor:
         raise state.mismatch([f"global_step is {count} in the file, which is no count of steps"])
     try:
         tensor = torch.tensor(count, dtype=dtype, device="cpu")
-    except (RuntimeError, OverflowError, ValueError):  # there are not as many integers
+    # The count is beyond the integers of `dtype`.
+    except (RuntimeError, OverflowError, ValueError):
         tensor = None
     if tensor is None or dtype == torch.bool or tensor.item() != count:
         problem = f"global_step is {count} in the file, which {dtype_name(dtype)} does not hold"

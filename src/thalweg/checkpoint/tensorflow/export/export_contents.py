@@ -31,7 +31,6 @@ class ExportContents:
     """Content of an exported checkpoint.
 
     Attributes:
-        optimizer: The optimizer, or None.
         variables: {name in TensorFlow: variable}.
         slots: {name in TensorFlow: {slot name: slot}}, in order of creation.
         scalars: {TensorFlow's short name: scalar} of the optimizer.
@@ -77,6 +76,11 @@ def copy_contents(
 ) -> ExportContents:
     """Return copies of everything that is exported.
 
+    Args:
+        targets: The variables by name.
+        rules: The rules for TensorFlow's names; None derives the names from those of `targets`.
+        kind, global_step, averages: As for `save`.
+
     Raises:
         CheckpointMismatchError: A variable has no name in TensorFlow, two variables share a name,
             or an average belongs to no variable.
@@ -92,6 +96,7 @@ def copy_contents(
             name: _stored_copy(targets.tensors[target], axes, f"'{target}'")
             for target, (name, axes) in exported.items()
         }
+        # Slots follow their variables, found by identity: their names here may differ.
         slots: dict[str, dict[str, StoredTensor]] = {}
         missing: list[str] = []
         for var, kinds in _slots_by_variable(optimizer):

@@ -41,7 +41,6 @@ def loading_keras(
     """Return a context manager that yields the validated `Loading` of slots and counters.
 
     Args:
-        optimizer: The optimizer.
         slots: For each variable (variable, {slot name: slot}).
         scalars: "iter", the step count, and other scalars of the optimizer.
         hyperparameters: The hyperparameters in the file. The optimizer's schedules and callables
@@ -54,14 +53,17 @@ def loading_keras(
     # No number depends on the name, "adam" in files of Keras 3.
     values = {name: hyper for name, hyper in hyperparameters.items() if name != "name"}
     for name in [name for name in values if name in store]:
-        if is_function(store.raw(name)):  # a schedule takes the place of the file's
+        # The user's schedule or callable takes the place of the file's number.
+        if is_function(store.raw(name)):
             del values[name]
     fixed = {name: hyper for name, hyper in values.items() if name not in store}
-    if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
+    # The variable of this name has no effect, as in TensorFlow: the constructor's number counts.
+    if "decay" in hyperparameters:
         fixed["decay"] = hyperparameters["decay"]
     current = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
     check_contradictions(fixed, current)
     variables = [var for var, _ in slots]
+    # The optimizer's variables come first: repeated names are numbered as in its own state.
     all_variables = distinct([*optimizer._owners(), *variables])
     keys = dict(zip(map(id, all_variables), state.keys_of(all_variables), strict=True))
     weights = {name: weight for name, weight in scalars.items() if name != "iter"}
@@ -111,7 +113,6 @@ def loading_training(
     Args:
         opt: The training step that `optimize_loss` made, or a `MixedPrecisionOptimizerWrapper`,
             which has no step count and no accumulated gradients.
-        mapped: The tensors of the file, assigned to variables.
         slots: For each variable (variable, {slot name: slot}).
         scalars: {name: beta power}.
 
@@ -139,7 +140,7 @@ def loading_training(
 
 
 def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
-    """Return slots with NovoGrad's averages, or zeros if the file has none, as "grads_ema".
+    """Return `slots` with NovoGrad's averages as slots "grads_ema"; zeros if the file has none.
 
     Raises:
         CheckpointMismatchError: The number of averages is not the number of variables.
@@ -205,7 +206,6 @@ def loading_v1(
     """Return a context manager that yields the `Loading` of slots and beta powers.
 
     Args:
-        optimizer: The optimizer.
         slots: For each variable (variable, {slot name: slot}).
         scalars: {name: beta power}.
 
@@ -284,7 +284,10 @@ def _as_scalars(power: Tensor, beta: object) -> tuple[Any, Any]:
 
 
 def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return {name: power} of the betas whose power the file lacks, as with contrib's AdaMax."""
+    """Return {name: power} for betas whose power the file lacks, such as beta2 of contrib's AdaMax.
+
+    The power is that after the step count of the file's powers; 0 if this count is unknown.
+    """
     if not powers:
         return {}
     counts = [steps_of(*_as_scalars(powers[name], betas[name])) for name in powers if name in betas]

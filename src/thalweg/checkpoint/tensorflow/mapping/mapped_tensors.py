@@ -1,4 +1,4 @@
-"""Tensors of a file by target, with the axes of the targets."""
+"""Tensors of a file, assigned to the tensors that they set (targets), with permuted axes."""
 
 from __future__ import annotations
 
@@ -79,8 +79,10 @@ class TargetTensors:
         """Return the parameters and persistent buffers of a module; name its unnamed parameters."""
         parameters = dict(module.named_parameters())
         named_variables([pair for pair in parameters.items() if not _has_name(pair[1])])
+        # Buffers that are not persistent are not in the state dict.
         saved_names = module.state_dict(keep_vars=True).keys()
         buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved_names}
+        # TensorFlow has no counterpart of integer buffers, such as `num_batches_tracked`.
         counters = {name for name, buffer in buffers.items() if not buffer.is_floating_point()}
         return cls({**parameters, **buffers}, frozenset(parameters), frozenset(counters))
 
@@ -89,7 +91,8 @@ def _has_name(tensor: Tensor) -> bool:
     return isinstance(tensor, Variable) or hasattr(tensor, "_thalweg_name")
 
 
-Slots = list[tuple[Tensor, dict[str, Tensor]]]  # for each variable its slots by kind
+# For each variable its slots by kind.
+Slots = list[tuple[Tensor, dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)

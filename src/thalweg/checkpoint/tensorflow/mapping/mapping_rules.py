@@ -29,7 +29,8 @@ from thalweg.errors import InvalidConfigError, MissingFileError, did_you_mean
 
 AXES = {"dense": (1, 0), "conv1d": (2, 1, 0), "conv2d": (3, 2, 0, 1), "conv3d": (4, 3, 0, 1, 2)}
 OMITTED = "-"
-_MAX_LENGTH = 2000  # characters of a name
+# Longer names match no rule, because wildcards backtrack.
+_MAX_LENGTH = 2000
 _WILD = re.compile(r"\*\*|\*")
 
 Axes = tuple[int, ...]
@@ -159,6 +160,7 @@ class Rules:
                 " writing needs rules in a file or a dictionary."
             )
         for line in self.lines:
+            # The rules must map the name back to `target`; an earlier line may match it, too.
             name = line.backward(target)
             first = name is not None and self.place(name)
             if name is not None and first and first.target == target:
@@ -173,7 +175,6 @@ def parse(text: str, source: str = "rules") -> Rules:
     """Return the rules in the text of a rules file.
 
     Args:
-        text: The text.
         source: The name of the text in errors.
 
     Raises:

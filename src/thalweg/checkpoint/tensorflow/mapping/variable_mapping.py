@@ -14,7 +14,8 @@ from thalweg.checkpoint.tensorflow.mapping.mapping_rules import AXES, Axes, Plac
 from thalweg.errors import LISTED
 from thalweg.variable import dtype_name
 
-Names = Mapping[str, Sequence[str]]  # what each variable of a file is called
+# {variable of a file: its names}.
+Names = Mapping[str, Sequence[str]]
 
 
 def map_variables(
@@ -24,7 +25,7 @@ def map_variables(
     optional: Collection[str],
     rules: Rules | None,
 ) -> tuple[dict[str, Place], list[str]]:
-    """Return ({variable: destination}, []), or if there are problems ({}, problems).
+    """Return ({variable: destination}, []); if there are problems, return ({}, problems).
 
     Args:
         variables: {name: variable} of a checkpoint.
@@ -153,8 +154,10 @@ _TORCH_NAMES = {
     "moving_variance": "running_var",
 }
 _KERNELS = ("kernel", "weights", "W", "w")
-_MAX_COMPARED, _MAX_LENGTH = 1000, 200  # names for hints, and their characters
-_MAX_SEGMENTS = 50  # parts of a name
+# The most names that are compared for hints, and the most characters of each: `difflib` is slow.
+_MAX_COMPARED, _MAX_LENGTH = 1000, 200
+# The most parts of an ending that is matched.
+_MAX_SEGMENTS = 50
 
 Segments = tuple[str, ...]
 
@@ -168,7 +171,6 @@ def map_by_names(names: Mapping[str, Sequence[str]], targets: Iterable[str]) -> 
 
     Args:
         names: {variable: its names}.
-        targets: The names of the targets.
     """
     targets_by_name: dict[Segments, list[str]] = defaultdict(list)
     targets_by_ending: dict[Segments, list[str]] = defaultdict(list)

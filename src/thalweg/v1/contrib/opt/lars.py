@@ -101,13 +101,12 @@ class LARSOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Return {name: scalar of `dtype`} for one group of variables.
+        """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
 
-        `adaptive` is 1 for variables scaled by the ratio of norms. Other groups have `adaptive` 0
-        and `weight_decay` 0.
+        The `_Group` ADAPTIVE has `adaptive` 1; other groups have `adaptive` 0 and no decay.
         """
-        # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
-        # a Python float is rounded once; but not those of sparse gradients.
+        # TensorFlow's LARS passes Python floats to dense kernels, so they are rounded once. Its
+        # sparse kernels get float32 tensors, as in other optimizers.
         cast = as_hyper if group is _Group.ROWS else as_operand
         scalars = {name: cast(values[name], dtype) for name in self.HYPERS}
         if group is _Group.ADAPTIVE:

@@ -1,4 +1,8 @@
-"""Factories of sessions, which restore a checkpoint or initialize the variables."""
+"""Factories of sessions. They restore a checkpoint, or initialize the variables.
+
+A session is *ready* if an operation that returns the names of uninitialized variables (`ready_op`)
+returns no names.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,8 @@ class SessionManager:
     Args:
         local_init_op: Optional. Run in each new session if `ready_for_local_init_op` returns no
             names.
-        ready_op: Optional. Returns names of uninitialized variables. A session is ready without
-            names.
-        ready_for_local_init_op: Optional. Like `ready_op`, but for `local_init_op`.
+        ready_op: Optional. Returns the names of uninitialized variables.
+        ready_for_local_init_op: Optional. Like `ready_op`, but checked before `local_init_op`.
         graph: The graph; None selects the default graph.
         recovery_wait_secs: Seconds between two searches for a checkpoint.
         local_init_run_options: Ignored.
@@ -132,7 +135,7 @@ class SessionManager:
     ) -> tuple[Session, bool]:
         """Return a new session, restored from a checkpoint if it exists; see `prepare_session`.
 
-        `local_init_op` is run in both cases.
+        With or without a checkpoint, run `local_init_op` if `ready_for_local_init_op` allows it.
 
         Returns:
             (session, ready). `ready` is True if a checkpoint was restored and the session is ready.
@@ -153,11 +156,11 @@ class SessionManager:
         may_wait: bool,
         seconds: float,
     ) -> tuple[Session, bool]:
-        """Return a new session, and True if a checkpoint was restored into it.
+        """Return (new session, True) after restoring a checkpoint, or (new session, False).
 
-        Return False with an empty session if `saver` is None, if neither `directory` nor `prefix`
-        is given, or if `directory` has no file `checkpoint` in time. If the restoration fails,
-        close the session and raise.
+        The second case: `saver` is None, neither `directory` nor `prefix` is given, or `directory`
+        has no file `checkpoint`. If the restoration fails, close the session and raise. Raise
+        InvalidArgumentError if both `directory` and `prefix` are given.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
@@ -165,9 +168,6 @@ class SessionManager:
                 over the folder's list of older checkpoints.
             prefix: The prefix of a checkpoint, or None.
             may_wait: True to wait up to `seconds` for the file `checkpoint`; False to look once.
-
-        Raises:
-            InvalidArgumentError: Both `directory` and `prefix` are given.
         """
         if directory and prefix:
             raise InvalidArgumentError(
@@ -206,9 +206,9 @@ class SessionManager:
         return state
 
     def _initialize_locally(self, session: Session) -> str | None:
-        """Run `local_init_op` if `ready_for_local_init_op` allows it.
+        """Run `local_init_op`, unless `ready_for_local_init_op` returns names.
 
-        Return None if the operation was run or does not exist, else the reason as text.
+        Return None if the operation was run or does not exist. Otherwise return the reason as text.
         """
         if self._local_init_op is None:
             return None
@@ -221,12 +221,11 @@ class SessionManager:
 def _explain_not_ready(session: Session, op: object) -> str | None:
     """Run `op` in a session; return None if the session is ready, else the reason as text.
 
-    Args:
-        session: The session.
-        op: Returns the names of uninitialized variables; None counts as ready.
+    `op` returns the names of uninitialized variables. If `op` is None, the session is ready.
     """
     if op is None:
         return None
+    # `op` may itself read a variable that is not initialized.
     try:
         names = session.run(op)
     except FailedPreconditionError as error:

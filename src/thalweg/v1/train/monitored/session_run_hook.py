@@ -55,7 +55,7 @@ class SessionRunContext:
 
     @property
     def session(self) -> Any:
-        """The session in which it runs."""
+        """The session of the run."""
         return self._session
 
     @property
