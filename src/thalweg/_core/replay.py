@@ -414,9 +414,7 @@ def _can_replay_passes(step_plan: StepPlan) -> bool:
     """Return True if a plan has passes that a replay can run natively or between native calls."""
     with importing:
         from thalweg._engines.staged_step import StagedStep
-    if not isinstance(step_plan, StagedStep):
-        return False
-    return step_plan.has_stages_alone() or step_plan.has_native_lines()
+    return isinstance(step_plan, StagedStep) and step_plan.can_replay_passes()
 
 
 def are_small(plans: Sequence[CachedPlan]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from struct import Struct
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -101,13 +102,6 @@ class _ScalarTable(NamedTuple):
     letter: str
 
 
-class _Routine(NamedTuple):
-    """Compiled function of a launch, with the names of its scalars."""
-
-    address: int
-    scalars: Sequence[str]
-
-
 class VariableScalars:
     """Launch that computes scalars of each variable from a rule's reductions.
 
@@ -144,25 +138,18 @@ class VariableScalars:
         names, target_rows = target
         (record,) = make_program_records(1)
         program.place(record, names, 0, 1)
-        self.kernel = _Routine(measures_routine(), program.names)
+        self.kernel = SimpleNamespace(address=measures_routine(), scalars=program.names)
         self.rows = np.zeros((len(target_rows), len(program.names)))
         self.letter = "f" if program.is_narrow else "d"
         slot_dtype = torch.float32 if program.is_narrow else torch.float64
         addresses = _addresses_of(slots, slot_dtype)
         results = program.registers_of(slot_names)
-        self._block = rule_scalars_record(
-            sums,
-            len(program.inputs) - len(program.names) - len(slot_names),
-            self.rows,
-            record,
-            target_rows,
-            addresses,
-            results,
-            len(slot_names),
-        )
+        count = len(program.inputs) - len(program.names) - len(slot_names)
+        arrays = self.rows, record, target_rows, addresses, results
+        self._block = rule_scalars_record(sums, count, *arrays)
         self.address = self._block.ctypes.data
         # The block has only addresses, so the attribute keeps their memory alive.
-        self._references = program, record, target_rows, addresses, results
+        self._references = program, arrays
 
 
 class ReplayedReductions:

@@ -165,31 +165,20 @@ def _can_run_passes(rule: Rule) -> bool:
         if isinstance(entry, Measure):
             if entry.over != "variable":
                 read_names |= numbers.intersection(trace_formula(entry.function).scalars)
-            elif entry.reduce != "sum" or rule.measures:
+                continue
+            numbers.add(entry.makes)
+            if entry.reduce != "sum" or rule.measures:
                 return False
-            else:
-                numbers.add(entry.makes)
         elif isinstance(entry, FusedStage):
             if "element_count" in read_stage(rule, entry).scalars:
                 return False
-        elif not isinstance(entry, Stage) or not _reads_only(entry, numbers, read_names):
+        elif isinstance(entry, Pass) or entry.of_matrices or entry.every != 1:
             return False
+        else:
+            required, optional = stage_inputs(entry)
+            if optional or numbers.isdisjoint(required) or not read_names.isdisjoint(required):
+                return False
     return rule.is_of_lines and rule.vectors.keys().isdisjoint(rule.measures)
-
-
-def _reads_only(stage: Stage, numbers: set[str], excluded_names: set[str]) -> bool:
-    """Return True if a stage of each step reads a number, only required inputs, and no other name.
-
-    Args:
-        numbers: Names of the numbers that the stage may read.
-        excluded_names: Names that the stage must not read.
-    """
-    required, optional = stage_inputs(stage)
-    return (
-        not (optional or stage.of_matrices or stage.every != 1)
-        and excluded_names.isdisjoint(required)
-        and not numbers.isdisjoint(required)
-    )
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:

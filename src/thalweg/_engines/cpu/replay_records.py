@@ -137,7 +137,6 @@ def rule_scalars_record(
     rows: Array,
     slot_addresses: Int64,
     slot_registers: Int64,
-    slots: int,
 ) -> Int64:
     """Return the block that `replay_reductions.set_rule_scalars` reads.
 
@@ -150,11 +149,10 @@ def rule_scalars_record(
         rows: The kernel's scalars, a row for each variable.
         slot_addresses: The addresses of scalar slots, variable after variable.
         slot_registers: The register with the new value of each slot of a variable.
-        slots: The number of scalar slots of each variable.
     """
     leaves, variables, counts = sweep_record
     addresses = [array.ctypes.data for array in (inputs, program, rows)]
-    slot_words = [slots, slot_addresses.ctypes.data, slot_registers.ctypes.data]
+    slot_words = [len(slot_registers), slot_addresses.ctypes.data, slot_registers.ctypes.data]
     sizes = [leaves, measures, variables, counts]
     words = [0, *sizes, *addresses, rows.strides[0], *slot_words, inputs.shape[1]]
     return np.array(words, np.int64)

@@ -11,7 +11,6 @@ from thalweg.formula import (
     Rule,
     Stage,
     StepMeasure,
-    absolute,
     maximum,
     minimum,
     moved,
@@ -33,7 +32,7 @@ def floored_step(var, grad, base, step, *, floor_step):
 
 def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least):
     """Return the factor of the step of a row; lengths are taken without the rate."""
-    length = sqrt(floor_step) / absolute(learning_rate)
+    length = sqrt(floor_step) / abs(learning_rate)
     # A step of 0 at a rate of 0 has no length.
     length = where(length > _TINY, minimum(length, _HUGE), _TINY)
     return maximum(row_floor_least * maximum(sqrt(floor_variable), _TINY) / length, 1)
