@@ -45,7 +45,8 @@ class FusedStage(Stage):
     def __post_init__(self) -> None:
         super().__post_init__()
         bound = partial(self.function)
-        if bound.args or not all(isinstance(x, int | float) for x in bound.keywords.values()):
+        are_numbers = all(isinstance(number, int | float) for number in bound.keywords.values())
+        if bound.args or not are_numbers:
             raise RuleError(
                 f"A FusedStage binds numbers by keyword, not {show_value(self.function)}."
             )

@@ -77,18 +77,11 @@ class ReplayedTransforms:
         self._variable_names = {
             name for name, argument in arguments.items() if argument is not None
         }
-        used_launches = launches.all if self._variable_names else ()
-        if any(launch.measures is not None for launch in used_launches):
+        self._launches = launches.all if self._variable_names else ()
+        if any(launch.measures is not None for launch in self._launches):
             raise NotMeasured
-        # For each kernel the members, their rows of scalars, and the column of each name.
-        self._rows = [
-            (
-                x.members,
-                x.use_member_rows()[1],
-                [(n, x.names.index(n)) for n in self._variable_names],
-            )
-            for x in used_launches
-        ]
+        for launch in self._launches:
+            launch.use_member_rows()
         self._variables = [var for plan in plans for var in plan.request.variables]
         self._dtypes = {dtype for plan in plans for dtype in plan_of(plan).dtypes}
         self._reduction = Reduction("sums", transforms.measured, transforms.first)
@@ -266,9 +259,10 @@ class ReplayedTransforms:
         Args:
             by_variable: {name: vector over the variables}.
         """
-        for members, rows, columns in self._rows:
-            for name, column in columns:
-                rows[:, column] = by_variable[name][members]
+        for launch in self._launches:
+            names, rows = launch.row_target()
+            for name in self._variable_names:
+                rows[:, names.index(name)] = by_variable[name][launch.members]
 
     # Interface of `Reductions`, for `GradientStats`.
 

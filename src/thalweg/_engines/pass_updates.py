@@ -148,7 +148,8 @@ def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
             groups.append(PassGroup(sweeps[entry], reads_numbers))
             numbers |= {*groups[-1].numbers}
     if rule.measures:
-        groups.append(PassGroup(tuple(Measure(x, name) for name, x in rule.measures.items())))
+        measures = (Measure(formula, name) for name, formula in rule.measures.items())
+        groups.append(PassGroup(tuple(measures)))
     return tuple(groups)
 
 

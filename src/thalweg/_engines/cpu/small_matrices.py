@@ -77,7 +77,9 @@ def _end_sweep(sweeps: list[Any], passes: list[Measure | FusedStage]) -> list[Me
 
     Return all passes over rows and columns, with which the next sweep begins.
     """
-    line_passes = [x for x in passes if isinstance(x, FusedStage) or x.over != "variable"]
+    line_passes = [
+        entry for entry in passes if not isinstance(entry, Measure) or entry.over != "variable"
+    ]
     if len(line_passes) < len(passes):
         sweeps.append((tuple(passes), []))
     return line_passes
