@@ -89,10 +89,10 @@ def add(
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Raise InvalidArgumentError if a new operation cannot use its inputs.
+    """Raise InvalidArgumentError if a new operation cannot use `inputs`, or wait for `controls`.
 
-    An input may be of a branch or loop that does not enclose the operation, or a view of memory
-    that was written to since.
+    An operation of a branch or loop is usable only inside the branch or loop. A view of a variable
+    is unusable after a write to the variable in place.
     """
     for operation in (*(tensor.op for tensor in inputs), *controls):
         if operation.block is not None and (

@@ -70,9 +70,9 @@ IN_EAGER_MODE = (
 
 
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
-    """Return the distinct symbolic tensors among the arguments, without those of a `Reference`.
+    """Return the distinct symbolic tensors in `arguments`; skip the variable of a `Reference`.
 
-    Raise InvalidArgumentError if a tensor, even of a `Reference`, is of another graph.
+    Raise InvalidArgumentError if a tensor, also of a `Reference`, is of another graph.
     """
     inputs: dict[SymbolicTensor, None] = {}
     for leaf in leaves_of(arguments):
@@ -97,7 +97,7 @@ def written_by(arguments: object) -> tuple[SymbolicTensor, ...]:
 
 
 def argument_filler(arguments: Sequence[object]) -> Filler:
-    """Return the filler of an operation: `fill(frame)` returns the sequence of argument values."""
+    """Return a function: `fill(frame)` returns the arguments' values in the run of `frame`."""
     if not arguments:
         return no_arguments
     # One C function. With a single key, `itemgetter` would return a bare value, not a tuple.
@@ -127,9 +127,9 @@ def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Fil
 
 
 def _filler(nest: object) -> Filler | None:
-    """Return a function `fill(frame)` that copies `nest` with a run's values of its symbols.
+    """Return a function: `fill(frame)` returns `nest` with values in place of symbolic tensors.
 
-    Return None if `nest` contains no symbols.
+    Return None if `nest` contains no symbolic tensor and no wrapper of a symbolic tensor.
     """
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
@@ -164,7 +164,7 @@ def _are_all(items: Sequence[object], kind: type[object]) -> bool:
 def _nest_filler(
     nest: Any, items: Iterable[tuple[Any, Any]], copy_nest: Callable[[Any], Any]
 ) -> Filler | None:
-    """Return `_filler(nest)` for a list or dict with the (index or key, item) pairs `items`.
+    """Return `_filler(nest)` for a list or dict; `items` are (index or key, item) pairs of `nest`.
 
     `copy_nest(nest)` returns a shallow copy.
     """

@@ -1,4 +1,4 @@
-"""Grouping of the operations that one call adds to a graph into one update."""
+"""Combination of all operations that one call adds to a graph into one update."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thalweg._graph.nodes import Nodes, Operation
 
 
 def as_one_update(call: Callable[[], object]) -> Any:
-    """Return the result of a call; its operations form one update, or join the enclosing update.
+    """Call `call()`; return the result. All operations that the call adds form one update.
 
-    If the call wrote in place after computing its result, return an operation after both.
+    If the call wrote in place after computing the result, return an operation after both.
     """
     graph = get_default_graph()
     with graph.as_one():

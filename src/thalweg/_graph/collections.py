@@ -65,8 +65,8 @@ class Collections:
 
         Args:
             name: Name of the collection.
-            scope: Optional regular expression. Items are left out unless their names match from the
-                first character.
+            scope: Optional regular expression. Only items whose names match from the first
+                character are returned.
         """
         values = self._collections.get(name, [])
         if not scope:

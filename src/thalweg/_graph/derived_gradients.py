@@ -24,7 +24,7 @@ def made_of_gradients(
 
     Args:
         function: `function(gradients, variables, *others)` returns one new gradient per gradient.
-            A run calls it with values. A gradient of None and its variable are left out.
+            A run calls it with values, without the pairs whose gradient is None.
         gradients: Symbolic or eager gradients. None stays None.
         variables: One variable per gradient.
         *others: Further arguments, symbolic or not.

@@ -105,9 +105,10 @@ def get_variable(
 def _call_getter(
     custom_getter: Getter, name: str, options: dict[str, Any], scope_dtype: object
 ) -> Any:
-    """Return `custom_getter(getter=..., name=name, **options)`.
+    """Call a custom getter with `name` and `options`; return the variable that it returns.
 
-    In place, set a missing dtype in `options`, and delete a constraint that is not accepted.
+    If `options["dtype"]` is None, set it to the dtype of the initial value, or to `scope_dtype`.
+    Delete `options["constraint"]` if the getter does not accept a constraint.
     """
     initializer = options["initializer"]
     # Custom getters compare the dtype with others.
@@ -278,7 +279,7 @@ def _check_defined(name: str, shape: Sequence[int | None] | None) -> None:
 
 
 def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer: Any) -> None:
-    """Add `regularizer(variable)` to the collection REGULARIZATION_LOSSES, unless it is None."""
+    """Add `regularizer(variable)`, unless None, to the collection REGULARIZATION_LOSSES."""
     if regularizer is None:
         return
     scope_name = f"{variable.op.name}/Regularizer/"

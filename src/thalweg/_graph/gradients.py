@@ -81,7 +81,7 @@ def _add_derivatives(
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
     """Add one operation for all gradients; return {source: gradient}; see `gradients`.
 
-    A source on which no target depends has no entry.
+    No entry is returned for a source on which no target depends, even if `zero` is True.
     """
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
@@ -246,9 +246,9 @@ def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: b
 def _find_uses(
     targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
 ) -> dict[SymbolicTensor, list[Operation | None]]:
-    """Return {tensor: list of operations that use the tensor}.
+    """Return {tensor: operations that use the tensor} for the tensors that gradients reach.
 
-    The keys are all tensors that gradients of the targets reach. The list of a target has None.
+    Gradients flow from `targets` back to `stops`. The list of a target also contains None.
     """
     uses: dict[SymbolicTensor, list[Operation | None]] = {}
     pending: list[tuple[SymbolicTensor, Operation | None]] = [
@@ -264,9 +264,9 @@ def _find_uses(
 
 
 def _find_conditional(uses: dict[SymbolicTensor, list[Operation | None]]) -> set[SymbolicTensor]:
-    """Return the tensors used by branches and loops, and all tensors from which they are computed.
+    """Return the inputs of branches and loops, and all tensors from which the inputs are computed.
 
-    A run may compute no gradient for these tensors, since it may skip a branch.
+    A run that skips a branch may compute no gradient for these tensors. `uses`: see `_find_uses`.
     """
     pending = [x for x, users in uses.items() if any(op and op.subgraphs for op in users)]
     reachable: set[SymbolicTensor] = set()

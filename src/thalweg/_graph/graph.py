@@ -37,9 +37,9 @@ class Graph(Nodes):
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Return a context manager in which calls of this thread add operations to this graph.
+        """Return a context manager in which this thread's calls add operations to this graph.
 
-        It switches to graph mode, even inside of `eagerly`, which switches to eager mode.
+        The block is in graph mode, even inside of `eagerly`, the context manager of eager mode.
         """
         lend_for_good()
         # An enclosing `eagerly` has no effect inside of the block.
@@ -64,10 +64,10 @@ class Graph(Nodes):
         name: str | None = None,
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
-        """Add an operation that calls `function`; return its outputs; see `recording.record`.
+        """Add an operation that calls `function`; return the outputs; see `recording.record`.
 
-        While a session runs an operation, compute at once: replace symbols among the arguments by
-        their values in the run, and return the result of `function`.
+        Inside an operation that a session runs, add nothing: replace symbolic arguments by their
+        values in the run, and return the result of `function`.
         """
         if thread.frames:
             parameters = mapped(resolve, (tuple(args), dict(kwargs or {})))

@@ -142,7 +142,7 @@ class Initializer:
         return self._make(shape, dtype or self.dtype, partition_info)
 
     def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
-        """Return the initial value of a tensor, or of a shard with its place in the whole."""
+        """Return an initial value; `info` is the position of a partitioned variable's part."""
         raise NotImplementedError
 
 
@@ -217,8 +217,8 @@ class RandomUniform(Initializer):
 class GlorotUniform(Initializer):
     """Initializer with uniform numbers in [-r, r), r = sqrt(6 / (inputs + outputs)).
 
-    (Glorot & Bengio 2010.) The last two dimensions count inputs and outputs; those before them
-    multiply both.
+    (Glorot & Bengio 2010.) Inputs and outputs are the sizes of the last two dimensions, multiplied
+    by the sizes of all earlier dimensions.
     """
 
     def __init__(self, seed: int | None = None, dtype: object = torch.float32) -> None:

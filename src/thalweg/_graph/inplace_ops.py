@@ -23,7 +23,7 @@ def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str,
     """Add the operation that calls an in-place tensor method on a variable.
 
     Args:
-        variable: A variable; the call is inside of `variable.graph.as_one()`.
+        variable: A variable. Call `write` inside of `variable.graph.as_one()`.
         name: The method's name, one of `nodes.IN_PLACE`.
         args, kwargs: Arguments of the method.
 

@@ -1,14 +1,13 @@
 """Calls of torch modules on symbolic tensors become one operation while a graph is being built.
 
-`torch.nn.Module.__call__` is replaced for this time. Without the replacement, the module's
-`forward` would run while the graph is built. It would make decisions that belong to a run (training
-or evaluation, branches on data), write to the module's buffers, and leave parameters without names.
-torch has no other place to intercept the call: `__torch_function__` and its modes see functions
-only, and hooks of modules, which are global, too, cannot skip `forward`. (torch.fx replaces
-`__call__` for the same reason.)
+`torch.nn.Module.__call__` is replaced while a graph is being built. Without the replacement, the
+module's `forward` would run now. `forward` would make decisions that belong to a run (training or
+evaluation, branches on data), write to the module's buffers, and leave parameters without names.
+torch has no other place to intercept the call. `__torch_function__` and its modes see functions
+only, and global hooks of modules cannot skip `forward`. (torch.fx replaces `__call__`, too.)
 
 The replacement acts in a thread that is building a graph, on calls that receive a symbolic tensor.
-It passes all other calls to the previous function.
+All other calls go to the previous function.
 """
 
 from __future__ import annotations

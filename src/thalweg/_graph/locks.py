@@ -1,8 +1,8 @@
 """Lock that many readers or one writer may hold.
 
 A `Holder` records the mode in which a thread holds the lock. The record and the lock's counters are
-set by successive statements, between which Python does not raise KeyboardInterrupt. So a thread
-that is interrupted anywhere can release what its holder records, and leaves nothing locked.
+set by successive statements, between which Python does not raise KeyboardInterrupt. So an
+interrupted thread can always release the mode that `Holder.lock` records.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class ReadWriteLock:
     def release(self, holder: Holder) -> None:
         """Release the lock in the mode `holder.lock`, if any, and set `holder.lock` to None.
 
-        A KeyboardInterrupt during the release is raised after it. If the call is interrupted before
-        its first statement, the lock is still held: call `release` again.
+        A KeyboardInterrupt during the release is raised at the end. After an interruption before
+        the first statement the lock is still held: call `release` again.
         """
         interruption: BaseException | None = None
         notified = False
@@ -108,10 +108,10 @@ class ReadWriteLock:
             raise interruption
 
     def renew(self, mode: str | None) -> int:
-        """Reset the lock in a forked child, where only the forking thread is left.
+        """Reset the lock in a forked child, which has only the forking thread.
 
-        `mode` is the mode in which the forking thread holds the lock, or None. Return the id of
-        another thread that held the lock exclusively, or 0.
+        `mode` is the mode in which this thread holds the lock, or None. Return the id of a lost
+        thread that held the lock exclusively, or 0.
         """
         lost_writer = self._writer if self._writing and mode != EXCLUSIVE else 0
         # New objects, since a lost thread may hold the guard.

@@ -1,8 +1,7 @@
 """Lock for calls of modules with tensors of a session, and repair of modules in forked children.
 
-torch's `functional_call` puts tensors into the module for the time of the call, where other threads
-would see them. A child that is forked meanwhile has the module in this state, without the thread
-that would put the module's own tensors back.
+During a call, torch's `functional_call` replaces the tensors of the module, also for other threads.
+A child that is forked during the call lacks the thread that puts the module's tensors back.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Calls(Lock):
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Save the parameters and buffers of a module, to restore them in a forked child.
 
-        If `is_outermost`, first drop the tensors saved by failed calls. The caller holds the lock.
+        The caller holds the lock. In an outermost call, first drop tensors saved by failed calls.
         """
         if is_outermost:
             self._pending_calls.clear()

@@ -86,7 +86,7 @@ def _call_functionally(
 def _call_on_copies(
     module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any
 ) -> Any:
-    """Call a module on copies of its inputs, because it writes to them in place."""
+    """Call a module with copies of the input tensors, because the module overwrites its inputs."""
     args, kwargs = mapped(_clone_tensor, (tuple(args), dict(kwargs)))
     return _call_functionally(module, weights, buffers, args, kwargs)
 
@@ -109,7 +109,7 @@ def _scope_path(name: str) -> str:
 def _find_sparse_weights(
     module: torch.nn.Module, weights: Mapping[str, GraphVariable]
 ) -> set[GraphVariable]:
-    """Return the variables of {parameter name: variable} that only sparse embeddings use."""
+    """Return the variables in `weights` that are used only by embeddings with `sparse=True`."""
     sparse: set[GraphVariable] = set()
     dense: set[GraphVariable] = set()
     for path, layer in module.named_modules(remove_duplicate=False):

@@ -96,7 +96,7 @@ class Operation:
         return tuple(tensor for tensor in self.inputs if tensor.is_differentiable())
 
     def run(self, feed_dict: object = None, session: object = None) -> None:
-        """Run the operation and its inputs in `session` or the default one.
+        """Run the operation and its inputs in `session`, by default in the default session.
 
         Raise InvalidArgumentError if there is no session.
         """
@@ -223,7 +223,7 @@ class SymbolicTensor(Operators):
         return self.dtype is None or self.dtype.is_floating_point or self.dtype.is_complex
 
     def eval(self, feed_dict: object = None, session: object = None) -> Any:
-        """Return the value in `session` or the default one, as `Session.run` returns it.
+        """Return the value in `session`, by default in the default session; see `Session.run`.
 
         Raise InvalidArgumentError if there is no session.
         """
@@ -304,7 +304,7 @@ class Nodes(Scopes, Collections, ABC):
 
     @abstractmethod
     def as_default(self) -> contextlib.AbstractContextManager[Nodes]:
-        """Return a context manager that makes this graph the default one of the thread."""
+        """Return a context manager that makes this graph the thread's default graph."""
 
     @abstractmethod
     def call(
@@ -371,10 +371,9 @@ class Nodes(Scopes, Collections, ABC):
         return element if isinstance(element, Operation) else element.op
 
     def symbol_of(self, item: object) -> Any:
-        """Return the symbolic object of `item`: the result of TensorFlow's `_as_graph_element`.
+        """Return `item._as_graph_element()`, TensorFlow's method for the symbolic object of `item`.
 
-        The method is called once per graph and object. An object without the method is returned
-        unchanged.
+        The result is cached for each object. Return an object without the method unchanged.
         """
         find = getattr(type(item), "_as_graph_element", None)
         if find is None:

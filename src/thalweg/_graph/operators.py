@@ -119,7 +119,7 @@ class Operators(Symbolic):
         """Return a function that records a call of the method `name` of `torch.Tensor`.
 
         If `name` is not a method, record a read of the attribute, and return the new tensor. Raise
-        AttributeError if `torch.Tensor` lacks `name`, or if it cannot be recorded.
+        AttributeError if `torch.Tensor` lacks `name`, or if `name` cannot be recorded.
         """
         # `copy`, `pickle` and `hasattr` ask for such names, partly before `__init__` has run.
         if name.startswith("_") or name == "op":

@@ -135,8 +135,8 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
     """Return `value` as a symbolic tensor, or in eager mode as a torch tensor.
 
     Args:
-        value: A symbolic tensor, slices, a torch parameter, an object with `_as_graph_element`, an
-            argument of `to_tensor`, or a list of symbolic tensors and values of one shape.
+        value: A symbolic tensor, slices, a torch parameter, an object with `_as_graph_element`, or
+            an argument of `to_tensor`. Also a list of symbolic tensors and values of one shape.
         dtype: Optional; an eager tensor of another dtype is converted.
 
     Raises:

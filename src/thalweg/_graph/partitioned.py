@@ -282,9 +282,9 @@ def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSlic
 
 
 def _initializer_of_part(initializer: Any, info: SaveSliceInfo, kind: torch.dtype) -> Any:
-    """Return `initializer` with `partition_info=info` bound, if it accepts this argument.
+    """Return `initializer`, with `partition_info=info` bound if it accepts this argument.
 
-    None means Glorot's uniform distribution for floats, and zeros for other dtypes.
+    For None return an initializer: Glorot's uniform distribution for floats, else zeros.
     """
     if isinstance(initializer, type):
         initializer = initializer()

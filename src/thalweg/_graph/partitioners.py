@@ -49,8 +49,8 @@ def variable_axis_size_partitioner(
     """Return a function: `partition(shape, dtype)` divides an axis into parts of limited size.
 
     Args:
-        max_shard_bytes: Maximum size of a part in bytes, at least 1. It may be exceeded by a part
-            of a single index along the axis, and because of `max_shards`.
+        max_shard_bytes: Maximum size of a part in bytes, at least 1. Parts are larger if one
+            index along the axis needs more bytes, or if `max_shards` forbids more parts.
         axis: Axis that is divided.
         bytes_per_string_element: Ignored: there are no variables of strings.
         max_shards: Optional. Maximum number of parts.

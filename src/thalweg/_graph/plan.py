@@ -35,7 +35,7 @@ Fed = frozenset[SymbolicTensor]
 
 @dataclass
 class Result:
-    """Output of a step, with its later uses."""
+    """Output of a step, with the later uses of the output."""
 
     tensor: SymbolicTensor
     # Index among the leaves of the function's result.
@@ -113,10 +113,10 @@ class RunPlan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Report an error to ranks that wait for an operation which this run does not reach.
+        """Report a run's error to other ranks that wait in the run's next collective operation.
 
-        Call `abandoned(error)` of the first operation with this callback after the step `failed`,
-        or of all steps if it is None. Do nothing if the failed operation itself has the callback.
+        This is the first operation with a callback `abandoned`, from the step `failed` on; None
+        searches all steps. Call `abandoned(error)`, but not if this operation itself failed.
         """
         is_unreached = failed is None
         for step in (member for _, segment in self.segments for member in segment):
@@ -197,9 +197,9 @@ def _plan_block(
     Args:
         fetches: The outputs of the plan.
         fed: The tensors whose values are fed to the run.
-        parameters: Tensors with values from outside: for a run `fed`, for a body its arguments.
+        parameters: The fed tensors of a run, or the arguments of a body.
         derivatives: The gradient operations of the whole run.
-        first, final: Additional steps for the beginning and the end.
+        first, final: Additional steps at the beginning and at the end.
     """
     operations = _sort_operations(_find_needed(fetches, fed), fed)
     steps = [
@@ -233,10 +233,10 @@ def _plan_block(
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
-    """Return `steps` with additional steps around each unit (update), so that it can be undone.
+    """Return `steps` with an additional step before and after each unit (update).
 
-    The step before a unit records the values of variables; the step after it drops the record. In
-    place, set the lock of all steps from a unit's first to its last step to `EXCLUSIVE`.
+    The step before a unit saves values of variables, so that an error can undo the unit. The step
+    after the unit drops the saved values. In place, set `lock` of a unit's steps to `EXCLUSIVE`.
     """
     members: dict[Unit, list[int]] = {}
     for index, step in enumerate(steps):
@@ -321,8 +321,8 @@ def _find_needed(
 ) -> set[Operation]:
     """Return the operations on which `fetches` depend, within their branch or loop body.
 
-    With `nested`, include operations inside and outside of the body. Raise InvalidArgumentError if
-    a placeholder among the operations is not fed.
+    With `nested`, include the operations of all other bodies, and of no body. Raise
+    InvalidArgumentError if a placeholder among the operations is not fed.
     """
     stack = [x if isinstance(x, Operation) else x.op for x in fetches if x not in fed]
     operations: set[Operation] = set()
@@ -429,9 +429,9 @@ def _record_uses(
     fed: Fed,
     sources: set[SymbolicTensor],
 ) -> None:
-    """Record the later uses of each result in the steps, in place, and drop unused results.
+    """Set `results`, `dead_tensors` and `plain` of each step, in place.
 
-    Set `dead_tensors` and `plain` of each step, and the fields of its `results`.
+    Each result records the steps and fetches that use it later. Results without a use are dropped.
 
     Args:
         steps: All steps, in the order of the run.
@@ -466,8 +466,8 @@ def _record_uses(
 def _split_by_lock(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
     """Return (lock mode or None, consecutive steps with this mode) pairs, in order.
 
-    If a write comes before the last gradient, all steps up to this gradient have the mode
-    `EXCLUSIVE`. A module that updates buffers counts like a gradient.
+    If a write precedes the last gradient, `SHARED` becomes `EXCLUSIVE` in all steps up to this
+    gradient. A module that updates buffers counts like a gradient.
     """
     # Between two segments other threads may write, also to tensors saved by autograd.
     locks = [step.lock for step in steps]

@@ -38,9 +38,9 @@ def record(
 ) -> Any:
     """Add an operation that calls `function`; return symbolic outputs in the result's structure.
 
-    A result that is not a tensor, such as a number of dimensions, is a plain value. Without tensors
-    in the result, no operation is added. `sparse_flows` are inputs whose gradients have rows only
-    (`IndexedSlices`). `stateful` is True for a module that updates buffers.
+    A result that is not a tensor, such as a number of dimensions, is returned unchanged. If no
+    result is a tensor, no operation is added. `sparse_flows` are inputs whose gradients are
+    `IndexedSlices`. `stateful` is True for a module that updates buffers.
 
     Raises:
         InvalidArgumentError: Shapes do not fit together, or a tensor is of another graph.

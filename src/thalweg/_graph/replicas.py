@@ -1,4 +1,4 @@
-"""Collective operations of replicas in a graph. Ranks build equal graphs and run them alike."""
+"""Collective operations in graphs. All ranks build equal graphs and make equal runs."""
 
 from __future__ import annotations
 

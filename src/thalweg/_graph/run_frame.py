@@ -24,7 +24,7 @@ _LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
 class RunFrame(Protocol):
-    """Interface that a frame needs of its session.
+    """Interface of a session, as used by `Frame`.
 
     Attributes:
         values: The values of the session's variables.
@@ -65,7 +65,7 @@ class Frame(dict[SymbolicTensor, Any]):
         self.undo: dict[Unit, Iterator[object]] = {}
 
     def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
-        """Return the session's tensor of a variable, or compute another tensor; cache both."""
+        """Return and cache the session's tensor of a variable, or the value of another tensor."""
         if isinstance(tensor, GraphVariable):
             # The checks of `session.leaf`, without its calls; it raises if they fail.
             leaf = self.session.values.leaf_by_variable.get(tensor)

@@ -34,7 +34,7 @@ class Block:
         self.outer = outer
 
     def can_use(self, source: Block | None) -> bool:
-        """Return True if `source` is this block or encloses it, so that its results can be used."""
+        """Return True if `source` is this block or an enclosing block: its results are usable."""
         block: Block | None = self
         while block is not None and block is not source:
             block = block.outer
@@ -165,7 +165,7 @@ class Scopes:
     def as_one(self, is_one: bool = True) -> Iterator[None]:
         """Return a context manager in which new operations form one unit.
 
-        They join an enclosing unit of the same block. With `is_one=False` they are in no unit.
+        An enclosing unit of the current block is extended. `is_one=False` leaves the unit.
         """
         outer_unit = self._position.unit
         joins = outer_unit is not None and outer_unit.block is self.block

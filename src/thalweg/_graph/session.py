@@ -40,7 +40,7 @@ class Session:
         graph: By default the default graph.
         config: Ignored.
 
-    A run reads variables before it updates them, unless control dependencies or data require
+    A run reads variables before updates, unless control dependencies or data require
     another order. So a resource variable fetched beside a training operation has the value from
     before the step; any other variable has the value after the step. Several threads may call
     `run` at once: pure operations run at the same time, and updates run alone.
@@ -65,7 +65,7 @@ class Session:
         on_fork(self, Session._forget_after_fork)
 
     def _forget_after_fork(self) -> None:
-        """Reset the lock in a forked child; drop all values if another thread was updating any."""
+        """Reset the lock in a forked child; drop all values if another thread was writing some."""
         lost_writer = self._lock.renew(self._held_lock())
         if lost_writer:
             # Optimizers in that thread's run need no mark: all their writes are dropped here.
@@ -128,7 +128,7 @@ class Session:
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
     def _abandon_waiting(self, requests: tuple[object, ...], error: BaseException) -> None:
-        """Report the error of a run that cannot begin to others that wait for its operations."""
+        """Report the error of a run that cannot begin to ranks that wait for its operations."""
         operations = self.graph.get_operations()
         if any(op.abandoned is not None for op in operations):
             # As if all placeholders were fed, since planning raises for a missing feed.
@@ -172,7 +172,7 @@ class Session:
     def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
         """Run a plan in `frame`; return a list with `export(value)` of each fetch.
 
-        This may change torch's gradient mode, which the caller restores.
+        The gradient mode of torch may be changed; the caller restores the mode.
         """
         if not plan.overwrites:
             return self._carry_out(plan, frame, export)
@@ -184,7 +184,7 @@ class Session:
     def _carry_out(
         self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
     ) -> list[object]:
-        """Run a plan's segments, each under its lock if this thread lacks it; see `carry_out`."""
+        """Run a plan's segments, each under the segment's lock unless this thread has the lock."""
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
@@ -200,7 +200,7 @@ class Session:
         return results
 
     def _joins_outer_run(self, plan: RunPlan) -> bool:
-        """Return True if an operation of this thread, under a held lock, started this run."""
+        """Return True if an operation of an outer run, which holds the lock, started this run."""
         held_mode = self._held_lock()
         if held_mode == SHARED and plan.writes:
             raise FailedPreconditionError(
@@ -291,7 +291,7 @@ class Session:
     def resource(self, key: object, make: Callable[[], object]) -> Any:
         """Return the object stored under `key`; the first call creates it with `make()`.
 
-        `Session.close` calls the object's method `close`, which must end all waits for it.
+        `Session.close` calls the object's method `close`, which must end all waits for the object.
         """
         with self._opening:
             self._check_open()
@@ -376,7 +376,7 @@ class Session:
 
 
 class InteractiveSession(Session):
-    """A session that is the default one from its construction until it is closed."""
+    """Session that is the default session from construction to `close`."""
 
     def __init__(self, target: str = "", graph: Nodes | None = None, config: object = None) -> None:
         super().__init__(target, graph, config)

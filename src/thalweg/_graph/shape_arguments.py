@@ -51,7 +51,7 @@ def ints(shape: Any) -> tuple[int, ...]:
 
 
 def known_sizes(shape: object) -> list[int | None] | None:
-    """Return the numbers in a shape, None for unknown numbers; None if their count is unknown."""
+    """Return a list of sizes, None for each unknown size; return None if the rank is unknown."""
     with eagerly(), no_grad():
         try:
             trials = [_trial_sizes(shape, _Trial(size)) for size in _TRIALS]
@@ -77,14 +77,14 @@ def _trial_sizes(nest: object, trial: _Trial) -> list[int]:
 
 
 class _Trial(dict[SymbolicTensor, Any]):
-    """Dict {integer tensor: value in a trial}; `size` replaces each unknown number."""
+    """Dict {integer tensor: value in a trial}; an unknown number has the value `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
-        """Compute and store a tensor's value; raise InvalidArgumentError if this is impossible."""
+        """Compute and store a tensor's value; raise InvalidArgumentError if it is not a size."""
         op = tensor.op
         if op.type == "Shape":
             tensor_value = torch.tensor(

@@ -30,7 +30,7 @@ _REFLECTED = frozenset(("radd", "rsub", "rmul", "rdiv", "rtruediv", "rfloordiv",
 
 
 class TorchCall(NamedTuple):
-    """Call of a torch function: its name, and the shapes of its tensors in order."""
+    """Name of a called torch function, and shapes of the tensor arguments in order."""
 
     name: str
     shapes: Sequence[Sizes]
@@ -66,9 +66,9 @@ class Failure(TorchFunctionMode):
 
 
 def describe_misfit(calls: Sequence[TorchCall]) -> str:
-    """Return why a function fails in each run, or "" if it may succeed in a run.
+    """Return why a function fails in each run; return "" if it may succeed in a run.
 
-    `calls` has the failed torch call of each trial.
+    `calls` has one failed torch call for each trial.
     """
     first = calls[0]
     ranks = [[len(shape) for shape in call.shapes] for call in calls]
@@ -111,7 +111,7 @@ def _explain_product_error(lhs: Sizes, rhs: Sizes) -> str:
 
 
 def _describe_unequal_sizes(lhs: Sizes, i: int, rhs: Sizes, j: int) -> str:
-    """Return a text about `left[i]` and `right[j]` if both are known and differ, else ""."""
+    """Return a text if `lhs[i]` and `rhs[j]` are known and differ, else ""."""
     if not lhs or not rhs or None in (lhs[i], rhs[j]) or lhs[i] == rhs[j]:
         return ""
     return f"{lhs} and {rhs} do not fit together: {lhs[i]} is not {rhs[j]}."

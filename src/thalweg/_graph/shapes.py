@@ -41,7 +41,7 @@ class Output:
 
     Attributes:
         dtype: A torch dtype, or None.
-        shape: Sizes, None for unknown ones; or None where their number is unknown.
+        shape: Sizes, with None for an unknown size. None if the rank is unknown.
         flows: The inputs that a gradient of this output reaches; None stands for all.
     """
 
@@ -108,9 +108,10 @@ def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
 
 
 def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: str) -> object:
-    """Return the outputs of trials with 1 or a known size for unknown sizes, which may broadcast.
+    """Return the common outputs of trials whose unknown sizes are 1 or a known size of an input.
 
-    Return None if no trial succeeds, or if a result contains other objects than tensors.
+    With these sizes inputs may broadcast. Return None if all trials fail, or if a result contains
+    other objects than tensors.
     """
     results, valid_results = [], []
     for size in _known_sizes(inputs):
@@ -177,9 +178,9 @@ def _run_trial(
     rank: int = 0,
     watch: contextlib.AbstractContextManager[object] | None = None,
 ) -> object:
-    """Run one trial; return the result with an `Output` in place of each tensor.
+    """Call `function` on meta tensors; return the result with an `Output` in place of each tensor.
 
-    Unknown sizes are `size`, unknown ranks `rank`. `watch` is a context manager for the call.
+    `size` and `rank` replace unknown sizes and ranks. `watch` is a context manager for the call.
     """
     trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
 
@@ -249,9 +250,9 @@ def _merge_trials(results: Sequence[object], name: str) -> object:
 
 
 def _merge_outputs(first: object, trial: object, name: str) -> object:
-    """Return an `Output` with the sizes that are equal in two trials; other sizes are None.
+    """Return an `Output` with the sizes that are equal in two trials; each other size is None.
 
-    Return other objects unchanged; raise InvalidTypeError if they differ between the trials.
+    Return a `first` that is not an `Output`; raise InvalidTypeError if it differs from `trial`.
     """
     if not isinstance(first, Output):
         if first is not trial and first != trial:
@@ -273,10 +274,10 @@ def _common_sizes(
 
 
 def _infer_dtypes(run_trial: Trial, inputs: Sequence[SymbolicTensor]) -> object:
-    """Return the outputs with dtypes but unknown shapes, if an input has an unknown rank.
+    """Return outputs with dtypes but unknown shapes, for inputs of unknown rank.
 
-    Trials assume several ranks. An output has the shape () if at least three trials succeed and all
-    agree. Return None if all trials fail, or if a result contains other objects than tensors.
+    Trials assume several ranks. A shape is () if at least three trials succeed and all return ().
+    Return None if all trials fail, or if a result contains other objects than tensors.
     """
     results = []
     for size in (_SIZES[0], *_known_sizes(inputs)):

@@ -43,7 +43,7 @@ class SaveSliceInfo:
 
 
 def mark_slice_like(slot: Any, primary: Any) -> None:
-    """Set the position of a slot, in place, if `primary` is a part of the same shape."""
+    """Set the position of `slot` in place, if `primary` is a part and has the shape of `slot`."""
     info = getattr(primary, "_save_slice_info", None)
     if info is None or slot.shape != primary.shape:
         return

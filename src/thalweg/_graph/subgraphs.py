@@ -1,13 +1,13 @@
 """Branches and loops: an operation that runs *bodies*, which are parts of its graph.
 
-A body is the function of a branch or loop. It is called once, when the graph is built; a `Subgraph`
-holds the operations that it adds. They are ordinary nodes of a separate block, which only the
-operation of the branch or loop runs. This operation has the outer tensors used in the block as
-inputs, so that they are computed first. Its function receives each body as a Python function
-(`plan.SubgraphRun`), which runs the steps and returns the values. A conditional is then
+A body is the function of a branch or loop. A body is called once, when the graph is built. The
+added operations are the nodes of a separate block, a `Subgraph`. Only the operation of the branch
+or loop runs the block. Outer tensors that the block uses are inputs of the operation, and are
+computed first. The operation's function receives each body as a Python function,
+`plan.SubgraphRun`, which runs the steps and returns the values. A conditional is then
 `then() if pred else otherwise()`, a loop is `while`, and autograd records the executed steps.
 
-Variables that a body creates are outside of its block, since all runs share them.
+A variable that a body creates is outside of the block, since all runs share variables.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from thalweg.errors import InvalidTypeError
 def trace_block(
     graph: Nodes, function: Callable[..., object], parameters: Iterable[Output] = ()
 ) -> Subgraph:
-    """Call `function` with one new symbolic tensor per parameter; return its body as a `Subgraph`.
+    """Call `function` on one new symbolic tensor per parameter; return the `Subgraph` of the call.
 
-    The function may return numbers, tensors, slices, operations, and nested lists of these. For an
-    operation, the result is a tensor that is True when the operation is done. Raise
-    InvalidTypeError if the function returns None, or an object that is not convertible.
+    `function` returns numbers, tensors, slices, operations, or nested lists of these. An operation
+    becomes a tensor that is True after the operation. Raise InvalidTypeError if `function` returns
+    None, or an object that is not convertible.
     """
     block = Block(graph.block)
     with graph.build_inside(block):
@@ -52,10 +52,10 @@ def trace_block(
 
 
 def _block_result(graph: Nodes, leaf: object) -> object:
-    """Return one result of a body as a new tensor of the current block, or as slices of one.
+    """Return a result of a body as a new tensor of the current block; slices remain slices.
 
-    For an operation, return a constant True that is computed after the operation. `leaf` may also
-    be a number, a tensor or slices.
+    `leaf` is a number, a tensor, slices or an operation. For an operation, return a constant True
+    that is computed after the operation.
     """
     if isinstance(leaf, Operation):
         with graph.control_dependencies([leaf]):
@@ -72,11 +72,11 @@ def run_by(
     outputs: Sequence[Output],
     name: str,
 ) -> list[SymbolicTensor]:
-    """Add the operation of a branch or loop; return its outputs.
+    """Add the operation of a branch or loop; return the operation's outputs.
 
     Args:
         function: `function(*bodies, *values)` returns a list with each output's value. `bodies` are
-            functions that run `subgraphs`; `values` are those of `arguments`.
+            functions that run `subgraphs`; `values` are the arguments' values.
         subgraphs: Results of `trace_block`.
         arguments: Nested lists, tuples and dicts of symbolic tensors and plain objects.
         outputs: Static description of each output.
@@ -109,7 +109,7 @@ def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
 
 
 def operations_of(subgraph: Subgraph) -> list[Operation]:
-    """Return the operations of a body on which its results depend."""
+    """Return the operations of a body on which the results of the body depend."""
     needed_ops: dict[Operation, None] = {}
     pending = [x.op for x in subgraph.results]
     while pending:
@@ -121,7 +121,7 @@ def operations_of(subgraph: Subgraph) -> list[Operation]:
 
 
 def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[SymbolicTensor]:
-    """Return the tensors outside of a body that gradients of `results`, inside of it, reach."""
+    """Return the tensors outside of a body to which gradients of `results`, of the body, flow."""
     reachable: dict[SymbolicTensor, None] = {}
     pending = list(results)
     while pending:
@@ -134,7 +134,7 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
-    """Return the `Output` with the dtype and the common sizes of several tensors.
+    """Return an `Output` with `flows`, the dtype and the common sizes of several tensors.
 
     Raise InvalidTypeError if the dtypes differ.
     """

@@ -1,6 +1,6 @@
 """Hooks of optimizers that are called once, while a graph is built, as in TensorFlow.
 
-The hooks add ordinary operations. Sessions run these as one update, a `Unit` of the graph.
+The hooks add ordinary operations. A session runs the operations as one update, a `Unit`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def gradient_symbol(grad: object) -> Any:
 
 
 def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> Any:
-    """Call a hook that updates `var`; return the operation of the update.
+    """Call `hook()`, which updates `var`; return the operation of the update.
 
-    `hook()` adds operations; if it returns None, the updates among them are grouped. If `var` has a
+    If `hook()` returns None, return a group of the updates that the hook added. If `var` has a
     constraint, return the operation that applies the constraint. `owner` is the optimizer.
     """
     graph = var.graph

@@ -102,9 +102,9 @@ def make_variable(
 
     Args:
         initial_value: As in `Variable`; but a function without arguments is called when a session
-            initializes the variable. It may read other variables of the session by `resolve`.
+            initializes the variable. The function may read variables with `resolve`.
         name: The whole name, outside of all name scopes; made unique.
-        like: Optional. A tensor with the graph, and with the shape and dtype of a function's value.
+        like: Optional. A tensor of the graph, with the shape and dtype of a function's result.
         trainable: True to add the variable to TRAINABLE_VARIABLES.
         collections: By default GLOBAL_VARIABLES.
         dtype: Optional; converts the initial value.

@@ -167,8 +167,8 @@ def variable_scope(
         caching_device: Ignored.
         partitioner: Optional; the default of `get_variable`.
         custom_getter: Optional. `get_variable` returns `custom_getter(getter, name, ...)`.
-            `getter(name, ...)` finds or creates a variable; it calls the custom getter of the outer
-            scope, if there is one.
+            `getter(name, ...)` finds or creates a variable, by the custom getter of the outer scope
+            if there is one.
         reuse: True, AUTO_REUSE, or None to inherit the outer scope's value.
         auxiliary_name_scope: True to open a name scope, too.
 

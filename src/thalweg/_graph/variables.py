@@ -46,11 +46,11 @@ from thalweg.variable import Variable as EagerVariable
 class GraphVariable(SymbolicTensor, SymbolicVariable):
     """Variable of a graph; each session that initializes it has a separate value.
 
-    An operation that takes the variable reads it when it runs. Created by `Variable`,
-    `get_variable` and `make_variable`.
+    An operation with this input reads the variable when the operation runs. Created by
+    `Variable`, `get_variable` and `make_variable`.
 
     Attributes:
-        trainable: True if it is in the collection of variables that `minimize` trains.
+        trainable: True if `minimize` trains the variable by default.
         constraint: A function that an optimizer applies after each update, or None.
         initial_value: A symbolic tensor.
         initializer: The operation that gives the variable its initial value.
@@ -97,7 +97,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """Return a tensor; computing it in a run sets the variable, and gives the new value.
+        """Return a tensor: a run of the tensor sets the variable, and returns the new value.
 
         The assignment also initializes the variable in a session.
 
@@ -201,7 +201,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return op.outputs[0]
 
     def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
-        """Return a value to assign as a tensor; raise if its dtype or shape does not fit."""
+        """Convert `value` to a tensor for an assignment; raise if dtype or shape does not fit."""
         if isinstance(value, SymbolicSlices):
             value = value.source
         if not isinstance(value, SymbolicTensor):
@@ -250,7 +250,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
-        """Return a new slot of this variable; a session's initialization calls `initial()`."""
+        """Return a new slot of this variable; a session initializes the slot with `initial()`."""
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
         slot = create_variable(
             self.graph,
@@ -272,7 +272,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
-        """Return a tensor; computing it in a run adds 1 to the variable, and gives the old value.
+        """Return a tensor: a run of the tensor adds 1 to the variable, and returns the old value.
 
         Raise OutOfRangeError in a run if the variable has reached `limit`.
         """
@@ -317,7 +317,7 @@ def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
 def scatter_node(
     var: GraphVariable, indices: object, updates: object, update: str, name: str
 ) -> Any:
-    """Return a tensor; computing it in a run changes rows of `var` and gives the new value.
+    """Return a tensor: a run of the tensor changes rows of `var`, and returns the new value.
 
     While a session runs an operation, change the rows at once, and return the session's tensor.
     `update` is one of the updates of `_base.scatter.scatter`, such as "add".
@@ -358,7 +358,7 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _check_known(grad: object, var: GraphVariable) -> None:
-    """Raise an error if the known dtype or shape of a gradient does not fit its variable."""
+    """Raise an error if the known dtype or shape of a gradient does not fit the variable."""
     dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", UNKNOWN)
     if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
         raise InvalidTypeError(
@@ -407,8 +407,8 @@ def create_variable(
 ) -> GraphVariable:
     """Create a variable of a graph; see `Variable` and `make_variable` for the arguments.
 
-    If `initial_value` is a function, it is called now; its result is the initial value. If
-    `deferred` describes the result, the function is called in each run that initializes instead.
+    If `initial_value` is a function, call it now; the result is the initial value. If `deferred`
+    describes the result, each run that initializes the variable calls the function instead.
     """
     variable_dtype = None if dtype is None else as_dtype(dtype)
     check_constraint(constraint)
@@ -463,7 +463,7 @@ def _symbolic_start(
 def _collect_variable(
     graph: Nodes, variable: GraphVariable, collections: Iterable[str] | None
 ) -> None:
-    """Add a variable to its collections, by default the global ones, and the trainable ones."""
+    """Add a variable to `collections`; add a trainable variable to TRAINABLE_VARIABLES, too."""
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     if variable.trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
         keys.append(GraphKeys.TRAINABLE_VARIABLES)
@@ -498,7 +498,7 @@ def needs_arguments(function: Callable[..., object]) -> bool:
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
     """Replace `variable.initial_value` by `start`, and `variable.initializer` by a new operation.
 
-    The former initializer is unchanged: it assigns the former initial value.
+    The former initializer still assigns the former initial value.
     """
     variable.initializer = add(
         variable.graph,

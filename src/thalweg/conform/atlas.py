@@ -48,12 +48,12 @@ class Cell:
     difference: float | None = None
     way: str = ""
     step: int | None = None
-    closed_by: list[str] = field(default_factory=list)
+    closed_by: list[str] = field(default_factory=list[str])
     tried: int = 0
     note: str = ""
     command: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    group: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    group: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Atlas:
     rows: list[AtlasRow]
     seconds: float
     steps: int = 0
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict[str, str])
 
     def list_cells(self) -> Iterator[tuple[AtlasRow, Column, Cell]]:
         """Yield the row, column and cell of each class that a package has."""

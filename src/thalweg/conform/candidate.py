@@ -30,8 +30,8 @@ class Candidate:
 
     make: Callable[..., Any]
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    group: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    group: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def with_arguments(self, **arguments: object) -> Candidate:
         """Return a copy with further arguments; raise ConformError if one does not exist."""
@@ -116,7 +116,7 @@ def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
     }
 
 
-def _is_like(argument: object, default: object) -> bool:
+def _is_like(argument: Any, default: Any) -> bool:
     """Return True if an argument has the type of a default: bool, number, or tuple of equal length.
 
     A number also fits the default None, and an argument without a default.
@@ -126,6 +126,6 @@ def _is_like(argument: object, default: object) -> bool:
     if isinstance(argument, int | float):
         # None often stands for a number, and `Parameter.empty` for a required argument.
         return not isinstance(default, str | tuple | list)
-    if isinstance(argument, tuple | list):
-        return isinstance(default, tuple | list) and len(argument) == len(default)
+    if isinstance(argument, tuple | list) and isinstance(default, tuple | list):
+        return len(argument) == len(default)  # pyright: ignore[reportUnknownArgumentType]
     return False

@@ -1,5 +1,7 @@
 """Comparison of two optimizers over the same gradients."""
 
+# torch does not annotate `norm`.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -72,8 +74,8 @@ class Outcome:
     theirs: dict[str, Any]
     ours: dict[str, Any]
     parting: Divergence | None = None
-    closed_by: list[str] = field(default_factory=list)
-    tried: list[str] = field(default_factory=list)
+    closed_by: list[str] = field(default_factory=list[str])
+    tried: list[str] = field(default_factory=list[str])
 
     @property
     def agrees(self) -> bool:

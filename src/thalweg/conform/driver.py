@@ -1,5 +1,7 @@
 """Execution of a torch-style optimizer on fixed gradients."""
 
+# torch does not annotate all of its random functions.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import warnings

@@ -84,8 +84,10 @@ def detach(optimizer: Any) -> None:
     with innermost._locked():
         if innermost._recorder is None:
             raise FailedPreconditionError(f"{_title(innermost)} is not measured.")
-        innermost._recorder.settle()
-        vars(innermost).pop("_recorder").config.detach()
+        recorder = innermost._recorder
+        recorder.settle()
+        vars(innermost).pop("_recorder")  # pyright: ignore[reportUnknownMemberType]
+        recorder.config.detach()
 
 
 def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
@@ -147,7 +149,7 @@ def find_optimizer(optimizer: Any) -> Any:
         if not isinstance(candidate, SlotOptimizer):
             candidate = getattr(candidate, name, candidate)
     if isinstance(candidate, SlotOptimizer):
-        return candidate._innermost()
+        return candidate._innermost()  # pyright: ignore[reportPrivateUsage]
     is_torchs = isinstance(optimizer, torch.optim.Optimizer)
     suggestion = f" Steps of thalweg.optim's are measured if you {_MAKE}." if is_torchs else ""
     raise InvalidTypeError(

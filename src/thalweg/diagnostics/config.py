@@ -77,7 +77,7 @@ class Diagnostics:
             raise InvalidTypeError(f"every must be an integer from 1 on, not {show_value(every)}.")
         if every < 1:
             raise InvalidArgumentError(f"every must be 1 or more, not {every}.")
-        if isinstance(sinks, str | bytes) or not isinstance(sinks, Iterable):
+        if isinstance(sinks, str | bytes) or not isinstance(sinks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTypeError(f"sinks must be a list of sinks, not {show_value(sinks)}.")
         self.every = every
         self.sinks: list[SinkLike] = []

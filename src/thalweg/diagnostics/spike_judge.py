@@ -267,7 +267,7 @@ class SpikeJudge:
         """
         first = warning.step
         copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]
-        step, restore = copies[0] if action == "rollback" and copies else (first, list)
+        step, restore = copies[0] if action == "rollback" and copies else (first, list[Call])
         if calls := restore():
             first = step
             # The copy is of the state before the next step, too.

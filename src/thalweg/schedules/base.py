@@ -178,11 +178,11 @@ def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
     return [as_scalar(operand, dtype) for operand in (rate, *numbers)]
 
 
-def _leaves(nest: object) -> Iterator[object]:
+def _leaves(nest: Any) -> Iterator[object]:
     """Return the leaves of nested lists, tuples and dicts."""
     if isinstance(nest, list | tuple | dict):
-        for item in nest.values() if isinstance(nest, dict) else nest:
-            yield from _leaves(item)
+        for item in nest.values() if isinstance(nest, dict) else nest:  # pyright: ignore
+            yield from _leaves(item)  # pyright: ignore[reportUnknownArgumentType]
     else:
         yield nest
 
@@ -198,4 +198,4 @@ def _as_tensor(step: Step) -> torch.Tensor:
         return step
     if type(step) is float:
         return torch.tensor(step, dtype=torch.float32, device="cpu")
-    return torch.from_numpy(np.array(step))
+    return torch.from_numpy(np.array(step))  # pyright: ignore[reportUnknownMemberType]

@@ -48,8 +48,8 @@ class PolynomialDecay(FormulaSchedule):
     name: str | None = None
 
     def formula(self, step: Step) -> Scalar:
-        rate, *scalars = as_scalars(
+        scalars = as_scalars(
             self.initial_learning_rate, step, self.decay_steps, self.end_learning_rate, self.power
         )
-        cycle = as_operand(self.decay_steps, type(rate)) if self.cycle else None
-        return formulas.polynomial(rate, *scalars, cycle=cycle)
+        cycle = as_operand(self.decay_steps, scalars[0].dtype.type) if self.cycle else None
+        return formulas.polynomial(*scalars, cycle=cycle)

@@ -135,8 +135,8 @@ def not_provided(
 ) -> AttributeError:
     """Return the AttributeError for a name that a package lacks; the caller raises the error.
 
-    The message has the name's replacement. If there is none, it has a similar existing name. If
-    there is no similar name, it has `default_hint`.
+    The message suggests the name's replacement, or else a similar existing name, or else
+    `default_hint`.
 
     Args:
         facade: The module that users import.

@@ -1,7 +1,7 @@
 """Implementation of the functions of `training_ops` by update rules.
 
-A kernel updates one variable and its slots. Its scalars are arguments, converted once to the
-variable's dtype. Slots are tensors of the variable's shape.
+A kernel updates one variable and its slots. Scalar arguments are converted once to
+the variable's dtype. Slots are tensors of the variable's shape.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
 
 
 def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
-    """Raise InvalidTypeError unless the variable and its slots are tensors of one dtype."""
+    """Raise InvalidTypeError unless `var` and `slots` are tensors of one dtype."""
     for tensor in (var, *slots):
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"{name}() updates tensors in place, not {show_value(tensor)}.")
@@ -225,5 +225,5 @@ def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
 # Compiled kernels are cached by the rule object, so there must be one for each rule.
 @cache
 def _as_sparse_rule(rule: Rule) -> Rule:
-    """Return the rule of sparse kernels: repeated rows in turn, other rows unchanged."""
+    """Return a rule that applies repeated rows one by one; other rows are unchanged."""
     return replace(rule, duplicates="successive", update_untouched=None)

@@ -60,8 +60,8 @@ def capture_hypers(
 ) -> Captured:
     """Return the `Captured` hyperparameters of an optimizer; add operations that read them.
 
-    `values_by_function` is {name: result} of callable hyperparameters. `dtypes` are those of the
-    variables: a schedule with symbolic attributes is evaluated in the compute dtype of each.
+    `values_by_function` is {name: result} of callable hyperparameters. `dtypes` are the
+    variables' dtypes. A schedule with symbolic attributes is evaluated in each compute dtype.
     """
     fixed = optimizer._hyper.all_of(values_by_function)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}

@@ -40,7 +40,7 @@ def use_session(session: object) -> None:
 
 
 def values(symbols: Sequence[object]) -> list[Any]:
-    """Return the values of symbols as arrays, all from one run of their Keras session."""
+    """Return the values of symbolic tensors as arrays, all from one run of the Keras session."""
     return _session_of(symbols[0], "read").run(list(symbols))
 
 

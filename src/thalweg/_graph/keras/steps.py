@@ -63,9 +63,9 @@ def apply_gradients(
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
     """Return the `Operation` that takes one optimizer step in each run.
 
-    A run calls the eager optimizer. But if hooks are overridden, they are called now, and their
-    operations form the step. `aggregates` is True to sum gradients over replicas. Without pairs,
-    the operation does nothing.
+    A run calls the eager optimizer. If the optimizer overrides hooks, call the hooks now instead;
+    the step consists of the operations that they add. `aggregates` is True to sum gradients over
+    replicas. Without pairs, the operation does nothing.
     """
     if not grads_and_vars:
         return _add_empty_step(optimizer)

@@ -159,13 +159,13 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
 def _changed_rates(
     optimizer: Any, dtype: torch.dtype, rate: Any, decayed_rates: Any
 ) -> dict[Any, float]:
-    """Return {compute dtype: learning rate} if a user's hook sets the rate of this step, else {}.
+    """Return {compute dtype: learning rate} if a user's hook changed the rate, else {}.
 
     Args:
         dtype: The dtype of the variable.
-        rate: The learning rate stored by `_prepare_local`, or None.
-        decayed_rates: Results of an overridden `_decayed_lr`, in the variable's dtype and in the
-            compute dtype; None without an override.
+        rate: The learning rate stored by the hook `_prepare_local`, or None.
+        decayed_rates: Two results of an overridden `_decayed_lr`: in the variable's dtype, and in
+            the compute dtype. None without an override.
     """
     kind = compute_dtype(dtype.to_real())
     in_dtype, in_compute_dtype = decayed_rates or (None, None)

@@ -22,7 +22,7 @@ def variable(initial_value: object, name: str, trainable: bool = False) -> Graph
 
 
 def track(variable: object) -> Any:
-    """Return `variable`; let Keras sessions initialize it if it is a graph variable."""
+    """Return `variable`; register a graph variable for initialization by Keras sessions."""
     if isinstance(variable, GraphVariable):
         variable.graph.add_to_collection(OPTIMIZER_VARIABLES, variable)
     return variable

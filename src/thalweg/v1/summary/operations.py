@@ -55,7 +55,7 @@ def image(
         tensor: Images (batch, height, width, channels) with 1, 3 or 4 channels. uint8 images are
             unchanged. Float images are scaled to [0, 255]; 0 maps to 128 if an image has negative
             values.
-        max_outputs: The largest number of images.
+        max_outputs: Maximum number of images.
 
     Returns:
         A symbolic tensor; a run computes the bytes of a `Summary` with PNG images.
@@ -78,7 +78,7 @@ def text(name: str, tensor: object, collections: object = None) -> Any:
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
-    """Return a symbolic tensor whose value in a run is one `Summary` with the values of all inputs.
+    """Return a symbolic tensor whose value in a run is one `Summary` that merges all inputs.
 
     Args:
         inputs: Results of `scalar` and other functions of this module.
@@ -116,8 +116,8 @@ def merge_all(
 ) -> Any:
     """Return `merge` of the summaries in a collection of the default graph; None without summaries.
 
-    If given, `scope` is a regular expression: summaries whose names do not match it from the first
-    character are left out.
+    `scope` is an optional regular expression. Only summaries whose names match from the first
+    character are merged.
     """
     _check_mode()
     summaries = _graph.get_collection(key, scope)
@@ -163,10 +163,7 @@ def _add_to_collections(
 
 @contextlib.contextmanager
 def _tag_scope(name: str, family: str | None) -> Iterator[tuple[str, str]]:
-    """Return a context manager that enters a summary's name scope and yields (tag, name).
-
-    `name` is the name of the operation inside the scope.
-    """
+    """Return a context manager that enters a summary's name scope and yields (tag, short name)."""
     label, group = _clean_tag(name), None if family is None else _clean_tag(family)
     with _graph.name_scope(label if group is None else f"{group}/{label}") as scope:
         scope_name = scope.rstrip("/")

@@ -68,7 +68,7 @@ def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
         batch: A tensor (batch, height, width, channels) of 1, 3 or 4 channels. uint8 images are
             unchanged; float images are scaled by `_scale_to_bytes`.
         tag: The tag; "/image" is appended, with a number if `count` is not 1.
-        count: The largest number of images.
+        count: Maximum number of images.
 
     Raises:
         InvalidArgumentError: The batch has another shape.

@@ -92,7 +92,7 @@ class FileWriter:
     def add_event(self, event: Any, global_step: Any = None) -> None:
         """Write an `Event` to the file; do nothing if the file is closed.
 
-        If `event.wall_time` is 0, set it to the present. If given, `global_step` sets `event.step`.
+        In place, set a wall time of 0 to the present, and `event.step` to `global_step` if given.
         """
         if self._events is None:
             return
@@ -155,7 +155,7 @@ class FileWriterCache:
 
 
 def add_scalar(writer: Any, tag: str, value: float, step: int) -> None:
-    """Write one number with a `FileWriter`, or with one of `torch.utils.tensorboard`."""
+    """Write one number with a `FileWriter`, or with torch's `SummaryWriter`."""
     if not hasattr(writer, "add_summary"):
         writer.add_scalar(tag, value, step)
         return

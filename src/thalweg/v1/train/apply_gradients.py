@@ -124,13 +124,13 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         """Take a step by the cached replay of the last step; return True if the step was taken.
 
         Return False if nothing changed; the caller then takes a full step. If the replay fails
-        after calling users' functions, take a full step with their results, and return True.
+        after calling users' functions, take a full step with the results, and return True.
 
         Args:
             pairs: A list of (gradient, variable) pairs. For another type, return False.
             global_step, captured: As in `StepArguments`.
             report: Optional. Records whether the step was taken. If None, build no new replay.
-            transforms: Transforms without `decide`, `watch` and `calls`.
+            transforms: Gradient transforms; `decide`, `watch` and `calls` must be unset.
         """
         # An iterator could not be read again by the full step after a replay that fails.
         if type(pairs) is not list or thread.strategies or self._under_way is not None:
@@ -198,7 +198,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
                     pairs, sharing = distribute.share_summed_step(
-                        self, pairs, hooks, transforms, self._said(global_step)
+                        self, pairs, hooks, transforms, self._describe(global_step)
                     )
                 hooks.sharing, hooks.is_simple = sharing, is_simple
                 outcome = self._take_planned(hooks, cache, pairs, transforms, copies)
@@ -284,8 +284,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
         """Return a context manager that sets `self._under_way` to `hooks` and yields `hooks`.
 
-        At its end, restore the former `_under_way`. In a session, also restore the attributes of
-        self that held symbolic tensors. The caller holds the locks.
+        The end of the block restores `_under_way`; in a session's run, also the attributes of self
+        that held symbolic tensors. The caller holds the locks.
         """
         # TensorFlow's hooks receive only a gradient and a variable. Their implementations here read
         # the other arguments of the step from `_under_way`.
@@ -358,8 +358,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         _graph.get_default_graph().add_to_collection(_graph.GraphKeys.TRAIN_OP, op)
         return op
 
-    def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
-        """Return a description of optimizer and step, which must be equal on all ranks."""
+    def _describe(self, global_step: Any = None) -> distribute.StepFingerprint:
+        """Return a description of optimizer and step; all ranks must have equal descriptions."""
         has_step_tensor = isinstance(global_step, Tensor)
 
         def words_of_step() -> list[str]:

@@ -90,7 +90,7 @@ def _make_debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]
 
 
 def _unused_name(name: str) -> str:
-    """Return `name`, or `name` with "_1", "_2", ... if the variable scope has such a variable.
+    """Return `name`, or the first of name_1, name_2, ... that no variable of the scope has.
 
     In a scope that reuses variables, return `name` unchanged.
     """
@@ -113,7 +113,7 @@ def weighted_moving_average(
     """Return a symbolic tensor: average(value weight) / average(weight).
 
     Two new variables hold the moving averages of `value * weight` and `weight`. Each run of the
-    tensor updates both averages and returns their quotient.
+    tensor updates both averages and returns the quotient.
 
     Args:
         value: A symbolic tensor.

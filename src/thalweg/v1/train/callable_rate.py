@@ -74,14 +74,14 @@ class CallableRate(Argument):
         return self._rate() if present_rate is None else _as_tensor(present_rate)
 
     def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
-        """Set the formula. Calls of the rate then evaluate the formula at the value of `step`.
+        """Set the formula `rate_at`: calls of the rate then return `rate_at(value of step)`.
 
         Do nothing if `step` is neither an integer nor an integer tensor.
 
         Args:
             step: The counter of steps.
-            rate_at: The formula: `rate_at(count)` returns the rate as a NumPy scalar. It may depend
-                on `count` and `state_holders` only.
+            rate_at: `rate_at(count)` returns the rate as a NumPy scalar. The rate may depend on
+                `count` and `state_holders` only.
         """
         is_count = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
         if is_count or type(step) is int:
@@ -92,7 +92,7 @@ class CallableRate(Argument):
         self._ahead = None
 
     def computed(self) -> Any:
-        """Return the present rate as a NumPy scalar, by the formula.
+        """Return the formula's value at the present step, as a NumPy scalar.
 
         Return None without a formula, and while a graph is built.
         """
@@ -103,7 +103,7 @@ class CallableRate(Argument):
         return self._ahead.alone(count) if self.state_holders else self._ahead.at(count)
 
     def is_over(self, step: object) -> bool:
-        """Return True if `computed` reads this counter of steps (the same object)."""
+        """Return True if the formula's step counter is the object `step`."""
         return step is not None and self._step is step
 
     def at(self, count: int) -> Any:
@@ -136,7 +136,7 @@ class CallableRate(Argument):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> CallableRate:
-        """Return a `CallableRate` without formula: each call applies `function` to the rates."""
+        """Return a `CallableRate`: each call evaluates all rates, and applies `function`."""
         keyword_args = kwargs or {}
 
         def rate() -> object:
@@ -168,10 +168,10 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 
 
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
-    """Decorate a function that returns a rate: set the rate's `source` at each call.
+    """Decorate a function that returns rates: set the attribute `source` of each returned rate.
 
-    `source` becomes (decorated function, {name: argument}). If an argument other than the step
-    counter is not a constant, remove the rate's formula (see `CallableRate.follow`).
+    `source` is (decorated function, {name: argument}). If an argument, except for the step counter,
+    is not a constant, remove the rate's formula (see `CallableRate.follow`).
     """
     signature = inspect.signature(function)
 
@@ -190,7 +190,7 @@ def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature of a function before its decoration by `remember_source`, if any.
+    """Return the signature of a function; a decoration by `remember_source` is ignored.
 
     Raises:
         TypeError: The argument is not callable.
@@ -252,10 +252,10 @@ _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
 def _combine_rates(
     function: Callable[[Any, Any], object], name: str, *operands: Any
 ) -> CallableRate:
-    """Return a new `CallableRate`: each call evaluates both operands and applies an operator.
+    """Return a `CallableRate`: each call returns `function(left, right)` of both operands' values.
 
-    The new rate has a formula (see `follow`) if all rates have formulas of one step counter, and
-    all other operands are constants. `function(left, right)` computes the operator.
+    An operand is a rate or a number. The new rate has a formula (see `follow`) if each rate has a
+    formula of one common step counter, and numbers are constants.
     """
     rate = CallableRate(lambda: function(*map(_evaluate, operands)), name, _list_holders(*operands))
     rates = [operand for operand in operands if isinstance(operand, CallableRate)]

@@ -22,7 +22,7 @@ _PAUSE = 0.05
 
 
 class Coordinator:
-    """Coordinator of threads: requests all of them to stop, and joins them.
+    """Coordinator that requests all its threads to stop, and joins the threads.
 
     Args:
         clean_stop_exception_types: Types of exceptions that request a stop, but are not raised by
@@ -106,7 +106,7 @@ class Coordinator:
             callback(error)
 
     def on_stop(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call `callback(error)` once, when a stop is requested; at once if it already was.
+        """Call `callback(error)` at the stop request, or now if a stop was already requested.
 
         `error` is None for a stop without an error.
         """
@@ -244,7 +244,7 @@ class LooperThread(threading.Thread):
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
-        """Create a `LooperThread`, start it and return it."""
+        """Return a new, started `LooperThread`."""
         looper = LooperThread(coord, timer_interval_secs, target, args, kwargs)
         looper.start()
         return looper

@@ -45,8 +45,8 @@ def create_global_step(graph: Any = None) -> Any:
 def get_global_step(graph: Any = None) -> Any:
     """Return the global step of `graph`, or None if the graph has no global step.
 
-    Without `graph`, return the global step of the default graph or of eager mode. In a hook that a
-    session's run calls, return the session's tensor with the value of the graph's global step.
+    Without `graph`, return the global step of the default graph or of eager mode. In a hook called
+    by a session's run, return the session's tensor of the graph's global step.
 
     Raises:
         TypeError: The graph's `global_step` is not an integer scalar.

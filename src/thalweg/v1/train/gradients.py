@@ -1,6 +1,6 @@
 """Gradients of a loss: of callables in eager mode, and of symbolic tensors in graph mode.
 
-With GATE_NONE, the backward pass applies each gradient as soon as it is complete, and frees it.
+With GATE_NONE, the backward pass applies and frees each complete gradient at once.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
 
 
 def _are_followed(var_list: object) -> bool:
-    """Return True if `var_list` is a list of leaf tensors, not nested, that all require gradients.
+    """Return True if `var_list` is a non-empty list of leaf tensors that require gradients.
 
-    Return False for an empty list.
+    Return False if an element is a list or a nested tensor.
     """
     return (
         type(var_list) is list
@@ -133,7 +133,7 @@ def _are_followed(var_list: object) -> bool:
 
 
 def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
-    """Return one gradient or None per variable of a list for which `_are_followed` was True.
+    """Return a list with the gradient, or None, for each of `variables`, which are leaf tensors.
 
     Call `torch.autograd.grad`, or `tape.gradient` if the loss is not a plain tensor or a variable
     has changed. `tape` has recorded the loss.
@@ -263,9 +263,9 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
 
 
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
-    """Call `loss()`; return (value of the loss, variables of `var_list` as a list).
+    """Call `loss()`; return (value of the loss, variables in `var_list` as a list).
 
-    If `var_list` is None, these are all trainable variables on which the loss depends.
+    For None, return all trainable variables on which the loss depends.
     """
     if var_list is None:
         loss_value = loss()

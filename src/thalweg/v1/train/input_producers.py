@@ -20,7 +20,7 @@ __all__ = ["input_producer", "limit_epochs", "range_input_producer", "slice_inpu
 def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = None) -> Any:
     """Return a copy of a tensor that can be evaluated `num_epochs` times.
 
-    A new local variable, `epochs`, counts the evaluations; it must be initialized first.
+    A new local variable, `epochs`, counts the evaluations; initialize the variable first.
 
     Args:
         tensor: The tensor.

@@ -153,7 +153,7 @@ class ExponentialMovingAverage(V1StateDict):
         Args:
             kind: The scalar type of the decay.
             slots: Three lists with one tensor per average: the averages, the biased averages and
-                the step counts. The latter two have None for averages without debiasing.
+                the step counts. An average without debiasing has None in the last two lists.
             values: The new values, one per average.
             decay: The decay rate of the averages.
             count: The number of updates, or None.
@@ -306,5 +306,5 @@ def _check_sources(sources: Sequence[Any]) -> None:
 
 
 def _refer_to_latest(source: object) -> object:
-    """Return a reference to a variable, so that its value is read when the averages are updated."""
+    """Return a `Reference` to a variable, read when a run updates the averages; else `source`."""
     return _graph.by_reference(source) if isinstance(source, GraphVariable) else source

@@ -73,8 +73,8 @@ class _Store:
         Args:
             count: The number of elements.
             name: The name of the queue, for errors.
-            fewer: True to return all remaining elements, at least one, if the queue is closed and
-                has fewer than `count`.
+            fewer: True to return fewer elements, at least one, if the queue is closed and has
+                fewer than `count`.
 
         Raises:
             OutOfRangeError: The queue is closed and has too few elements.

@@ -1,6 +1,6 @@
 """`Rendezvous`: exchange of gradients and tokens between the workers and the chief of a session.
 
-Workers compute gradients. The chief applies their means and hands out one token per worker.
+Workers compute gradients. The chief applies mean gradients and hands out a token per worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DenseAccumulator:
         self._count = 0
 
     def add(self, gradient: Tensor | None) -> None:
-        """Add a gradient; it is copied."""
+        """Add a copy of a gradient."""
         self._count += 1
         if gradient is None:
             return
@@ -39,7 +39,7 @@ class DenseAccumulator:
             self._sum += gradient.detach()
 
     def mean(self) -> Tensor | None:
-        """Return the sum divided by the number of gradients; nothing may be added after it."""
+        """Return the sum divided by the number of gradients; do not call `add` afterwards."""
         return None if self._sum is None else self._sum.div_(self._count)
 
 
@@ -100,7 +100,7 @@ Make = Callable[[], list[Accumulator]]
 
 
 class _Wait:
-    """One thread's wait, and the payload that the thread receives."""
+    """Wait of one thread; ends when another thread sets `payload`, which the thread receives."""
 
     def __init__(self, required: int = 1) -> None:
         self.required = required
@@ -109,9 +109,9 @@ class _Wait:
 
 
 class _Era:
-    """Gradients, tokens and waiting threads of a rendezvous between two stops.
+    """Gradients, tokens and waiting threads of a rendezvous from one stop to the next.
 
-    When the era ends, all threads that wait in it raise an error.
+    When the era ends, all waiting threads raise an error.
     """
 
     def __init__(self, make: Make) -> None:
@@ -140,7 +140,7 @@ class _Era:
 class Rendezvous:
     """Exchange of gradients (workers to chief) and tokens (chief to workers) in one session.
 
-    A token is the value of the global step; a worker that receives it may compute its next
+    A token is the value of the global step. A worker that receives a token computes further
     gradients. A worker's gradients are added either all or not at all. Gradients computed before
     the present step are stale and dropped.
 
@@ -210,7 +210,7 @@ class Rendezvous:
     def take(self, required: int) -> list[Any]:
         """Wait until gradients were added `required` times; return a list of mean gradients.
 
-        If gradients were added more often before the call, the means include all of them.
+        If gradients were added more often before the call, the means include all gradients.
         """
         wait = _Wait(required)
         with self._lock:
@@ -221,9 +221,9 @@ class Rendezvous:
         return [accumulator.mean() for accumulator in accumulators]
 
     def _wait_in(self, queue: deque[_Wait], wait: _Wait, era: _Era) -> Any:
-        """Append `wait` to a queue of an era, sleep until `wait` has a payload; return the payload.
+        """Append `wait` to `queue`, sleep until `wait.payload` is set, and return the payload.
 
-        On an error, remove `wait` from the queue and raise.
+        On an error, such as the end of `era`, remove `wait` from the queue and raise.
         """
         queue.append(wait)
         # This call may complete a wait, such as the chief's, and its own at once.
@@ -239,10 +239,10 @@ class Rendezvous:
         return wait.payload
 
     def _hand_over(self, era: _Era) -> None:
-        """Wake the threads that can continue, by setting the payloads of their waits.
+        """Set the payload of each wait that can end, and wake the threads.
 
-        If enough gradients were added, a waiting chief receives the accumulators. New accumulators
-        replace them, and `step` is raised by 1. Waiting workers receive the tokens in order.
+        If enough gradients were added, a waiting chief receives the accumulators. The era gets new
+        accumulators, and `step` is raised by 1. Waiting workers receive the tokens in order.
         """
         if era.chiefs and era.count >= era.chiefs[0].required:
             era.chiefs.popleft().payload = era.sums
@@ -273,7 +273,7 @@ class Rendezvous:
             self.step = step
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End all waits with an error.
+        """End all waits; the waiting threads raise an error.
 
         Args:
             error: The failure that is the reason; None if a stop was requested.

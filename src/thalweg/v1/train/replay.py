@@ -1,9 +1,9 @@
 """Replays: one native call repeats the last step of a v1 optimizer, if its *guards* (checks) hold.
 
 A replay has new gradients; see `_core/replay_apply.py`. A guard is a condition that the call checks
-before it writes, such as unmoved memory. *Counters* are `global_step` and variables such as
-`beta1_power`, which each step multiplies or raises by 1. Their values are computed from the
-previous step, and a guard checks that no other code wrote them.
+before it writes, such as unmoved memory. *Counters* are variables that each step raises by 1
+or multiplies: `global_step` and variables such as `beta1_power`. The counters' values are
+computed from the previous step. A guard checks that no other code wrote to the counters.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class V1Replay(ReplayedApply):
     is_due = False
 
     def _set_counters(self, moves: Sequence[tuple[Tensor, Any]]) -> None:
-        """Set the counters of a step, their factors and the types of their numbers."""
+        """Set the counters, the factors and the types of counts from (counter, factor) pairs."""
         self._counters = [counter for counter, _ in moves]
         self._factors = [factor for _, factor in moves]
         self._kinds = [
@@ -119,8 +119,8 @@ class V1Replay(ReplayedApply):
     def _select_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
         """Return {name: rate} of `CallableRate`s that depend on `global_step` alone.
 
-        `functions` are all callable hyperparameters. Return {} if there are other callables, a rate
-        of another counter, or a subclass's hook that computes hyperparameters.
+        `functions` are all callable hyperparameters. Return {} if a function is not such a rate,
+        or if a subclass's hook computes hyperparameters.
         """
         hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
         if self._functions or any(hooks):
@@ -133,10 +133,10 @@ class V1Replay(ReplayedApply):
         return decays if functions and follow_global_step else {}
 
     def _read_counters(self, may_have_changed: bool = True) -> list[Any]:
-        """Read `global_step` and the other counters; cache and return their values.
+        """Read, cache and return the values of all counters, in the order of `self._counters`.
 
-        The guards then expect these values. With `may_have_changed`, drop the scalars of coming
-        steps, because other code may have written the counters.
+        The guards then expect these values. With `may_have_changed`, drop precomputed scalars of
+        later steps, because other code may have written the counters.
         """
         steps, counts = -1, []
         # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
@@ -191,10 +191,10 @@ class V1Replay(ReplayedApply):
     def _take(self, optimizer: Any, cache: PlanCache, step_args: Any) -> bool:
         """Take the step if all guards hold; return True if the step was taken.
 
-        If a step is not taken after users' functions were called, set `self.read` to their results.
+        If the step is not taken, but users' functions were called, set `self.read` to the results.
 
         Args:
-            cache: The plan cache; its replay is set to None if it cannot be used again.
+            cache: The plan cache; `cache.replay` is set to None if the replay is not usable again.
             step_args: (pairs, global step, hyperparameters read by a session or None, transforms).
         """
         pairs, global_step, values, transforms = step_args
@@ -240,8 +240,8 @@ class V1Replay(ReplayedApply):
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
         """Yield a `ComingStep` for step number `first` and each following step, without end.
 
-        Each has the scalars of the step and the counters after the step. Yield nothing if a signal
-        handler took step `first` meanwhile.
+        A `ComingStep` has a step's scalars, and the counters after the step. Yield nothing if a
+        signal handler has taken step `first`.
         """
         if self._counted_values[0] != first:
             self._read_counters(may_have_changed=False)
@@ -280,8 +280,8 @@ class V1Replay(ReplayedApply):
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
         """Return {name: value} of the hyperparameters of this step.
 
-        If users' functions are called, raise their errors, since a step calls the functions only
-        once. Without functions, return None after an error; the full step raises the error again.
+        Raise an error of a user's function, because a step calls the function only once. If no
+        hyperparameter is a function, return None on an error; the full step raises the error.
         """
         if self._functions:
             with note_not_applied([]):
@@ -294,8 +294,8 @@ class V1Replay(ReplayedApply):
     def _are_alike(self, values: dict[str, Any]) -> bool:
         """Return True if the replay can take a step with these hyperparameters.
 
-        Tensors, arrays and results of functions may have new values of shape (); arrays must not be
-        NaN. All other values must be the objects of the last step.
+        A tensor, an array or a function's result may have a new value. The shape must be (), and an
+        array must not be NaN. All other values must be the objects of the last step.
         """
         for name in self._moving:
             hyper = values.get(name)
@@ -320,9 +320,9 @@ class V1Replay(ReplayedApply):
         values: dict[str, object],
         transforms: GradientTransforms,
     ) -> int:
-        """Take the step with the cached values of the counters; return 0 if it was taken.
+        """Take the step with the cached values of the counters; return 0 for success.
 
-        Otherwise return the code of the failed guard, or FAILED after an error.
+        Return the code of a failed guard, or FAILED after an error.
         """
         first, factors = self.taken, self._factors
         counted_step, counts = self._counted_values
@@ -397,7 +397,7 @@ def _compute_next_count(kind: Any, count: Any, factor: Any) -> Any:
     """Return `count` times `factor`, or `count` plus 1 if `factor` is None, as a Python number.
 
     Args:
-        kind: int, or the NumPy type of the counter, to which the result is rounded.
+        kind: int, or the counter's NumPy type; the result is rounded to this type.
     """
     if factor is not None:
         return product(kind(count), factor).item()

@@ -196,9 +196,9 @@ class RuleOptimizer(Optimizer):
         return is_overridden or hook in vars(self)
 
     def _calls_sparse(self, hook: str) -> bool:
-        """Return True if sparse gradients go through an overridden hook.
+        """Return True if sparse gradients are passed to an overridden hook.
 
-        False for rules whose repeated rows are applied one after the other, as in TensorFlow.
+        Return False for a rule that applies repeated rows one by one, as in TensorFlow.
         """
         is_overridden = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
         return is_overridden and self._choose_rule().duplicates != "successive"
@@ -216,7 +216,7 @@ class RuleOptimizer(Optimizer):
         return any(map(callable, hypers)) and any(map(is_function, hypers))
 
     def _update(self, grad: Any, var: Any) -> object:
-        """Update one variable and its slots by the rule; return an operation in graph mode."""
+        """Update a variable and all its slots by the rule; return an operation in graph mode."""
         if is_symbolic(var):
             step = self._under_way
             values = self._captured_inputs()[0] if step is None else step.values
@@ -254,7 +254,7 @@ class RuleOptimizer(Optimizer):
     def _apply_sparse_shared(
         self, grad: Tensor, var: Any, indices: Tensor, scatter_add: Callable[..., Any]
     ) -> Any:
-        """Update the rows of a variable by the rule; both hooks for sparse gradients call this.
+        """Update the rows of a variable by the rule. Called by both hooks for sparse gradients.
 
         Args:
             grad: The rows of the gradient.

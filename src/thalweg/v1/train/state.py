@@ -69,8 +69,8 @@ class State(TrackableSlots):
     def variables(self) -> list[Any]:
         """Return a new list of all slots and optimizer-wide variables, sorted by name.
 
-        In graph mode, it has only variables of the default graph; in eager mode, only eager
-        variables. In eager mode, slots whose values were restored in advance are created first.
+        In graph mode, the list has only variables of the default graph. In eager mode, it has only
+        eager variables; slots with restored values that do not exist yet are created first.
         """
         self._settle()
         graph = graph_of()
@@ -103,7 +103,7 @@ class State(TrackableSlots):
 
         Args:
             variables: Eager variables, or variables of one graph.
-            slot_name, op_name: Name for `get_slot`; last part of the slot variable's name.
+            slot_name, op_name: The name for `get_slot`; the last part of the variable's name.
             kind: Optional. The rule's description of the slot.
         """
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
@@ -119,7 +119,7 @@ class State(TrackableSlots):
 
         Args:
             val: The initial value: a tensor, array or number.
-            slot_name, op_name: Name for `get_slot`; last part of the slot variable's name.
+            slot_name, op_name: The name for `get_slot`; the last part of the variable's name.
         """
         if self._slots.get(var, slot_name) is None:
             self._put_slot(var, val, slot_name, op_name)
@@ -167,7 +167,7 @@ class State(TrackableSlots):
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
         """Return the optimizer-wide variable `name`; create it if missing.
 
-        If a checkpoint was restored before, a new variable gets its value, not `initial_value`.
+        If a checkpoint with the variable was restored before, create it with the restored value.
 
         Args:
             initial_value: A number, array or tensor, or a callable without arguments that returns a

@@ -35,7 +35,7 @@ class V1StepAdapter(StepAdapter):
         global_step: The variable that is raised by 1, or None.
         name: The name of the step.
         values: {name: value} of hyperparameters, captured by a session. If None, the property
-            `values` reads them at first use.
+            `values` reads the hyperparameters at first use.
     """
 
     # True while a graph is built, and no step is taken.
@@ -189,7 +189,7 @@ class V1RuleStepAdapter(V1StepAdapter):
 
 
 class V1HookStepAdapter(V1RuleStepAdapter):
-    """Adapter for one variable, if a subclass's hook calls the rule's update of this variable.
+    """Adapter for one variable whose update hook, of a subclass, calls the rule.
 
     Args:
         optimizer: The optimizer.

@@ -1,7 +1,7 @@
 """`SyncReplicasOptimizer`: worker threads compute gradients, and a *chief* thread takes the steps.
 
-The chief applies the means of the workers' gradients. They meet in the session's `Rendezvous`.
-There a worker waits for a token, the value of the global step, before it continues.
+The chief applies the means of the workers' gradients. After handing over gradients, a worker waits
+in the session's `Rendezvous` for a token, the value of the global step.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         name: Name scope of the operations.
 
     Attributes:
-        local_step_init_op: Operation that sets a worker's local step to the global step. It and the
-            next two exist after `apply_gradients`.
+        local_step_init_op: Operation that sets a worker's local step to the global step. All three
+            attributes exist after `apply_gradients`.
         chief_init_op: Operation that starts the chief and its worker, also after a stop.
         ready_for_local_init_op: Names of uninitialized global variables. If empty, the other two
             operations may run.
@@ -75,7 +75,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         ValueError: A number of replicas is not a positive integer.
 
     Differs from:
-        TensorFlow: here either all or none of a worker's gradients are added, optimizers of
+        TensorFlow: here a worker's gradients are added all together or not at all, optimizers of
         different variables do not share tokens, and a shared local step never decreases. A gradient
         that does not fit its variable raises in the worker's run.
 
@@ -264,8 +264,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
     def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
         """Return an operation that hands out tokens, for a run before the first step.
 
-        A token lets a waiting worker continue, so that it can hand over further gradients before
-        the first step. Its value is the present global step; gradients that arrive after the step
+        A worker with a token continues, and can hand over further gradients before the first step.
+        The token's value is the present global step. Gradients that arrive after the first step
         are dropped.
 
         Args:
@@ -394,7 +394,7 @@ class _RendezvousOps:
     def begin(
         self, global_step: _graph.GraphVariable, start_op: _graph.Operation
     ) -> _graph.Operation:
-        """Return an operation that starts the rendezvous at `global_step`, also after a stop.
+        """Return an operation that starts or restarts the rendezvous at the step `global_step`.
 
         The operation runs after `start_op`.
         """
@@ -487,7 +487,7 @@ def _as_kind(grad: object, var: Tensor, name: str, kind: object) -> Any:
 
     Args:
         grad: A dense or sparse tensor, IndexedSlices, or None.
-        var: The variable of the gradient.
+        var, name: The variable of the gradient; its name for errors.
         kind: `DenseAccumulator` or `SparseAccumulator`.
 
     Returns:

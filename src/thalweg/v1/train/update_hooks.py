@@ -151,7 +151,7 @@ _SHARED = Lock()
 
 
 class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
-    """Base class of `Optimizer` that calls the hooks of one variable and of one step."""
+    """Base class of `Optimizer` that calls the hooks of subclasses."""
 
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _under_way: V1StepAdapter | None
@@ -211,7 +211,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return self._resource_apply_sparse(values, handle, unique)
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
-        """Call the hook for one pair of gradient and variable, and return what it returns."""
+        """Call the hook for one (gradient, variable) pair; return the hook's result."""
         if isinstance(grad, EitherSlices):
             return self._apply_slices(grad, var)
         if self._calls_resource_hook(var, ("_resource_apply_dense",), ("_apply_dense",)):
@@ -229,8 +229,8 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         """Return True if a variable is updated by hooks for resource variables, not by plain hooks.
 
         Return False for a variable with `use_resource=False` if any subclass defines a plain hook.
-        For other variables, the most derived class with a hook decides; if it defines both kinds,
-        or no class defines a hook, return True. `resource` and `refs` are the hooks' names.
+        For other variables, the most derived class with a hook decides. Return True if that class
+        defines both kinds, or if no class has a hook. `resource` and `refs` are the hooks' names.
         """
         # Without this class, which defines all hooks.
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]
@@ -244,7 +244,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return True
 
     def _make_counting_operation(self, update_operations: list[object]) -> object:
-        """Add an operation that updates a step's counters after `update_operations`; return it."""
+        """Return a new operation, which updates a step's counters after `update_operations`."""
 
         def count_step(values: dict[str, object]) -> None:
             with self._turn_lock(), self._locked():

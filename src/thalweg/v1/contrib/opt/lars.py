@@ -33,7 +33,7 @@ class LARSOptimizer(RuleOptimizer):
         a <- momentum a + learning_rate ratio (g + weight_decay var);  var <- var - a
         use_nesterov: var <- var - (learning_rate ratio (g + weight_decay var) + momentum a)
 
-    Norms are taken over a whole variable and its whole gradient, summed in float64. Variables named
+    Norms are taken over a whole variable and a whole gradient, summed in float64. Variables named
     in `skip_list` have the ratio 1 and no decay. A sparse gradient is applied as by
     `MomentumOptimizer`: no ratio, no decay, the learning rate outside of the velocity.
 
@@ -101,9 +101,9 @@ class LARSOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
+        """Return {name: scalar of `dtype`} of the rule, from {name: value} of hyperparameters.
 
-        The `_Group` ADAPTIVE has `adaptive` 1; other groups have `adaptive` 0 and no decay.
+        For `_Group.ADAPTIVE`, `adaptive` is 1. For others, `adaptive` and `weight_decay` are 0.
         """
         # TensorFlow's LARS passes Python floats to dense kernels, so they are rounded once. Its
         # sparse kernels get float32 tensors, as in other optimizers.

@@ -26,7 +26,7 @@ _AVERAGES = "averages"
 
 
 class _Averages(ExponentialMovingAverage):
-    """Moving averages under the lock of an optimizer: saving and loading wait for its steps."""
+    """Moving averages with an optimizer's lock: saving and loading wait for the end of a step."""
 
     def __init__(self, opt: Any, decay: object, num_updates: object) -> None:
         super().__init__(decay, num_updates)
@@ -100,13 +100,13 @@ class MovingAverageOptimizer(WrappingOptimizer):
     def swapping_saver(
         self, var_list: object = None, name: str = "swapping_saver", **kwargs: Any
     ) -> Saver:
-        """Return a `Saver` that saves an average under its variable's name, and vice versa.
+        """Return a `Saver` that exchanges the names of each variable and the variable's average.
 
-        A plain `Saver`, as in an inference graph, then restores the averages into the variables.
-        The returned `Saver` restores each value into the tensor that it was saved from.
+        A plain `Saver`, as in an inference graph, restores the saved averages into the variables.
+        The returned `Saver` restores each value into the tensor that was saved.
 
         Args:
-            var_list: As in `Saver`. A variable and its average must both be listed, or neither.
+            var_list: As in `Saver`. List a variable together with the average, or neither.
             name, kwargs: As in `Saver`.
 
         Raises:
@@ -180,8 +180,8 @@ class MovingAverageOptimizer(WrappingOptimizer):
     ) -> None:
         """Take an eager step of the wrapped optimizer, then update the averages in place.
 
-        `variables` are those with a gradient, each once. If the update of the averages fails, the
-        error gets a note that the step was taken.
+        `variables` are the distinct variables with a gradient. If the averages cannot be updated,
+        the error gets a note that the step was taken.
         """
         check_variables(variables)
         self._ema._settle()

@@ -29,8 +29,8 @@ class VariableClippingOptimizer(WrappingOptimizer):
         var <- var - (var - var max_norm / max(|var|, max_norm))
 
     The norm is taken over given dimensions: for a matrix, (1,) takes the norm of each row. After a
-    sparse gradient only its rows are clipped, unless the norm is taken over dimension 0. Gradients
-    are not clipped.
+    sparse gradient only the gradient's rows are clipped, unless the norm is taken over dimension 0.
+    Gradients are not clipped.
 
     Args:
         opt: The wrapped optimizer.
@@ -98,8 +98,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         step = self._opt.apply_gradients(pairs, global_step=global_step)
-        # None: the step was taken in eager mode.
-        if step is None:
+        if _graph.executing_eagerly():
             try:
                 self._clip([(grad, var, dims, name_of(var)) for grad, var, dims in clipped])
             except BaseException as error:

@@ -40,7 +40,7 @@ class DecoupledWeightDecayExtension(Optimizer):
         var <- var - weight_decay var, and then the optimizer's own step
 
     A dense gradient decays the whole variable. A sparse gradient decays each of its rows once. The
-    decay is not multiplied by the learning rate, so it needs a schedule, too, if the rate has one.
+    decay is not multiplied by the learning rate. If the rate has a schedule, give the decay one.
     For most built-in optimizers decay and step are one fused pass. For LARS, NovoGrad and
     optimizers with update hooks, the variable is decayed first.
 
@@ -169,10 +169,10 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
-        """Return one group per variable; the variables of a group share hyperparameters.
+        """Return one group per variable; variables with equal groups share hyperparameters.
 
-        Wrap the extended optimizer's group in `_Spared` if `decay_var_list` lacks the variable.
         Without `decay_var_list`, return the extended optimizer's groups; None is a single group.
+        Else wrap the group of each variable outside of `decay_var_list` in `_Spared`.
         """
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         subset = values["decay_var_list"]

@@ -59,7 +59,7 @@ class LossScale(Trackable, ABC):
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: object, dtype: object = None) -> Any:
-        """Return a new variable that is not trained; checkpoints contain it under this name."""
+        """Return a new untrained variable, which checkpoints save under the name `name`."""
         variable = _graph.Variable(initial_value, trainable=False, name=name, dtype=dtype)
         self._weights[name] = variable
         return self._track_trackable(variable, name)

@@ -132,10 +132,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
-        """Return True if a device may decide whether to skip the step; the host then need not wait.
+        """Return True if a device may decide, in place of the host, whether to skip the step.
 
-        This requires eager mode, a `DynamicLossScale`, a variable outside of host memory, and a
-        wrapped optimizer that is not itself a wrapper and keeps `apply_gradients`.
+        Required are eager mode, a `DynamicLossScale`, a variable outside of host memory, and a
+        wrapped optimizer that is no wrapper and does not override `apply_gradients`.
         """
         is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_dynamic = type(self._loss_scale) is scales.DynamicLossScale
@@ -143,10 +143,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         return _graph.executing_eagerly() and is_direct and is_dynamic and on_device
 
     def _apply_in_graph(self, pairs: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
-        """Return an operation that updates the scale and, if the scale allows it, the variables.
+        """Return an operation that updates the scale, and the variables unless a step is skipped.
 
-        In a run, the operation calls `_apply`. But if the wrapped optimizer overrides hooks or
-        `apply_gradients`, it builds its own operations, which are put into a branch (`cond`).
+        In a run, the operation calls `_apply`. If the wrapped optimizer overrides hooks or
+        `apply_gradients`, call the overrides now; a branch (`cond`) contains their operations.
         """
         if self._opt.takes_transforms() and not self._opt._is_recorded():
             return super()._apply_in_graph(pairs, global_step, name)

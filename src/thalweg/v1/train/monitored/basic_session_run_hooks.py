@@ -1,4 +1,4 @@
-"""Session hooks that log values, stop or delay a training, evaluate at its end, or feed runs."""
+"""Session hooks that log values, feed runs, stop or delay a training, or evaluate at the end."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ class NanTensorHook(SessionRunHook):
         return SessionRunArgs(self._loss_tensor)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """If the loss is NaN, raise an error, or else log a warning and request a stop.
+        """If the loss is NaN, raise an error or request a stop, as `fail_on_nan_loss` selects.
 
         Raises:
             NanLossDuringTrainingError: The loss is NaN and `fail_on_nan_loss` is True.

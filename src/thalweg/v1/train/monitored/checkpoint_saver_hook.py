@@ -50,7 +50,7 @@ class CheckpointSaverHook(GlobalStepHook):
         save_graph_def: Ignored.
 
     Raises:
-        ValueError: Both a saver and a scaffold are given, or not exactly one interval.
+        ValueError: Both a saver and a scaffold are given, or the number of intervals is not 1.
 
     Reference: tf.train.CheckpointSaverHook
     """
@@ -100,7 +100,7 @@ class CheckpointSaverHook(GlobalStepHook):
                 run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        """Save a checkpoint unless the last one is of this step; call `end` of the listeners."""
+        """Save a checkpoint, unless this step has a checkpoint; call `end` of the listeners."""
         step = int(session.run(self._step))
         if step != self._timer.last_triggered_step():
             self._save_checkpoint(session, step)

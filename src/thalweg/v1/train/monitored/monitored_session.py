@@ -302,7 +302,7 @@ class SingularMonitoredSession(MonitoredSession):
 
 
 def _check_apart(feeds: dict[Any, Any], feed_dict: Any, message: str) -> None:
-    """Raise FailedPreconditionError if both feed dicts feed the same tensor."""
+    """Raise FailedPreconditionError if `feeds` and `feed_dict` have a common key."""
     duplicate_keys = [key for key in feed_dict or () if key in feeds]
     if duplicate_keys:
         raise FailedPreconditionError(f"{message} Conflict(s): {duplicate_keys}")

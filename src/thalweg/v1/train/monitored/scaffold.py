@@ -116,7 +116,7 @@ class Scaffold:
     def get_or_default(
         arg_name: str, collection_key: str, default_constructor: Callable[[], object]
     ) -> Any:
-        """Return the item of a collection of the default graph; if empty, create and add an item.
+        """Return the item of a graph's collection; create and add an item if there is none.
 
         Args:
             arg_name: Name of the constructor's argument, for the error.

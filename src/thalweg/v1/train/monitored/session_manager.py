@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class SessionManager:
         session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
-        try:
+        with _closed_on_error(session):
             if not from_checkpoint:
                 if init_op is None and init_fn is None and self._local_init_op is None:
                     raise FailedPreconditionError(
@@ -118,9 +119,6 @@ class SessionManager:
                     f"Init operations did not make {stage}. Init op: {names[0]}, init fn:"
                     f" {init_fn}, local_init_op: {names[1]}, error: {problem}"
                 )
-        except BaseException:
-            session.close()
-            raise
         return session
 
     def recover_session(
@@ -143,10 +141,11 @@ class SessionManager:
         session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
-        problem = self._initialize_locally(session)
-        if not from_checkpoint or problem:
-            return session, False
-        return session, _explain_not_ready(session, self._ready_op) is None
+        with _closed_on_error(session):
+            problem = self._initialize_locally(session)
+            if from_checkpoint and not problem:
+                problem = _explain_not_ready(session, self._ready_op)
+        return session, from_checkpoint and not problem
 
     def _restore_session(
         self,
@@ -158,9 +157,9 @@ class SessionManager:
     ) -> tuple[Session, bool]:
         """Return (new session, True) after restoring a checkpoint, or (new session, False).
 
-        The second case: `saver` is None, neither `directory` nor `prefix` is given, or `directory`
-        has no file `checkpoint`. If the restoration fails, close the session and raise. Raise
-        InvalidArgumentError if both `directory` and `prefix` are given.
+        Return (new session, False) if `saver` is None, if both `directory` and `prefix` are None,
+        or if `directory` has no file `checkpoint`. If the restoration fails, close the
+        session and raise. Raise InvalidArgumentError if `directory` and `prefix` are given.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
@@ -182,13 +181,10 @@ class SessionManager:
                 return Session(graph=self._graph), False
             prefix, paths = state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
         session = Session(graph=self._graph)
-        try:
+        with _closed_on_error(session):
             saver.restore(session, prefix)
             if paths:
                 saver.recover_last_checkpoints(paths)
-        except BaseException:
-            session.close()
-            raise
         return session, True
 
     def _wait_for_state(self, directory: Path, seconds: float) -> Any:
@@ -216,6 +212,16 @@ class SessionManager:
         if problem is None:
             session.run(self._local_init_op, self._local_init_feed_dict)
         return problem
+
+
+@contextmanager
+def _closed_on_error(session: Session) -> Iterator[None]:
+    """Close `session` if the block raises."""
+    try:
+        yield
+    except BaseException:
+        session.close()
+        raise
 
 
 def _explain_not_ready(session: Session, op: object) -> str | None:

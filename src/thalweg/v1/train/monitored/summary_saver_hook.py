@@ -110,7 +110,7 @@ class SummarySaverHook(GlobalStepHook):
         summary_op: A summary operation or a list of operations, instead of `scaffold`.
 
     Raises:
-        ValueError: Not exactly one of `scaffold` and `summary_op`, or not exactly one interval.
+        ValueError: Both or none of `scaffold` and `summary_op`, or of the intervals, are given.
 
     Reference: tf.train.SummarySaverHook
     """

@@ -45,7 +45,7 @@ class Checkpoint(Trackable):
     """Group of objects to save and restore: variables, modules, optimizers.
 
     A value is matched by its path of attribute names, such as "optimizer/iter". A slot is matched
-    by its variable, its optimizer and the slot's name. Names of variables do not matter. `save`
+    by variable, optimizer and name of the slot. Names of variables do not matter. `save`
     writes `ckpt-1.safetensors`, then `ckpt-2.safetensors`, with a checksum per tensor. `restore`
     reads these files and checkpoints of TensorFlow's `Checkpoint`.
 
@@ -222,9 +222,8 @@ class Checkpoint(Trackable):
     def _choose_graph(self, session: Any = None) -> object:
         """Return the graph whose variables are saved or restored; None if there is no graph.
 
-        It is the graph of `session`, if given. In graph mode it is the default graph. In eager mode
-        it is the only graph among the objects. Raise InvalidArgumentError if the objects belong to
-        several graphs.
+        Return the graph of `session`, if given, else the default graph. In eager mode return the
+        graph of the objects; raise InvalidArgumentError if the objects are of several graphs.
         """
         if session is not None:
             return session.graph

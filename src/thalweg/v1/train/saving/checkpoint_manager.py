@@ -36,8 +36,8 @@ class CheckpointManager:
         checkpoint: The `Checkpoint`.
         directory: The folder; created by the first save.
         max_to_keep: Number of newest checkpoints to keep; None keeps all.
-        keep_checkpoint_every_n_hours: Optional. Keep one checkpoint per this number of hours
-            forever.
+        keep_checkpoint_every_n_hours: Optional. A period in hours; one checkpoint of
+            each period is never deleted.
         checkpoint_name: Beginning of the files' names.
         step_counter: Optional. A variable that counts steps.
         checkpoint_interval: Optional. Minimum number of steps between two saves; `save` does

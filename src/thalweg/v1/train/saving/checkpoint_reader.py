@@ -147,7 +147,7 @@ class CheckpointReader:
 
 
 def is_checkpoint(prefix: str) -> bool:
-    """Return True if there is a checkpoint with a prefix, or a file that may be one."""
+    """Return True if `prefix` is the prefix of a checkpoint or the path of a file."""
     return locate_checkpoint(prefix).kind not in (PathKind.MISSING, PathKind.FOLDER)
 
 

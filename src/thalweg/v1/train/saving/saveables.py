@@ -102,7 +102,7 @@ def join_parts(
 ) -> dict[str, Tensor]:
     """Return {name: value}, in which the parts of a partitioned variable are concatenated.
 
-    If parts are missing in `variables`, the others remain separate, under their own names.
+    If `variables` lacks a part, the present parts of the variable remain separate entries.
 
     Args:
         variables: {name: variable or part}.

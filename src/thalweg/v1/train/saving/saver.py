@@ -53,7 +53,7 @@ class Saver:
         sharded: True to allow a checkpoint named like the file `checkpoint`. A checkpoint is one
             file in any case.
         max_to_keep: Number of newest checkpoints to keep; 0 or None keeps all.
-        keep_checkpoint_every_n_hours: Of older checkpoints, one per this number of hours is kept.
+        keep_checkpoint_every_n_hours: A period; one old checkpoint per period is kept.
         name: Ignored.
         restore_sequentially: Ignored.
         saver_def: Must be None; see `as_saver_def`.

@@ -120,8 +120,8 @@ def child_of(owner: object, name: str) -> Any:
 def held_by(value: Any, graph: Any) -> Any:
     """Return the object whose state is saved for `value`, a child of a checkpoint.
 
-    For a `Trackable`, it is the result of `_checkpointed()`, such as a wrapped optimizer. For a
-    parameter or buffer with a variable in `graph`, it is this variable. Otherwise it is `value`.
+    For a `Trackable`, return `value._checkpointed()`, such as a wrapped optimizer. For a parameter
+    or buffer with a variable in `graph`, return the variable. Return any other object unchanged.
     """
     if isinstance(value, Trackable):
         return value._checkpointed()
@@ -173,8 +173,8 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
 def _add_slots(members: list[ObjectMember], indices: dict[int, int]) -> None:
     """Append the slots of all optimizers in `members` to `members`, in place.
 
-    Also extend the attribute `slots` of the optimizers' members, and `indices`, which is {id of an
-    object: index in `members`}.
+    Add the slots to `indices`, {id of an object: index in `members`}, and to the attribute `slots`
+    of each optimizer's member.
     """
     variables = [(index, member) for index, member in enumerate(members) if member.is_variable]
     for keeper in [member for member in members if isinstance(member.held, TrackableSlots)]:

@@ -114,10 +114,10 @@ class Restoration:
         return reachable
 
     def bind(self, node: int, owner: object) -> None:
-        """Restore the value of a position into an object, and values of its children and slots.
+        """Restore the values of a position, its children and its slots into an object.
 
-        Either all values are set, or none. If a child or slot is missing, its parent or optimizer
-        stores the position, and restores the value when it creates the child or slot.
+        Either all values are set, or none. The parent of a missing child stores the child's
+        position, and later restores the new child. An optimizer does so for a missing slot.
 
         Args:
             node: The position.
@@ -193,7 +193,7 @@ class Position:
         return self._restoration.unused[self._node]
 
     def restore(self, trackable: object) -> None:
-        """Restore the value of this position, its children and its slots into an object.
+        """Restore the values of this position, its children and its slots into an object.
 
         Raises:
             CheckpointMismatchError: Shapes or dtypes differ. Nothing has changed.
@@ -211,7 +211,7 @@ class Position:
 class Walk:
     """Traversal of a file's positions and the program's objects for one call of `bind`.
 
-    It matches objects to positions, checks all values, and then sets all values.
+    A walk matches objects to positions, checks all values, and then sets all values.
 
     Args:
         values: The restore, with the values of the file.
@@ -257,9 +257,9 @@ class Walk:
         self._values.settle(self._objects, self._waiting_nodes)
 
     def _visit_object(self, node: int, owner: object) -> None:
-        """Record an object as the target of its position's value; queue its children and slots.
+        """Record `owner` as the target of the value at `node`; queue the children and slots.
 
-        Children of the position that the object lacks are recorded in `_missing`.
+        Add children that the file has, but `owner` lacks, to `_missing`.
         """
         held = held_by(owner, self._values.graph)
         if (node, id(held)) in self._visited:
@@ -279,7 +279,7 @@ class Walk:
             self._link_slot(link, node, held)
 
     def _link_slot(self, link: Link, node: int, held: Any) -> None:
-        """Queue a slot if its optimizer and its variable were both visited; else do nothing.
+        """Queue the slot of `link`; do nothing unless both optimizer and variable were visited.
 
         If the slot does not exist and the optimizer does not create it now, the optimizer stores
         the slot's position for its first step. `held`, at `node`, is the optimizer or the variable.

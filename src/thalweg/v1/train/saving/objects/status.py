@@ -75,7 +75,7 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self._values.waiting()
 
     def assert_consumed(self) -> Self:
-        """Return self if no value waits for its object and each existing variable was restored.
+        """Return self if no value waits for an object and each existing variable was restored.
 
         Raises:
             NotConsumedError: A value waits, or a variable has no value; the message has the names.
