@@ -450,6 +450,12 @@ def written_of(cached_plan: CachedPlan) -> list[Tensor]:
     return [*plan_of(cached_plan).written, *_other_slots_of(cached_plan)]
 
 
+def places_of(cached_plan: CachedPlan) -> list[tuple[Tensor, int]]:
+    """Return (tensor, address) of all tensors that the update and the passes access."""
+    plans = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
+    return [place for plan in plans for place in plan.places()]
+
+
 def bounds_of(cached_plan: CachedPlan) -> Int64:
     """Return begin and end of each range of memory that a step writes, as ascending addresses."""
     bounds, slots = plan_of(cached_plan).bounds, _other_slots_of(cached_plan)

@@ -433,7 +433,7 @@ class StagedStep:
             RuleError: A stage returns an invalid value.
             InvalidArgumentError, InvalidTypeError, LayoutError: A slot is invalid.
         """
-        self.check_slots(slots)
+        slots = self.check_slots(slots)
         passes, updates = iter(self.pass_plans), SlotUpdates()
         self._numbers, sweeps = None, group_measures(self._rule)
         stage_columns = columns
@@ -531,7 +531,7 @@ class StagedStep:
             self._numbers = self._matrices.numbers()
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
-    def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
+    def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
         """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
         In both cases write the addresses of slots into the tables of kernels for small matrices.
@@ -539,17 +539,23 @@ class StagedStep:
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.
 
+        Returns:
+            Aliases of the slots, which keep the memory that was validated.
+
         Raises:
             InvalidArgumentError, InvalidTypeError, LayoutError: As `check_shaped_slots`.
         """
         all_slots = [slot for var_slots in slots for slot in var_slots]
         # The kernels of small matrices are made in `_bind_short`, even without slots.
         if not all_slots and not self._short_groups:
-            return
+            return slots
         slots = slots or [()] * len(self._variables)
+        slots = [list(map(Tensor.detach, var_slots)) for var_slots in slots]
+        aliases = [alias for var_slots in slots for alias in var_slots]
         try:
             slot_layout: list[Any] | None = [
-                list(map(getter, all_slots)) for getter in (id, *_LAYOUT_GETTERS)
+                list(map(id, all_slots)),
+                *(list(map(getter, aliases)) for getter in _LAYOUT_GETTERS),
             ]
         # A slot without memory has no ptr; `check_shaped_slots` raises for it.
         except RuntimeError:
@@ -570,6 +576,7 @@ class StagedStep:
             self._slot_bounds, self._are_disjoint = layout.merge_byte_spans(target_slots), None
             self._slot_layout = slot_layout
         self._bind_short(slots)
+        return slots
 
     def _bind_short(self, slots: Sequence[Sequence[Tensor]]) -> None:
         """Write the addresses of slots into the tables of kernels for small matrices.

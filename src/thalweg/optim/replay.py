@@ -155,7 +155,8 @@ class ReplayedStep:
         guards.releases_lock = not is_small
         self._write_guards(guards, gradients, idle_params)
         self._absent = {}
-        return True
+        places = (sub_step.accessed_places() for sub_step in sub_steps)
+        return guards.has_recorded(chain.from_iterable(places))
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
         """Set `self._in_call` to native programs that compute the scalars of each step.

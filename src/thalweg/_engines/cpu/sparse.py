@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from thalweg._engines import layout
 from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import launch, sparse_rows
 from thalweg._engines.cpu.sparse_plan import RowsPlan
@@ -75,8 +74,8 @@ class SparsePlan(RowsPlan):
         return len(indices) < ENTRIES and self._group_by_row(values, indices) < 0
 
     def point_at(self, slices: IndexedSlices) -> None:
-        indices = layout.as_packed(slices.indices)
-        bad = self._group_by_row(layout.as_packed(slices.values), indices)
+        values, indices = self._pack(slices)
+        bad = self._group_by_row(values, indices)
         # A callback may have changed an index since validation.
         if bad >= 0:
             raise InvalidArgumentError(
