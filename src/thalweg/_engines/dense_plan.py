@@ -18,7 +18,12 @@ from thalweg._base.locks import importing
 from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.formula_parser import Composed
-from thalweg._engines.held_memory import hold_for_kernels, lie_in_storages, moved, read_addresses
+from thalweg._engines.held_memory import (
+    are_in_storages,
+    hold_for_kernels,
+    moved_error,
+    read_addresses,
+)
 from thalweg._engines.metadata_guard import MetadataGuard
 from thalweg._engines.protocol import (
     Call,
@@ -278,7 +283,7 @@ class DensePlan:
             storages = list(map(Tensor.untyped_storage, gradients))
             addresses = read_addresses(gradients)
             bounds = self.bounds if bounds is None else bounds
-            if not lie_in_storages(addresses, self._bytes, storages):
+            if not are_in_storages(addresses, self._bytes, storages).all():
                 return False
             if not self._points_at(gradients, addresses, bounds):
                 self._ids = []
@@ -334,11 +339,10 @@ class DensePlan:
             LayoutError: A gradient has lost its memory.
         """
         self._ids = []
-        addresses = read_addresses(gradients)
-        if not lie_in_storages(
-            addresses, self._bytes, list(map(Tensor.untyped_storage, gradients))
-        ):
-            raise moved("A variable")
+        addresses, storages = read_addresses(gradients), map(Tensor.untyped_storage, gradients)
+        are_inside = are_in_storages(addresses, self._bytes, list(storages))
+        if not are_inside.all():
+            raise moved_error(self._request, int(are_inside.argmin()))
         for group in self.groups:
             group.point_at(addresses[group.members])
         self._gradient_addresses = addresses
@@ -392,8 +396,9 @@ class DensePlan:
         if self.measures_in_place:
             return groups
         gradients = list(map(Tensor.detach, self._gradients))
-        if (read_addresses(gradients) != self._gradient_addresses).any():
-            raise moved("A variable")
+        have_moved = read_addresses(gradients) != self._gradient_addresses
+        if have_moved.any():
+            raise moved_error(self._request, int(have_moved.argmax()))
         return self._row_major_groups.refresh(groups, gradients, formulas)
 
     def make_calls(self, columns: Columns) -> list[Call]:

@@ -9,16 +9,22 @@ frees the memory of all tensors over the storage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor, UntypedStorage
 from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._base.locks import importing
-from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
+from thalweg._engines.layout import STORAGE_NAMES, is_dense, same_strides, without_records
 from thalweg._engines.protocol import StepRequest
 from thalweg.errors import LayoutError
+
+_DTYPE: Any = Tensor.dtype.__get__  # pyright: ignore
+_NBYTES: Any = Tensor.nbytes.__get__  # pyright: ignore
 
 
 def read_addresses(tensors: Sequence[Tensor]) -> Int64:
@@ -26,8 +32,10 @@ def read_addresses(tensors: Sequence[Tensor]) -> Int64:
     return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
 
-def lie_in_storages(addresses: Int64, sizes: Int64, storages: Sequence[UntypedStorage]) -> bool:
-    """Return True if each memory range that is not empty lies in its storage.
+def are_in_storages(
+    addresses: Int64, sizes: Int64, storages: Sequence[UntypedStorage]
+) -> npt.NDArray[np.bool_]:
+    """Return for each memory range True if it is empty or lies in its storage.
 
     Args:
         addresses, sizes: The addresses and the sizes in bytes.
@@ -36,8 +44,7 @@ def lie_in_storages(addresses: Int64, sizes: Int64, storages: Sequence[UntypedSt
     count = len(storages)
     starts = np.fromiter(map(UntypedStorage.data_ptr, storages), np.int64, count)
     ends = starts + np.fromiter(map(UntypedStorage.nbytes, storages), np.int64, count)
-    are_inside = (starts <= addresses) & (addresses + sizes <= ends)
-    return bool((are_inside | (sizes == 0)).all())
+    return (starts <= addresses) & (addresses + sizes <= ends) | (sizes == 0)
 
 
 def hold_memory(request: StepRequest) -> StepRequest:
@@ -62,37 +69,44 @@ def hold_for_kernels(request: StepRequest) -> StepRequest:
         LayoutError: A tensor has lost its memory, or was replaced by one of another layout.
         InvalidTypeError, InvalidArgumentError: An encoded slot was replaced.
     """
-    held = hold_memory(request)
+    held, codecs = hold_memory(request), request.rule.codecs
     copies = held.copies or [None] * len(held.variables)
     rows = zip(held.variables, held.gradients, held.slots, copies, strict=True)
-    for index, (var, grad, slots, copy) in enumerate(rows):
-        tensors = [grad, *layout.without_records(slots, request.rule.codecs), copy]
-        if not _can_access(var, [tensor for tensor in tensors if isinstance(tensor, Tensor)]):
-            raise moved(f"'{request.titles[index]}'" if request.titles else "A variable")
-    if request.rule.codecs:
+    tensors_by_variable = [
+        [var, *(x for x in (grad, copy) if isinstance(x, Tensor)), *without_records(slots, codecs)]
+        for var, grad, slots, copy in rows
+    ]
+    if not _can_access(tensors_by_variable):
+        moved = [not _can_access([tensors]) for tensors in tensors_by_variable]
+        raise moved_error(request, moved.index(True))
+    if codecs:
         with importing:
             from thalweg._engines.codecs.checks import check_encoded
         check_encoded(held)
     return held
 
 
-def _can_access(var: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Return True if kernels can access a dense variable and further tensors like it."""
-    tensors = [var, *tensors]
-    sizes = np.array([tensor.nbytes for tensor in tensors], np.int64)
+def _can_access(tensors_by_variable: Sequence[Sequence[Tensor]]) -> bool:
+    """Return True if kernels can access dense variables, each followed by tensors of its layout."""
+    tensors = list(chain.from_iterable(tensors_by_variable))
+    owners = [group[0] for group in tensors_by_variable for _ in group]
+    if not {*map(_DTYPE, tensors)} <= STORAGE_NAMES.keys():
+        return False
+    if list(map(Tensor.size, tensors)) != list(map(Tensor.size, owners)):
+        return False
+    if not all(map(Tensor.is_contiguous, tensors)) and not (
+        all(map(same_strides, tensors, owners)) and all(map(is_dense, owners))
+    ):
+        return False
+    sizes = np.fromiter(map(_NBYTES, tensors), np.int64, len(tensors))
     storages = list(map(Tensor.untyped_storage, tensors))
-    return (
-        layout.is_dense(var)
-        and all(tensor.dtype in layout.STORAGE_NAMES for tensor in tensors)
-        and all(tensor.shape == var.shape for tensor in tensors)
-        and all(layout.same_strides(tensor, var) for tensor in tensors)
-        and lie_in_storages(read_addresses(tensors), sizes, storages)
-    )
+    return bool(are_in_storages(read_addresses(tensors), sizes, storages).all())
 
 
-def moved(label: str) -> LayoutError:
-    """Return the error about a variable whose tensors were replaced during the step."""
+def moved_error(request: StepRequest, index: int) -> LayoutError:
+    """Return the error about a variable whose tensors another thread has replaced."""
+    label = f"'{request.titles[index]}'" if request.titles else "a variable"
     return LayoutError(
-        f"{label}, its gradient or its state was given other memory by another thread while the"
-        " step was planned. Have the thread wait until the step has ended."
+        f"cannot update {label}: another thread has replaced the memory of it, its gradient or its"
+        " state during the step. Have that thread wait until the step has ended."
     )

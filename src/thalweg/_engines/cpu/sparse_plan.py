@@ -16,7 +16,7 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.reductions import max_abs, sums_of
-from thalweg._engines.held_memory import hold_for_kernels, moved
+from thalweg._engines.held_memory import hold_for_kernels, moved_error
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import (
     Call,
@@ -63,6 +63,7 @@ class RowsPlan(ABC):
     def __init__(self, request: StepRequest) -> None:
         held = hold_for_kernels(request)
         (var,), (slots,), (grad,) = held.variables, held.slots, held.gradients
+        self._request = held._replace(gradients=())
         self.rule = request.rule
         self.stages = request.stages
         self.var = var
@@ -214,7 +215,7 @@ class RowsPlan(ABC):
         """
         values, indices = layout.as_packed(slices.values), layout.as_packed(slices.indices)
         if not self._can_read(values, indices):
-            raise moved("A variable")
+            raise moved_error(self._request, 0)
         return values, indices
 
     def _is_readable(self, tensor: Tensor) -> bool:
