@@ -22,6 +22,7 @@ from thalweg._core.commit import TAKEN, add_note
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.param_groups import gradient_set_of
 from thalweg._core.plan_cache import CachedPlan
+from thalweg._core.reentrance import one_step_at_a_time
 from thalweg._core.replay import (
     ERRORS,
     GuardedStep,
@@ -418,12 +419,11 @@ class ReplayedStep:
             if self._has_threads:
                 self.launches.set_threads(self.snapshot)
             if self._passes:
-                status = self._replay((self.snapshot.replay_count, None, (), flags))
+                status = self._replay(cache, (self.snapshot.replay_count, None, (), flags))
             else:
                 pairs = self._hold_gradients() if self.snapshot.releases_lock else None
-                status = self.snapshot.replay(
-                    pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), flags
-                )
+                call_args = replay_kernel.ANY_STEP, pairs, (), flags
+                status = self._call_native(cache, replay_kernel.FULL_STEP, call_args)
             if status:
                 self._drop(optimizer, status)
                 return False
@@ -431,7 +431,27 @@ class ReplayedStep:
             return True
         return self._take_with_scalars(optimizer, fields, flags)
 
-    def _replay(self, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
+    def _call_native(
+        self, cache: Any, part: int, call_args: tuple[int, Any, Sequence[Call], int]
+    ) -> int:
+        """Run the native call of the update; return 0, or the status of a refusal.
+
+        If the update consists of several calls, the garbage collector may run finalizers between
+        them. `cache.stepping` then makes a step within this step raise an error.
+
+        Args:
+            cache: The step cache of the optimizer.
+            part: A constant of `replay_kernel`, for `GuardTable.replay`.
+            call_args: As for `_replay`.
+        """
+        guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
+        is_marked = cache.stepping is not None or not (end_calls or guards.releases_lock)
+        if is_marked:
+            return guards.replay(pairs, step_count, part, end_calls, flags)
+        with one_step_at_a_time(cache, self._class.__name__):
+            return guards.replay(pairs, step_count, part, end_calls, flags)
+
+    def _replay(self, cache: Any, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
         """Run the native calls of passes (stages before the update) and of the update.
 
         Return 0, or the status of a refusal.
@@ -448,7 +468,7 @@ class ReplayedStep:
             if status:
                 return status
             writes += slot_writes
-        return guards.replay(pairs, step_count, part, [*writes, *end_calls], flags)
+        return self._call_native(cache, part, (step_count, pairs, [*writes, *end_calls], flags))
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
         """Take a step that needs Python before its native call: for sums, transforms or scalars.
@@ -532,7 +552,8 @@ class ReplayedStep:
         except ERRORS:  # the careful way says it
             return None
         self.launches.set_threads(snapshot)
-        status = self._replay((step_count, pairs, [*end_calls, *judge_calls], flags))
+        native_args = step_count, pairs, [*end_calls, *judge_calls], flags
+        status = self._replay(optimizer.step_cache, native_args)
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
         if can_repeat and status == replay_kernel.OUT_OF_RANGE:
