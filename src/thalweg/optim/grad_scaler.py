@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from thalweg._core.atomic_section import run
-from thalweg._core.commit import TAKEN
 from thalweg._core.options.loss_scale import Unscaling
 from thalweg._core.param_groups import Group
 from thalweg.optim.group_options import number
@@ -101,8 +100,14 @@ def forget_scale(optimizer: object) -> None:
         vars(optimizer).pop(name, None)
 
 
+# Results of `FusedOptimizer._describe_progress`.
+StepNotes = list[tuple[Sequence[str], str]]
+
+
 def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
     """Return `step` wrapped: an error gets notes about what was written.
+
+    `step(optimizer, closure, results)` appends the result of `_describe_progress` to `results`.
 
     An error also removes the scaler's attributes from the optimizer. `torch.amp.GradScaler` removes
     them only after success, and would multiply a remaining scale by the next one.
@@ -111,16 +116,12 @@ def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
     @wraps(step)
     def taken(optimizer: Any, closure: Callable[[], object] | None = None) -> Any:
         """Take a step; on errors, add notes and clear the attributes of the scaler."""
-        cache = optimizer.step_cache
-        cache.progress, cache.is_folded, total = (), False, cache.total
+        results = StepNotes()
         try:
-            return step(optimizer, closure)
+            return step(optimizer, closure, results)
         except BaseException as error:
-            # The step was replayed in one call, and interrupted after the call.
-            if cache.total != total and not cache.progress:
-                cache.progress = (f"{TAKEN}.",)
             forget_scale(optimizer)
-            optimizer._add_progress_note(error)
+            optimizer._add_progress_note(error, results)
             raise
 
     return taken

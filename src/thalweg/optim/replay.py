@@ -12,6 +12,7 @@ from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from thalweg._core.commit import TAKEN, add_note
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.param_groups import gradient_set_of
 from thalweg._core.plan_cache import CachedPlan
-from thalweg._core.reentrance import one_step_at_a_time
+from thalweg._core.reentrance import Stepping
 from thalweg._core.replay import (
     ERRORS,
     GuardedStep,
@@ -373,20 +374,22 @@ class ReplayedStep:
         """
         if has_sums != self._has_sums:
             return False
-        former_count, cache = None, optimizer.step_cache
+        is_taken, cache = False, optimizer.step_cache
         try:
             with cache.lock:
+                # With the lock: other threads may take steps before and after.
+                former_count, stepping = self.snapshot.replay_counter.value, cache.stepping
                 try:
-                    # Not before: other threads may have taken steps while this one waited.
-                    former_count = self.snapshot.replay_counter.value
                     flags = replay_kernel.UNRECORDED if unrecorded else 0
-                    return self._take(optimizer, vars(optimizer), cache, flags)
+                    is_taken = self._take(optimizer, vars(optimizer), cache, flags)
                 except BaseException:  # what is kept may be half of one step, half of another
+                    is_taken = self.snapshot.replay_count != former_count
+                    cache.stepping = stepping
                     cache.forget_replay()
                     forget_scale(optimizer)
                     raise
+            return is_taken
         except BaseException as error:
-            is_taken = former_count not in (None, self.snapshot.replay_count)
             add_note(error, [f"{TAKEN}."] if is_taken else ())
             raise
 
@@ -448,8 +451,12 @@ class ReplayedStep:
         is_marked = cache.stepping is not None or not (end_calls or guards.releases_lock)
         if is_marked:
             return guards.replay(pairs, step_count, part, end_calls, flags)
-        with one_step_at_a_time(cache, self._class.__name__):
-            return guards.replay(pairs, step_count, part, end_calls, flags)
+        stepping = Stepping()
+        cache.stepping = ref(stepping)
+        status = guards.replay(pairs, step_count, part, end_calls, flags)
+        # After an exception, `take` does this.
+        cache.stepping = None
+        return status
 
     def _replay(self, cache: Any, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
         """Run the native calls of passes (stages before the update) and of the update.
