@@ -88,7 +88,7 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
                 error.add_note(advice)
 
 
-def say_refused(error: Exception) -> None:
+def say_refused(error: BaseException) -> None:
     """Note on an error that nothing has changed.
 
     Do nothing if its notes say that a step was taken or skipped, or if it is a ReplicaLostError.
