@@ -45,11 +45,24 @@ class Memory:
             assert set(buffer) == {POISON}, "a kernel wrote to freed memory"
 
 
+class Resizable(Memory):
+    """Memory of torch."""
+
+    def tensor(self, *shape: int) -> torch.Tensor:
+        return torch.ones(shape)
+
+
 class Training:
     """Steps over parameters and gradients in watched memory."""
 
-    def __init__(self, make: Callable[[list[Any]], Any], shape: tuple[int, ...], steps: int):
-        self.memory, self.shape = Memory(), shape
+    def __init__(
+        self,
+        make: Callable[[list[Any]], Any],
+        shape: tuple[int, ...],
+        steps: int,
+        memory: Memory | None = None,
+    ) -> None:
+        self.memory, self.shape = memory or Memory(), shape
         self.params: list[Any] = [torch.nn.Parameter(self.memory.tensor(*shape)) for _ in "ab"]
         self.step = make(self.params)
         for _ in range(steps):
@@ -130,3 +143,36 @@ def test_replaced_memory_is_not_written_after_it_was_freed(name: str, steps: int
 @pytest.mark.parametrize("name", MAKERS)
 def test_memory_replaced_anywhere_is_not_written_after_it_was_freed(name: str, steps: int) -> None:
     check_places(name, steps, 40)
+
+
+def check_cut(name: str, steps: int, place: int) -> None:
+    """Cut the memory of a tensor at a line: the step raises, unless it has written before."""
+    make, shape = MAKERS[name]
+    training = Training(make, shape, steps, Resizable())
+    first, second = training.params
+    before, have_changed = second.detach().clone(), list[bool]()
+
+    def cut() -> None:
+        have_changed.append(not torch.equal(second, before))
+        (first if place % 2 else first.grad).untyped_storage().resize_(0)
+
+    try:
+        outcome(place, training.step, handler=cut)
+    except (ValueError, RuntimeError):
+        assert torch.equal(second, before)
+    else:
+        assert have_changed != [False]
+
+
+@pytest.mark.parametrize(("name", "steps"), [("dense", 0), ("dense", 1), ("rows", 1)])
+def test_cut_memory_is_not_written(name: str, steps: int) -> None:
+    for place in places(*MAKERS[name], steps, FEW):
+        check_cut(name, steps, place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("name", MAKERS)
+def test_memory_cut_anywhere_is_not_written(name: str, steps: int) -> None:
+    for place in places(*MAKERS[name], steps, 200):
+        check_cut(name, steps, place)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import eq, is_
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._C import DisableTorchFunctionSubclass
 
 from thalweg._base.lazy import lazy
@@ -20,7 +20,9 @@ from thalweg._engines.array_types import Int64
 from thalweg._engines.formula_parser import Composed
 from thalweg._engines.held_memory import (
     are_in_storages,
-    hold_for_kernels,
+    check_call,
+    check_held,
+    hold_memory,
     moved_error,
     read_addresses,
 )
@@ -157,14 +159,16 @@ class DensePlan:
         self._storage_guard, held = self._hold(request)
         held_slots = self._storage_guard.aliases
         held_copies = [copy for copy in held.copies or () if copy is not None]
-        self.groups = [make_group(held, members) for members in _group_by_signature(held)]
         dtypes = [layout.compute_dtype(var.dtype) for var in held.variables]
         self.dtypes = tuple(dict.fromkeys(dtypes))
         indices = _select_one_per_storage(held_slots)
         all_slots = [slot for var_slots in slots for slot in var_slots]
         self.written = [*variables, *(all_slots[index] for index in indices), *self._copy_tensors]
-        held_tensors = [*held.variables, *(held_slots[index] for index in indices), *held_copies]
-        self._pointers = list(map(Tensor.data_ptr, held_tensors))
+        watched_slots = [held_slots[index] for index in indices]
+        self._held_tensors = [*held.variables, *watched_slots, *held_copies]
+        self._pointers = list(map(Tensor.data_ptr, self._held_tensors))
+        check_held(held)
+        self.groups = [make_group(held, members) for members in _group_by_signature(held)]
         self._layouts = _read_layouts([*held.variables, *held_copies])
         self._shapes, self._strides = (column[: len(variables)] for column in self._layouts[:2])
         self._contiguous = all(map(Tensor.is_contiguous, held.variables))
@@ -178,7 +182,8 @@ class DensePlan:
         self.mark_written = partial(torch._C._increment_version, marked_tensors)  # pyright: ignore[reportPrivateUsage]
         # Gradients whose addresses are in the tables, and the last ones that passed all checks.
         self._gradients: Sequence[Any] = ()
-        self._gradient_storages: Sequence[Any] = ()
+        self._gradient_storages: Sequence[UntypedStorage] = ()
+        self._gradient_starts: Sequence[int] = ()
         self._ids: list[int] = []
         self._gradient_addresses = np.empty(0, np.int64)
         self._checked_bounds = self.bounds
@@ -193,7 +198,7 @@ class DensePlan:
         guard = StorageGuard([slot for var_slots in request.slots for slot in var_slots])
         aliases = iter(guard.aliases)
         slots = [list(islice(aliases, len(var_slots))) for var_slots in request.slots]
-        return guard, hold_for_kernels(request._replace(slots=slots))
+        return guard, hold_memory(request._replace(slots=slots))
 
     def places(self) -> list[tuple[Tensor, int]]:
         """Return (tensor, address in the tables) of all variables, slots and copies."""
@@ -283,7 +288,8 @@ class DensePlan:
             storages = list(map(Tensor.untyped_storage, gradients))
             addresses = read_addresses(gradients)
             bounds = self.bounds if bounds is None else bounds
-            if not are_in_storages(addresses, self._bytes, storages).all():
+            starts = list(map(UntypedStorage.data_ptr, storages))
+            if not are_in_storages(addresses, self._bytes, storages, starts).all():
                 return False
             if not self._points_at(gradients, addresses, bounds):
                 self._ids = []
@@ -299,7 +305,8 @@ class DensePlan:
                 self._checked_bounds = bounds
         except RuntimeError:
             return False
-        self._gradients, self._gradient_storages, self.is_bound = gradients, storages, True
+        self._gradients, self.is_bound = gradients, True
+        self._gradient_storages, self._gradient_starts = storages, starts
         return True
 
     def _points_at(self, gradients: Sequence[Any], addresses: Int64, bounds: Int64) -> bool:
@@ -339,13 +346,15 @@ class DensePlan:
             LayoutError: A gradient has lost its memory.
         """
         self._ids = []
-        addresses, storages = read_addresses(gradients), map(Tensor.untyped_storage, gradients)
-        are_inside = are_in_storages(addresses, self._bytes, list(storages))
+        storages = list(map(Tensor.untyped_storage, gradients))
+        addresses, starts = read_addresses(gradients), list(map(UntypedStorage.data_ptr, storages))
+        are_inside = are_in_storages(addresses, self._bytes, storages, starts)
         if not are_inside.all():
-            raise moved_error(self._request, int(are_inside.argmin()))
+            raise moved_error(self._request.titles, int(are_inside.argmin()))
         for group in self.groups:
             group.point_at(addresses[group.members])
         self._gradient_addresses = addresses
+        self._gradient_storages, self._gradient_starts = storages, starts
         self._gradients, self.is_bound = gradients, True
 
     @property
@@ -398,8 +407,26 @@ class DensePlan:
         gradients = list(map(Tensor.detach, self._gradients))
         have_moved = read_addresses(gradients) != self._gradient_addresses
         if have_moved.any():
-            raise moved_error(self._request, int(have_moved.argmax()))
+            raise moved_error(self._request.titles, int(have_moved.argmax()))
         return self._row_major_groups.refresh(groups, gradients, formulas)
+
+    def memory_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of the plan and its gradients; call them before any other
+        code runs.
+        """
+        present = chain(
+            map(Tensor.data_ptr, self._held_tensors),
+            map(UntypedStorage.data_ptr, self._gradient_storages),
+        )
+        addresses = [*self._pointers, *self._gradient_starts]
+        return [check_call(present, addresses, self._raise_cut)]
+
+    def _raise_cut(self) -> None:
+        """Raise LayoutError for the first variable whose storages were cut."""
+        tensors = [*self._request.variables, *self._gradients]
+        count = len(self.variables)
+        are_cut = [x.numel() > 0 and not x.untyped_storage().nbytes() for x in tensors]
+        raise moved_error(self._request.titles, are_cut.index(True) % count if any(are_cut) else 0)
 
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return functions without arguments that write all variables, slots and copies."""
@@ -407,7 +434,8 @@ class DensePlan:
         return [*calls, self.mark_written]
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
-        yield WriteRound(range(len(self.variables)), self.make_calls(columns))
+        yield WriteRound(range(len(self.variables)), self.make_calls(columns), self.memory_checks())
 
     def release_gradients(self) -> None:
-        self._gradients, self._gradient_storages, self.is_bound = (), (), False
+        self._gradients, self.is_bound = (), False
+        self._gradient_storages, self._gradient_starts = (), ()

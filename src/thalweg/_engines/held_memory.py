@@ -3,14 +3,17 @@
 An assignment to `data`, `set_` and `torch.utils.swap_tensors` give a tensor other memory, and free
 its former memory unless something else refers to it. A detached alias, which only the plan of a
 step has, keeps memory and layout. An alias does not protect against `UntypedStorage.resize_`, which
-frees the memory of all tensors over the storage.
+frees the memory of all tensors over the storage: `check_call` detects that before a kernel begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, compress
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +23,7 @@ from torch._C import DisableTorchFunctionSubclass
 from thalweg._base.locks import importing
 from thalweg._engines.array_types import Int64
 from thalweg._engines.layout import STORAGE_NAMES, is_dense, same_strides, without_records
-from thalweg._engines.protocol import StepRequest
+from thalweg._engines.protocol import Call, StepRequest
 from thalweg.errors import LayoutError
 
 _DTYPE: Any = Tensor.dtype.__get__  # pyright: ignore
@@ -33,18 +36,17 @@ def read_addresses(tensors: Sequence[Tensor]) -> Int64:
 
 
 def are_in_storages(
-    addresses: Int64, sizes: Int64, storages: Sequence[UntypedStorage]
+    addresses: Int64, sizes: Int64, storages: Sequence[UntypedStorage], starts: Sequence[int]
 ) -> npt.NDArray[np.bool_]:
     """Return for each memory range True if it is empty or lies in its storage.
 
     Args:
         addresses, sizes: The addresses and the sizes in bytes.
-        storages: The storage of each range.
+        storages, starts: The storage of each range, and the address of the storage.
     """
-    count = len(storages)
-    starts = np.fromiter(map(UntypedStorage.data_ptr, storages), np.int64, count)
-    ends = starts + np.fromiter(map(UntypedStorage.nbytes, storages), np.int64, count)
-    return (starts <= addresses) & (addresses + sizes <= ends) | (sizes == 0)
+    first = np.array(starts, np.int64)
+    ends = first + np.fromiter(map(UntypedStorage.nbytes, storages), np.int64, len(storages))
+    return (first <= addresses) & (addresses + sizes <= ends) | (sizes == 0)
 
 
 def hold_memory(request: StepRequest) -> StepRequest:
@@ -59,18 +61,17 @@ def hold_memory(request: StepRequest) -> StepRequest:
         )
 
 
-def hold_for_kernels(request: StepRequest) -> StepRequest:
-    """Return `hold_memory(request)`, after a check that kernels can access the aliases.
+def check_held(held: StepRequest) -> None:
+    """Raise an error unless kernels can access the tensors of a result of `hold_memory`.
 
-    Args:
-        request: A validated step. Another thread may have replaced its tensors since.
+    Another thread may have replaced tensors after the step was validated. Addresses for
+    `check_call` must be read before this check.
 
     Raises:
         LayoutError: A tensor has lost its memory, or was replaced by one of another layout.
         InvalidTypeError, InvalidArgumentError: An encoded slot was replaced.
     """
-    held, codecs = hold_memory(request), request.rule.codecs
-    copies = held.copies or [None] * len(held.variables)
+    codecs, copies = held.rule.codecs, held.copies or [None] * len(held.variables)
     rows = zip(held.variables, held.gradients, held.slots, copies, strict=True)
     tensors_by_variable = [
         [var, *(x for x in (grad, copy) if isinstance(x, Tensor)), *without_records(slots, codecs)]
@@ -78,12 +79,11 @@ def hold_for_kernels(request: StepRequest) -> StepRequest:
     ]
     if not _can_access(tensors_by_variable):
         moved = [not _can_access([tensors]) for tensors in tensors_by_variable]
-        raise moved_error(request, moved.index(True))
+        raise moved_error(held.titles, moved.index(True))
     if codecs:
         with importing:
             from thalweg._engines.codecs.checks import check_encoded
         check_encoded(held)
-    return held
 
 
 def _can_access(tensors_by_variable: Sequence[Sequence[Tensor]]) -> bool:
@@ -100,12 +100,29 @@ def _can_access(tensors_by_variable: Sequence[Sequence[Tensor]]) -> bool:
         return False
     sizes = np.fromiter(map(_NBYTES, tensors), np.int64, len(tensors))
     storages = list(map(Tensor.untyped_storage, tensors))
-    return bool(are_in_storages(read_addresses(tensors), sizes, storages).all())
+    starts = list(map(UntypedStorage.data_ptr, storages))
+    return bool(are_in_storages(read_addresses(tensors), sizes, storages, starts).all())
 
 
-def moved_error(request: StepRequest, index: int) -> LayoutError:
+def check_call(present: Iterable[int], addresses: Sequence[int], fail: Call) -> Call:
+    """Return a function in C that calls `fail` if addresses have changed since they were read.
+
+    If kernels hold Python's lock and directly follow in C, their memory is allocated.
+
+    Args:
+        present: Iterator in C that reads the present addresses when the function is called.
+        addresses: The expected addresses.
+    """
+    are_same = map(operator.eq, present, addresses)
+    # `compress` selects `fail`, or nothing.
+    is_changed = map(operator.not_, map(all, (are_same,)))
+    calls: Iterator[Any] = map(operator.call, compress((fail,), is_changed))
+    return partial(cast("Callable[..., Any]", deque), calls, 0)
+
+
+def moved_error(titles: Sequence[str], index: int) -> LayoutError:
     """Return the error about a variable whose tensors another thread has replaced."""
-    label = f"'{request.titles[index]}'" if request.titles else "a variable"
+    label = f"'{titles[index]}'" if titles else "a variable"
     return LayoutError(
         f"cannot update {label}: another thread has replaced the memory of it, its gradient or its"
         " state during the step. Have that thread wait until the step has ended."

@@ -26,6 +26,7 @@ from thalweg._engines.formula_arguments import check_given
 from thalweg._engines.formula_parser import trace_formula
 from thalweg._engines.formula_source import place_of
 from thalweg._engines.fused_stage import read_stage
+from thalweg._engines.held_memory import check_call, moved_error
 from thalweg._engines.matrix_batches import (
     COUNT,
     NUMBER,
@@ -362,6 +363,7 @@ class StagedStep:
         self._variables, self._titles = list(request.variables), request.titles
         self.stages, self._variable_numbers = request.stages, request.numbers
         self._slot_layout: list[Any] | None = None
+        self._held_slots: list[Tensor] = []
         for rule_pass in rule.passes:
             # Raises for an unsupported stage, even if torch would compute it.
             if isinstance(rule_pass, FusedStage):
@@ -551,7 +553,7 @@ class StagedStep:
             return slots
         slots = slots or [()] * len(self._variables)
         slots = [list(map(Tensor.detach, var_slots)) for var_slots in slots]
-        aliases = [alias for var_slots in slots for alias in var_slots]
+        self._held_slots = aliases = [alias for var_slots in slots for alias in var_slots]
         try:
             slot_layout: list[Any] | None = [
                 list(map(id, all_slots)),
@@ -610,7 +612,7 @@ class StagedStep:
             )
             raise
         for write_round in rounds:
-            for call in write_round.calls:
+            for call in (*write_round.checks, *write_round.calls):
                 call()
 
     @property
@@ -678,7 +680,20 @@ class StagedStep:
 
     def make_rounds(self, columns: Columns) -> Iterator[WriteRound]:
         """See `StepPlan`."""
-        return self.update_plan.make_rounds(self._with_numbers(columns))
+        for write_round in self.update_plan.make_rounds(self._with_numbers(columns)):
+            yield write_round._replace(checks=[*write_round.checks, *self._slot_checks()])
+
+    def _slot_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of `shaped_slots`."""
+        if self._slot_layout is None:
+            return []
+        present = map(Tensor.data_ptr, self._held_slots)
+        return [check_call(present, self._slot_layout[1], self._raise_cut)]
+
+    def _raise_cut(self) -> None:
+        are_cut = [x.numel() > 0 and not x.untyped_storage().nbytes() for x in self._held_slots]
+        index = are_cut.index(True) if any(are_cut) else 0
+        raise moved_error(self._titles, index * len(self._titles) // len(are_cut))
 
     def release_gradients(self) -> None:
         """See `StepPlan`."""

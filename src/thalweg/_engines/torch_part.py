@@ -289,6 +289,10 @@ class TorchPart:
             largest[list(grads)] = to_host(torch.stack([widened(norm) for norm in norms]))
         return largest
 
+    def memory_checks(self) -> list[Call]:
+        """Return []: torch's functions check memory themselves."""
+        return []
+
     @no_grad()
     def make_calls(self, columns: Columns) -> list[Call]:
         """Compute new values; return functions that copy them, or [] if `apply_flag` is false."""

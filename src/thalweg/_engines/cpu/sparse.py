@@ -122,7 +122,7 @@ class SparsePlan(RowsPlan):
         elements = self.values.numel()
         if not elements:
             return []
-        self._base[1] = self.values.data_ptr()
+        self._base[1] = self._values_address
         self._scalars[0] = [scalars[name] for name in kernel.scalars]
         rows_per_slice = max(SHARE // max(width, 1), 1)
         slices = -(-groups // rows_per_slice)
@@ -133,7 +133,8 @@ class SparsePlan(RowsPlan):
             argument[11] = -(-self._sums.ctypes.data // _BLOCK) * _BLOCK
         argument[:5] = 0, slices, self._flush, groups, rows_per_slice
         argument[13] = 0
-        return [kernel.bind_argument(self._address, threads)]
+        is_locked = elements <= launch.LOCKED_ELEMENTS
+        return [kernel.bind_argument(self._address, threads, is_locked)]
 
     def _untouched_call(self, kernel: launch.Compiled, scalars: Scalars) -> Call:
         """Return a call that updates all rows that are not among the gradient's indices."""

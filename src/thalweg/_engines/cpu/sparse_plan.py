@@ -16,7 +16,7 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.reductions import max_abs, sums_of
-from thalweg._engines.held_memory import hold_for_kernels, moved_error
+from thalweg._engines.held_memory import check_call, check_held, hold_memory, moved_error
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import (
     Call,
@@ -61,7 +61,7 @@ class RowsPlan(ABC):
     """
 
     def __init__(self, request: StepRequest) -> None:
-        held = hold_for_kernels(request)
+        held = hold_memory(request)
         (var,), (slots,), (grad,) = held.variables, held.slots, held.gradients
         self._request = held._replace(gradients=())
         self.rule = request.rule
@@ -84,9 +84,11 @@ class RowsPlan(ABC):
         self._row_shape = var.shape[1:]
         self._width = var.numel() // var.shape[0] if var.shape[0] else 0
         self._pointers = list(map(Tensor.data_ptr, self._held))
+        check_held(held)
         self._shapes = list(map(Tensor.size, self._held))
         self._dtypes = [tensor.dtype for tensor in self._held]
         self._values: Tensor | None = None
+        self._values_address = 0
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
 
     def _describe_touched(self) -> Update:
@@ -181,6 +183,7 @@ class RowsPlan(ABC):
             if {*map(type, values_with_indices)} != {Tensor}:
                 return False
             values, indices = map(Tensor.detach, values_with_indices)
+            start = self._values_address = values.data_ptr()
             # `IndexedSlices` may have no shape.
             shape = grad.shape
             if (
@@ -190,7 +193,6 @@ class RowsPlan(ABC):
                 or not self._is_readable(indices)
             ):
                 return False
-            start = values.data_ptr()
         except RuntimeError:
             return False
         return layout.lie_apart(start, values.nbytes, bounds) and self._take_entries(
@@ -214,8 +216,9 @@ class RowsPlan(ABC):
             LayoutError: Another thread has replaced them since the gradient was validated.
         """
         values, indices = layout.as_packed(slices.values), layout.as_packed(slices.indices)
+        self._values_address = values.data_ptr()
         if not self._can_read(values, indices):
-            raise moved_error(self._request, 0)
+            raise moved_error(self._request.titles, 0)
         return values, indices
 
     def _is_readable(self, tensor: Tensor) -> bool:
@@ -291,6 +294,15 @@ class RowsPlan(ABC):
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return calls that update rows with entries, and other rows if the rule updates them."""
+
+    def memory_checks(self) -> list[Call]:
+        """Return `WriteRound.checks` of the plan and its gradient."""
+        addresses = [*self._pointers, self._values_address]
+        present = map(Tensor.data_ptr, [*self._held, self.values])
+        return [check_call(present, addresses, self._raise_cut)]
+
+    def _raise_cut(self) -> None:
+        raise moved_error(self._request.titles, 0)
 
     def release_gradients(self) -> None:
         self._values = None

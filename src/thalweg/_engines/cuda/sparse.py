@@ -118,7 +118,7 @@ class RowsPart(RowsPlan):
         # With every row -1, no row differs from the one before the first, so no program begins one.
         if is_step_enabled is not None:
             rows = torch.where(is_step_enabled, rows, -1)
-        base, address = self._base, self.values.data_ptr()
+        base, address = self._base, self._values_address
         if base.host[1] != address:
             # Marked first: after an interruption in between the table is sent again.
             base.mark_changed()
