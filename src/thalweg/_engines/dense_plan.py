@@ -20,8 +20,8 @@ from thalweg._engines.array_types import Int64
 from thalweg._engines.formula_parser import Composed
 from thalweg._engines.held_memory import (
     are_in_storages,
+    check_access,
     check_call,
-    check_held,
     hold_memory,
     moved_error,
     read_addresses,
@@ -151,29 +151,17 @@ class DensePlan:
         self._from_copies = request.from_copies
         self._vectors, self._places = list(request.vectors), list(request.places)
         self.variables = variables = list(request.variables)
-        self.slots = slots = [list(var_slots) for var_slots in request.slots]
+        self.slots = [list(var_slots) for var_slots in request.slots]
         self.copies = list(request.copies or [None] * len(variables))
         self._grad_dtypes = [grad.dtype for grad in request.gradients]
         self._devices = list(map(Tensor.get_device, variables))
         self._copy_tensors = [copy for copy in self.copies if copy is not None]
-        self._storage_guard, held = self._hold(request)
-        held_slots = self._storage_guard.aliases
-        held_copies = [copy for copy in held.copies or () if copy is not None]
-        dtypes = [layout.compute_dtype(var.dtype) for var in held.variables]
+        aliases = self._hold_tensors(request)
+        self.groups = [make_group(aliases, members) for members in _group_by_signature(aliases)]
+        dtypes = [layout.compute_dtype(var.dtype) for var in aliases.variables]
         self.dtypes = tuple(dict.fromkeys(dtypes))
-        indices = _select_one_per_storage(held_slots)
-        all_slots = [slot for var_slots in slots for slot in var_slots]
-        self.written = [*variables, *(all_slots[index] for index in indices), *self._copy_tensors]
-        watched_slots = [held_slots[index] for index in indices]
-        self._held_tensors = [*held.variables, *watched_slots, *held_copies]
-        self._pointers = list(map(Tensor.data_ptr, self._held_tensors))
-        check_held(held)
-        self.groups = [make_group(held, members) for members in _group_by_signature(held)]
-        self._layouts = _read_layouts([*held.variables, *held_copies])
-        self._shapes, self._strides = (column[: len(variables)] for column in self._layouts[:2])
-        self._contiguous = all(map(Tensor.is_contiguous, held.variables))
-        self._make_group, self._request = make_group, held._replace(gradients=())
-        self.bounds = layout.merge_byte_spans([*held.variables, *held_slots, *held_copies])
+        self._contiguous = all(map(Tensor.is_contiguous, aliases.variables))
+        self._make_group, self._request = make_group, aliases._replace(gradients=())
         # Of variables and copies.
         self._metadata_guard = MetadataGuard()
         self._gradient_guard = MetadataGuard()
@@ -187,18 +175,36 @@ class DensePlan:
         self._ids: list[int] = []
         self._gradient_addresses = np.empty(0, np.int64)
         self._checked_bounds = self.bounds
-        sizes = zip(held.variables, self._grad_dtypes, strict=True)
+        sizes = zip(aliases.variables, self._grad_dtypes, strict=True)
         self._bytes = np.array([var.numel() * dtype.itemsize for var, dtype in sizes], np.int64)
         self.is_bound = False
-        self.point_at(held.gradients)
+        self.point_at(aliases.gradients)
 
-    @staticmethod
-    def _hold(request: StepRequest) -> tuple[StorageGuard, StepRequest]:
-        """Return a guard of all slots, and the request over aliases of all tensors."""
-        guard = StorageGuard([slot for var_slots in request.slots for slot in var_slots])
-        aliases = iter(guard.aliases)
-        slots = [list(islice(aliases, len(var_slots))) for var_slots in request.slots]
-        return guard, hold_memory(request._replace(slots=slots))
+    def _hold_tensors(self, request: StepRequest) -> StepRequest:
+        """Set the attributes that describe memory; return the request over aliases.
+
+        Raises:
+            LayoutError: Another thread has replaced a tensor since validation.
+        """
+        all_slots = [slot for var_slots in request.slots for slot in var_slots]
+        self._storage_guard = StorageGuard(all_slots)
+        slot_aliases = iter(self._storage_guard.aliases)
+        slots = [list(islice(slot_aliases, len(var_slots))) for var_slots in request.slots]
+        aliases = hold_memory(request._replace(slots=slots))
+        copies = [copy for copy in aliases.copies or () if copy is not None]
+        all_aliases = self._storage_guard.aliases
+        indices = _select_one_per_storage(all_aliases)
+        written_slots = [all_slots[index] for index in indices]
+        self.written = [*self.variables, *written_slots, *self._copy_tensors]
+        written_slots = [all_aliases[index] for index in indices]
+        self._held_tensors = [*aliases.variables, *written_slots, *copies]
+        self._pointers = list(map(Tensor.data_ptr, self._held_tensors))
+        check_access(aliases)
+        self._layouts = _read_layouts([*aliases.variables, *copies])
+        count = len(self.variables)
+        self._shapes, self._strides = (column[:count] for column in self._layouts[:2])
+        self.bounds = layout.merge_byte_spans([*aliases.variables, *all_aliases, *copies])
+        return aliases
 
     def places(self) -> list[tuple[Tensor, int]]:
         """Return (tensor, address in the tables) of all variables, slots and copies."""
@@ -348,9 +354,9 @@ class DensePlan:
         self._ids = []
         storages = list(map(Tensor.untyped_storage, gradients))
         addresses, starts = read_addresses(gradients), list(map(UntypedStorage.data_ptr, storages))
-        are_inside = are_in_storages(addresses, self._bytes, storages, starts)
-        if not are_inside.all():
-            raise moved_error(self._request.titles, int(are_inside.argmin()))
+        is_inside = are_in_storages(addresses, self._bytes, storages, starts)
+        if not is_inside.all():
+            raise moved_error(self._request.titles, int(is_inside.argmin()))
         for group in self.groups:
             group.point_at(addresses[group.members])
         self._gradient_addresses = addresses
@@ -405,9 +411,9 @@ class DensePlan:
         if self.measures_in_place:
             return groups
         gradients = list(map(Tensor.detach, self._gradients))
-        have_moved = read_addresses(gradients) != self._gradient_addresses
-        if have_moved.any():
-            raise moved_error(self._request.titles, int(have_moved.argmax()))
+        are_moved = read_addresses(gradients) != self._gradient_addresses
+        if are_moved.any():
+            raise moved_error(self._request.titles, int(are_moved.argmax()))
         return self._row_major_groups.refresh(groups, gradients, formulas)
 
     def memory_checks(self) -> list[Call]:

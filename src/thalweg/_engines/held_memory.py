@@ -61,7 +61,7 @@ def hold_memory(request: StepRequest) -> StepRequest:
         )
 
 
-def check_held(held: StepRequest) -> None:
+def check_access(aliases: StepRequest) -> None:
     """Raise an error unless kernels can access the tensors of a result of `hold_memory`.
 
     Another thread may have replaced tensors after the step was validated. Addresses for
@@ -71,19 +71,19 @@ def check_held(held: StepRequest) -> None:
         LayoutError: A tensor has lost its memory, or was replaced by one of another layout.
         InvalidTypeError, InvalidArgumentError: An encoded slot was replaced.
     """
-    codecs, copies = held.rule.codecs, held.copies or [None] * len(held.variables)
-    rows = zip(held.variables, held.gradients, held.slots, copies, strict=True)
+    codecs, copies = aliases.rule.codecs, aliases.copies or [None] * len(aliases.variables)
+    rows = zip(aliases.variables, aliases.gradients, aliases.slots, copies, strict=True)
     tensors_by_variable = [
         [var, *(x for x in (grad, copy) if isinstance(x, Tensor)), *without_records(slots, codecs)]
         for var, grad, slots, copy in rows
     ]
     if not _can_access(tensors_by_variable):
-        moved = [not _can_access([tensors]) for tensors in tensors_by_variable]
-        raise moved_error(held.titles, moved.index(True))
+        can_access = [_can_access([tensors]) for tensors in tensors_by_variable]
+        raise moved_error(aliases.titles, can_access.index(False))
     if codecs:
         with importing:
             from thalweg._engines.codecs.checks import check_encoded
-        check_encoded(held)
+        check_encoded(aliases)
 
 
 def _can_access(tensors_by_variable: Sequence[Sequence[Tensor]]) -> bool:

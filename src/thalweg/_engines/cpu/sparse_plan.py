@@ -16,7 +16,7 @@ from thalweg._engines import layout
 from thalweg._engines.array_types import Int64
 from thalweg._engines.codegen import Update
 from thalweg._engines.cpu.reductions import max_abs, sums_of
-from thalweg._engines.held_memory import check_call, check_held, hold_memory, moved_error
+from thalweg._engines.held_memory import check_access, check_call, hold_memory, moved_error
 from thalweg._engines.low_precision_copies import resumed
 from thalweg._engines.protocol import (
     Call,
@@ -61,15 +61,15 @@ class RowsPlan(ABC):
     """
 
     def __init__(self, request: StepRequest) -> None:
-        held = hold_memory(request)
-        (var,), (slots,), (grad,) = held.variables, held.slots, held.gradients
-        self._request = held._replace(gradients=())
+        aliases = hold_memory(request)
+        (var,), (slots,), (grad,) = aliases.variables, aliases.slots, aliases.gradients
+        self._request = aliases._replace(gradients=())
         self.rule = request.rule
         self.stages = request.stages
         self.var = var
         self.slots = list(request.slots[0])
         self._copy = copy = request.copies[0] if request.copies else None
-        self._held_copy = held.copies[0] if held.copies else None
+        self._copy_alias = aliases.copies[0] if aliases.copies else None
         self._from_copies = request.from_copies
         self._from_copy = copy is not None and request.from_copies
         self._selection = request.selection
@@ -78,15 +78,15 @@ class RowsPlan(ABC):
         self._kind = grad.dtype
         self.written = [request.variables[0], *self.slots, *([] if copy is None else [copy])]
         # The memory at the addresses of the kernels' tables.
-        self._held = [var, *slots, *([] if self._held_copy is None else [self._held_copy])]
+        self._aliases = [var, *slots, *([] if self._copy_alias is None else [self._copy_alias])]
         self._device = var.get_device()
         self._shape = var.shape
         self._row_shape = var.shape[1:]
         self._width = var.numel() // var.shape[0] if var.shape[0] else 0
-        self._pointers = list(map(Tensor.data_ptr, self._held))
-        check_held(held)
-        self._shapes = list(map(Tensor.size, self._held))
-        self._dtypes = [tensor.dtype for tensor in self._held]
+        self._pointers = list(map(Tensor.data_ptr, self._aliases))
+        check_access(aliases)
+        self._shapes = list(map(Tensor.size, self._aliases))
+        self._dtypes = [tensor.dtype for tensor in self._aliases]
         self._values: Tensor | None = None
         self._values_address = 0
         self._mark = partial(torch._C._increment_version, self.written)  # pyright: ignore[reportPrivateUsage]
@@ -274,7 +274,7 @@ class RowsPlan(ABC):
         if reduction.kind == "leaves":
             return [np.empty((0, len(reduction.formulas)))]
         var = self.var
-        copy = self._held_copy
+        copy = self._copy_alias
         if copy is not None and self._from_copies and variable_squares in reduction.formulas:
             var = resumed(var, copy)
         stage_args = (
@@ -298,7 +298,7 @@ class RowsPlan(ABC):
     def memory_checks(self) -> list[Call]:
         """Return `WriteRound.checks` of the plan and its gradient."""
         addresses = [*self._pointers, self._values_address]
-        present = map(Tensor.data_ptr, [*self._held, self.values])
+        present = map(Tensor.data_ptr, [*self._aliases, self.values])
         return [check_call(present, addresses, self._raise_cut)]
 
     def _raise_cut(self) -> None:
