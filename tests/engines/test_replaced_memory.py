@@ -142,7 +142,7 @@ def test_replaced_memory_is_not_written_after_it_was_freed(name: str, steps: int
 @pytest.mark.parametrize("steps", [0, 1, 5])
 @pytest.mark.parametrize("name", MAKERS)
 def test_memory_replaced_anywhere_is_not_written_after_it_was_freed(name: str, steps: int) -> None:
-    check_places(name, steps, 40)
+    check_places(name, steps, 20)
 
 
 def check_cut(name: str, steps: int, place: int) -> None:
@@ -172,7 +172,7 @@ def test_cut_memory_is_not_written(name: str, steps: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 1, 5])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ["dense", "norm", "matrices", "codes", "rows"])
 def test_memory_cut_anywhere_is_not_written(name: str, steps: int) -> None:
-    for place in places(*MAKERS[name], steps, 200):
+    for place in places(*MAKERS[name], steps, 60):
         check_cut(name, steps, place)
