@@ -235,12 +235,13 @@ def _check_bits(name: str, dtype: Any, shapes: Any, answers: Any) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.one_in(3)
 def test_small_matrices_equal_the_reference(name: str, answers: Any) -> None:
     _check_bits(name, torch.float32, MINI, answers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["both", "Adafactor"])
+@pytest.mark.parametrize("name", ["both", pytest.param("Adafactor", marks=pytest.mark.slow)])
 def test_small_matrices_of_other_dtypes_equal_the_reference(
     name: str, dtype: Any, answers: Any
 ) -> None:
@@ -264,6 +265,7 @@ def test_all_side_lengths_equal_the_reference(name: str, dtype: Any, answers: An
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.one_in(2)
 def test_small_matrix_kernels_support_options(options: Any) -> None:
     shapes = ((40, 3, 3), (9, 4))
     dtype = torch.bfloat16 if "masters" in options else torch.float32
@@ -277,6 +279,7 @@ def test_small_matrix_kernels_support_options(options: Any) -> None:
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -0.0, 1e-42, 3e38])
 @pytest.mark.parametrize("denormals", ["flush", "keep"])
+@pytest.mark.one_in(3)
 def test_nonfinite_numbers_spread_as_in_the_reference(special: float, denormals: Any) -> None:
     shapes = ((40, 3, 3), (3, 4))
     results = []
@@ -697,6 +700,7 @@ ODD_RULES = {
 
 
 @pytest.mark.parametrize("name", ODD_RULES)
+@pytest.mark.one_in(2)
 def test_unusual_rules_equal_the_reference(name: str, answers: Any) -> None:
     rule, shapes = ODD_RULES[name], ((40, 3, 3), (4, 5))
     check_rule(rule)

@@ -20,4 +20,5 @@ def added_type(dtype: torch.dtype) -> type[Any] | None:
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bits of each element, of 8, 16 or 32 bits, as integers."""
+    # `view` reads the memory, in which a lazy conjugation is not carried out.
     return tensor.resolve_conj().contiguous().view(_BITS[tensor.itemsize])

@@ -25,6 +25,8 @@ def brought(tensors: Sequence[Tensor]) -> tuple[list[npt.NDArray[Any]], Callable
         array = np.empty(tensor.shape, str(tensor.dtype).removeprefix("torch."))
         buffer = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
         if tensor.is_cuda:
+            # Only pinned memory is filled asynchronously. `pin_memory` returns new memory, so the
+            # array becomes a view of that.
             buffer = buffer.pin_memory()
             array = buffer.numpy()
         buffer.copy_(tensor.detach(), non_blocking=True)

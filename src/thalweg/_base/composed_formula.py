@@ -1,4 +1,4 @@
-"""Pairs of formulas that engines execute as one."""
+"""Pairs of formulas; an engine, which traces formulas into kernels, joins both into one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Formula = Callable[..., Any]
 
 
 class ComposedFormula:
-    """Pair of formulas that only engines can call.
+    """Pair of formulas. Engines run the pair; calling the pair raises RuleError.
 
     Attributes:
         both: The formulas.

@@ -58,7 +58,7 @@ class ContextSetting(IOBase):
         self._value = value
 
     def opening(self) -> Call:
-        """Return a C function that opens one block and sets `self.close` to close that block."""
+        """Return a C function; its call sets `self.close`, opens a block, and returns the value."""
         opening, closing = self._prepare()
         closes = partial(setattr, self, "close", _make_section(closing))
         opens = _make_section([closes, *opening])
@@ -66,6 +66,7 @@ class ContextSetting(IOBase):
             return opens
         get_value = partial(operator.itemgetter(0), (self._value,))
         is_value = partial(operator.is_, self._value)
+        # `next` calls `opens`, skips the None that it returns, and returns the value: all in C.
         return partial(next, filter(is_value, map(operator.call, (opens, get_value))))
 
     __enter__: Any = _Entering()
@@ -83,6 +84,8 @@ class ContextSetting(IOBase):
 
 def _make_section(functions: Sequence[Call]) -> Call:
     """Return a C function that calls all functions."""
+    # The second call does nothing, because the `map` is exhausted. `IOBase.__del__` makes such a
+    # call of `close`, which would otherwise restore an old setting much later.
     return partial(deque[Any](maxlen=0).extend, map(operator.call, functions))
 
 

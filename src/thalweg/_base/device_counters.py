@@ -50,8 +50,8 @@ def number_of(counter: Tensor) -> Any:
     """Return the number in a tensor of shape ().
 
     If `moved` has sent the value to the host, wait for the transfer. Read any other tensor by
-    `item`, which synchronizes. A write that does not change the tensor's version, such as by
-    `counter.data` or a collective of `torch.distributed`, is not seen before the next step.
+    `item`, which synchronizes. Some writes keep a tensor's version, such as `counter.data.fill_(5)`
+    or a collective of `torch.distributed`: the old number is then returned until the next step.
 
     Raises:
         LayoutError: The tensor has no memory.
@@ -76,13 +76,13 @@ def at(device: torch.device, counter: Tensor) -> Tensor:
 
 
 def moved(moves: Sequence[Move], flag: Tensor) -> list[Callable[[], Any]]:
-    """Return C calls that update counters if the device applies the step.
+    """Move counters to the device of `flag`, and return C functions that update them there.
 
-    The counters are moved to the device of `flag` now.
+    The caller calls all functions in the commit of a step. The new values are sent to the host now.
 
     Args:
-        moves: Pairs (counter, factor) to multiply the counter. (counter, None) adds 1.
-        flag: A bool tensor of shape (), True if the step is applied.
+        moves: (counter, factor) multiplies the counter by the factor. (counter, None) adds 1.
+        flag: A bool tensor of shape (). If it is False, the functions leave the counters unchanged.
     """
     if not moves:
         return []

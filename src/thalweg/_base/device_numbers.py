@@ -1,4 +1,4 @@
-"""Numbers of devices: their widest dtype, and copies on the host."""
+"""Floating-point numbers on devices: the widest dtype of a device, and copies on the host."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ def as_divisor(value: Any, tensor: Any) -> Any:
     On a GPU torch multiplies by the inverse of a Python number instead of dividing.
 
     Returns:
-        A tensor of shape () if `value` is a number and `tensor` a tensor, on its device. Otherwise
-        `value` itself: it is a tensor, or `tensor` is a traced symbol, which native code divides.
+        For a number and a tensor: a tensor of shape (), of the dtype and device of `tensor`. In
+        all other cases `value` itself: tensors, and symbols of traced formulas, need no conversion.
     """
     if isinstance(value, Tensor) or not isinstance(tensor, Tensor):
         return value

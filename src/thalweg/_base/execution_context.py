@@ -1,4 +1,4 @@
-"""Execution mode of a thread: eager, graph construction, or a session run; and its strategy.
+"""Execution mode of a thread (eager, building a graph, or running a node), and its strategy.
 
 Lower layers use this module without importing `thalweg._graph` and `thalweg.distribute`, which fill
 the stacks and subclass these classes.
@@ -45,10 +45,10 @@ class SymbolicVariable(Symbolic):
         """Return a new untrained variable in the graph of this variable.
 
         Args:
-            initial: Called when a session initializes the variable; returns its value. May use
-                `resolve`.
-            name: The full name, outside of all name scopes; made unique.
-            dtype, shape: Of the new variable; by default as this variable's.
+            initial: `initial()` returns the value, when a session initializes the variable. It may
+                call `resolve`.
+            name: The full name, outside of all name scopes. If it is in use, a suffix is added.
+            dtype, shape: The dtype and the shape of the new variable; by default this variable's.
         """
         raise NotImplementedError
 
@@ -202,10 +202,10 @@ def graph_of(*parts: object) -> Any:
 
 
 def resolve(x: object) -> Any:
-    """Return the session's value of `x` inside a running node; otherwise `x` itself.
+    """Return the value of a symbolic tensor or variable in the session run of this thread.
 
-    A graph variable becomes the session's own leaf tensor, and a symbolic tensor its value. A value
-    that the run has not computed, or has dropped, is computed now, from the run's feeds.
+    The value of a graph variable is the session's own leaf tensor. A value that the run lacks is
+    computed now, from its feeds. For other objects, or without a running node, return `x` itself.
 
     Raises:
         FailedPreconditionError: A variable is not initialized, or computing the value would update

@@ -1,4 +1,4 @@
-"""Stages written as formulas, with their mean functions."""
+"""`FusedStage`: a `Stage` of a rule, written as a formula; and means for such formulas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.errors import RuleError
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class FusedStage(Stage):
-    """Stage over rows and columns, written as a formula without torch functions.
+    """Stage of a rule over rows and columns of matrices: a formula without torch functions.
 
     On the CPU, kernels compute the stage and the measures before it for small matrices, such as
     convolution kernels, in one pass over memory. NumPy computes it for large matrices, and torch on
@@ -74,7 +74,7 @@ def mean_over_columns(values: Any) -> Any:
 
 
 def _mean_over(values: Any, dim: int) -> Any:
-    """Return the mean over a negative dimension of a tensor or array, with size 1 there."""
+    """Return the mean of a tensor or array over `dim`, a negative number, keeping size 1 there."""
     dim += values.ndim
     count = values.shape[dim]
     if isinstance(values, Tensor):
@@ -82,4 +82,5 @@ def _mean_over(values: Any, dim: int) -> Any:
     else:
         total, count = values.copy(), values.dtype.type(count)
     join_pairs(pairs_of(total, dim), "sum")
+    # As in the kernels, `+ 0.0` turns a sum of -0.0 into 0.0.
     return (total[*(slice(None),) * dim, :1] + 0.0) / count

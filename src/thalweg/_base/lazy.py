@@ -79,7 +79,7 @@ def offering(
     Args:
         module_name: The name of the package, whose `__all__` contains all names.
         modules: As for `offered`.
-        lists: {attribute: names}: this attribute is a tuple of the objects with these names.
+        lists: {attribute: names}. The value of such an attribute is a tuple of the named objects.
         kind: The type of an attribute for type checkers.
     """
 
@@ -87,6 +87,7 @@ def offering(
         if name not in lists:
             return offered(module_name, modules, name)
         names = tuple(offered(module_name, modules, entry) for entry in lists[name])
+        # Of two threads the first stores its tuple, and both return that tuple.
         return vars(sys.modules[module_name]).setdefault(name, names)
 
     def list_names() -> list[str]:

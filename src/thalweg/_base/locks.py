@@ -76,7 +76,7 @@ class Guard(Lock):
 
     Args:
         owner: The object, which has this lock as an attribute.
-        forget: Optional. `forget(owner)` is called in the child to drop caches of the lost thread.
+        forget: Optional. `forget(owner)` drops, in the child, what an unfinished step had cached.
     """
 
     def __init__(self, owner: Any, forget: Callable[[Any], object] | None = None) -> None:
@@ -92,12 +92,14 @@ class Guard(Lock):
         """Record that all guarded state is complete."""
 
     def _renew(self) -> None:
-        """In a forked child, unlock a lock that a lost thread held, and call `forget(owner)`.
+        """In a forked child, unlock the lock if another thread of the parent held it.
 
-        Then replace the lock in the owner by a `Mark`, unless `excuse` was called for the thread.
+        Then call `forget(owner)`, and replace the lock in the owner's attributes by a `Mark`,
+        unless `excuse` was called for the other thread. Do nothing with any other lock.
         """
         if not self.is_abandoned():
             return
+        # Python shows the holder of an `RLock` only in the repr, until the lock is reinitialized.
         thread = int((re.findall(r"owner=(\d+)", repr(self)) or "0")[0])
         self._at_fork_reinit()
         owner = self._owner()
@@ -165,7 +167,7 @@ def excuse(thread: int) -> None:
 
 
 class _Forking(threading.local):
-    """Locks that a thread holds during a fork."""
+    """`Awaited` locks that this thread acquired before its fork, to release them after it."""
 
     def __init__(self) -> None:
         self.locks: list[Lock] = []
@@ -190,6 +192,7 @@ def _release_after_fork() -> None:
 def _renew_in_child() -> None:
     """Renew all holders and locks in a forked child."""
     _release_after_fork()
+    # Holders come first: they call `excuse`, whose result `Guard._renew` reads.
     for holder, renew in list(_holders.items()):
         renew(holder)
     for lock in list(_locks):

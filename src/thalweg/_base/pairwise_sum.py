@@ -1,4 +1,4 @@
-"""Pairwise sums in place: of neighbours, then of their sums."""
+"""In-place sums in the order of a binary tree: of neighbours, then of neighbouring sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import Tensor
 
 
 def pairs_of(partial: Any, dim: int) -> list[tuple[Any, Any]]:
-    """Return pairs of views for `join_pairs`: neighbours along a dimension, then their sums, etc.
+    """Return pairs of views for `join_pairs`, each pair with one level of the tree.
+
+    Elements of the first pair are (0, 2, ...) and (1, 3, ...), then (0, 4, ...) and (2, 6, ...).
 
     Args:
         partial: A tensor or an array.
@@ -20,6 +22,7 @@ def pairs_of(partial: Any, dim: int) -> list[tuple[Any, Any]]:
     pairs: list[tuple[Any, Any]] = []
     count, step, leading = partial.shape[dim], 1, (slice(None),) * dim
     while step < count:
+        # Without the stop, `lower` would include an element that has no right neighbour.
         lower, upper = slice(0, count - step, 2 * step), slice(step, count, 2 * step)
         pairs.append((partial[*leading, lower], partial[*leading, upper]))
         step *= 2
@@ -32,7 +35,7 @@ def join_pairs(pairs: Sequence[tuple[Any, Any]], reduce: str, flush: bool = Fals
     Args:
         pairs: The result of `pairs_of`.
         reduce: "sum", or for tensors "largest".
-        flush: True sets denormals to zero, regardless of the device and its flags.
+        flush: True sets denormal partial results to zero on every device.
     """
     for lower, upper in pairs:
         if reduce == "sum":

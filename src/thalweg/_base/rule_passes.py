@@ -1,4 +1,4 @@
-"""Passes, reductions and matrix stages of a rule before its update."""
+"""Computations of a rule, an optimizer's formula, before its update: passes, reductions, stages."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Pass:
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """Reduction over each row, column or variable in one pass over the elements.
+    """Sum or maximum over each row, column or variable, in one pass over the elements.
 
     Consecutive measures share a pass over memory.
 
     Args:
-        function: A formula, `(var, grad, *made, *slots, *, scalars...) -> value`, in float64, or
-            `like_update`.
+        function: A formula, `(var, grad, *made, *slots, *, scalars...) -> value`. It is computed in
+            float64; if marked by `formula.like_update`, in the dtype of the update.
         makes: The name of the result. Later stages receive it as a float64 tensor; later formulas
             like a scalar, in the compute dtype.
         over: The elements of one result: a "row" or "column" of the last two dimensions of a
@@ -93,7 +93,7 @@ class Measure:
 @exported_from("thalweg.formula")
 @dataclass(frozen=True, eq=False)
 class Level:
-    """Measures of variables that depend on the scalars of earlier measures.
+    """Further measures of a rule, whose formulas read scalars made from earlier measures.
 
     Args:
         measures: {name: formula}, as `measures` of a rule.
@@ -227,9 +227,10 @@ def check_passes(rule: Any) -> None:
 
 
 def _check_layouts(rule: Any, stages: Sequence[Stage]) -> None:
-    """Raise RuleError unless all stages of a rule have one matrix layout.
+    """Raise RuleError if stages of a rule that see full matrices differ in layout.
 
-    A rule over rows and columns must have no layout and no slots with a shape.
+    For a rule with a `Measure` or a slot per row or column, also raise it if a stage without
+    `of_matrices` has a layout, or if no stage has `of_matrices` and a slot has a shape.
     """
     line_stages = [stage for stage in stages if not stage.of_matrices]
     has_layout = any(stage.layout not in (None, ONE_MATRIX) for stage in line_stages)

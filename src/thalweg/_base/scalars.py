@@ -1,10 +1,10 @@
 """Host-side arithmetic on NumPy scalars, with TensorFlow's conversions.
 
-A schedule, or the step's share of an optimizer, works on a handful of scalars. `+ - * /`, `floor`
-and comparisons of NumPy scalars round as TensorFlow's kernels do. NumPy's transcendental functions
-differ from TensorFlow's by a unit in the last place, and between processors. TensorFlow's scalar
-kernels call the C library's, of float32 and float64 each, and so do these; where the C library
-cannot be found they evaluate float32 in float64 and round once.
+Schedules and optimizers compute a few scalars per step. `+ - * /`, `floor` and comparisons of
+NumPy scalars round as TensorFlow's kernels do. NumPy's transcendental functions differ from
+TensorFlow's by a unit in the last place, and between processors. TensorFlow's scalar kernels call
+the C library's functions, and so does this module. Without a C library, float32 functions are
+evaluated in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def _load_function(name: str, arguments: int) -> Callable[..., float] | None:
     try:
         kind = ctypes.CFUNCTYPE(ctypes.c_float, *[ctypes.c_float] * arguments)
         return kind((name, ctypes.CDLL(None)))
+    # On Windows `CDLL(None)` raises TypeError.
     except (AttributeError, OSError, TypeError):
         return None
 
@@ -138,8 +139,8 @@ def _evaluate(
 
     Args:
         c_function: The C library's float32 function, or None.
-        function: Python's function, for float64 or without a C function.
-        ufunc: NumPy's function, whose value replaces an error of Python's.
+        function: The function of `math`, used for float64, and for float32 if `c_function` is None.
+        ufunc: NumPy's function, used where `function` raises OverflowError or ValueError.
     """
     if type(x) is np.float32 and c_function is not None:
         return np.float32(c_function(x))
@@ -176,9 +177,10 @@ def reciprocal(constant: Any) -> Any:
 
 
 def raised(base: Any, exponent: float) -> Any:
-    """Return `base` to a constant power, with the bits of TensorFlow's optimized graphs.
+    """Return `base` to a constant power, rounded as an optimized TensorFlow graph rounds it.
 
-    The result has the dtype of `base`: float16, float32 or float64.
+    The exponents 2, 3, 0.5, -0.5 and -1 become products, roots and reciprocals. The result has the
+    dtype of `base`: float16, float32 or float64.
     """
     dtype = type(base)
     if exponent == 2:

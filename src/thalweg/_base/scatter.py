@@ -21,7 +21,7 @@ def scatter(var: torch.Tensor, indices: object, updates: object, update: str) ->
         var: A tensor of shape (rows, *row shape).
         indices: int32 or int64, of any shape; a row may occur several times.
         updates: A tensor of shape (*indices shape, *row shape), or one that broadcasts to it.
-        update: An element of `UPDATES`; "update" sets a row to its last value.
+        update: An element of `UPDATES`. "update" sets a row to its last entry in `updates`.
 
     Raises:
         InvalidArgumentError: An index is not in [0, rows), or the shapes do not match; `var` is
@@ -49,5 +49,6 @@ def scatter(var: torch.Tensor, indices: object, updates: object, update: str) ->
     elif update == "update":
         target.index_copy_(0, rows, values)
     else:
+        # One indexed operation would apply only one of the updates of a repeated row.
         for row, value in zip(rows.tolist(), values, strict=True):
             target[row] = _OPERATORS[update](target[row], value)

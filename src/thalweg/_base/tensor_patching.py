@@ -39,9 +39,10 @@ def lend_names() -> ExitStack:
     """Add TensorFlow's names that torch's classes lack.
 
     Hooks of an optimizer for TensorFlow call `grad.get_shape().as_list()` or `var.assign_sub(...)`
-    on torch's tensors and parameters. A name that torch has stays torch's, except `Parameter.name`,
-    `Parameter.scatter_add` with IndexedSlices and, after an import of `thalweg.tf`, `Tensor.__eq__`
-    with an array. Importing `thalweg.tf` and building a graph of `thalweg.v1` add the names, too.
+    on torch's tensors and parameters. Torch's own attributes keep their behaviour, except
+    `Parameter.name`, `Parameter.scatter_add` with IndexedSlices and, after an import of
+    `thalweg.tf`, `Tensor.__eq__` with an array. An import of `thalweg.tf`, or a graph of
+    `thalweg.v1`, also adds the names.
 
     Returns:
         A context manager. Its end, or `close`, removes the names unless another request is active.
@@ -70,9 +71,9 @@ def lend_for_good(replacements: Sequence[tuple[type, str, Any]] = ()) -> None:
 
 
 def take_back_names() -> ExitStack:
-    """Remove TensorFlow's names from torch's classes, for all requests.
+    """Remove TensorFlow's names from torch's classes, whatever code added them.
 
-    An attribute that other code has set in the meantime stays.
+    An attribute stays if other code has replaced it since it was added.
 
     Returns:
         A context manager. Its end, or `close`, adds the names again for unfinished requests.
@@ -98,7 +99,7 @@ def hint(error: AttributeError) -> list[str]:
 
 
 def _apply_patches(*patches: _Patch) -> None:
-    """Add unfinished requests; if any request is active, set the missing names on the classes."""
+    """Record unfinished requests as active; set the names on the classes if any is active."""
     with _lock:
         _patches.update(patch for patch in patches if not patch.is_finished)
         if _patches:
@@ -139,6 +140,7 @@ def _set_attribute(cls: type, name: str, value: object) -> None:
     if cls.__flags__ & _HEAP_TYPE:
         delattr(cls, name) if value is _MISSING else setattr(cls, name, value)
         return
+    # `vars` of a class in C is a read-only proxy; the garbage collector knows the dict behind it.
     (class_dict,) = (referent for referent in gc.get_referents(vars(cls)) if type(referent) is dict)
     if value is _MISSING:
         del class_dict[name]

@@ -23,10 +23,10 @@ from thalweg.variable import Variable, as_dtype, check_held, dtype_name, name_of
 
 
 def _find_numpy_type(dtype: torch.dtype) -> type[Any]:
-    """Return the scalar type for a dtype from NumPy, or else from ml_dtypes.
+    """Return NumPy's scalar type for a dtype; without one, the scalar type of ml_dtypes.
 
     Raises:
-        InvalidTypeError: Neither has the dtype, or ml_dtypes is not installed.
+        InvalidTypeError: There is neither, or ml_dtypes is not installed.
     """
     try:
         return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype.type
@@ -149,7 +149,7 @@ def _sparse_read(var: torch.Tensor, indices: object, name: str | None = None) ->
 
 
 def _scatter(update: str) -> Callable[..., Any]:
-    """Return a variable's method that updates the rows of IndexedSlices in place by `update`."""
+    """Return a method that applies IndexedSlices to a variable in place, such as by "add"."""
 
     def apply(
         var: torch.Tensor, sparse_delta: Any, use_locking: bool = False, name: str | None = None

@@ -14,14 +14,14 @@ _ENOUGH = 10_000
 def fitted(
     make: Callable[[list[str]], Table], headings: Sequence[str], optional: Sequence[str], width: int
 ) -> Table:
-    """Return a table with as many columns as the terminal's width allows.
+    """Return a table; drop optional columns until it fits the terminal's width.
 
-    If no table is narrow enough, return the table without all optional columns.
+    If no table fits, return the table that has no optional columns.
 
     Args:
         make: `make(columns)` returns a table.
         headings: All columns.
-        optional: Columns that may be dropped, in this order.
+        optional: Columns that may be dropped; the first is dropped first.
         width: The terminal's width.
     """
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Formulas around the step of another formula."""
+"""Formulas that replace or measure the step of a variable that another formula computes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ class WrappedStepFormula(ComposedFormula):
     """Formula that computes the variable from the step of another formula.
 
     Args:
-        formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. It returns `moved(base, step)`.
-            Without `moved`, the base is the variable, and the step is the variable's change.
+        formula: `(var, grad, *slots, *, scalars) -> (var, *slots)`. It may return the variable as
+            `moved(base, step)`. Without `moved`, the base is the old variable, and the step is the
+            variable's change.
         how: `(var, grad, base, step, *, scalars) -> var`. Its result replaces `base + step`.
-        decays: True if the base must differ from the variable.
+        decays: True if engines reject a `formula` whose base is the old variable.
     """
 
     def __init__(self, formula: Formula, how: Formula, decays: bool = False) -> None:
@@ -25,9 +26,9 @@ class WrappedStepFormula(ComposedFormula):
 
 @exported_from("thalweg.formula")
 class StepMeasure(WrappedStepFormula):
-    """Measure of a rule's step: `how` returns the number of each element that is summed.
+    """Sum over elements that measures a rule's step: `how` returns a number for each element.
 
-    It is computed in the dtype of the update; see `formula.like_update`.
+    `how` is computed in the dtype of the update; see `formula.like_update`.
     """
 
     is_like_update = True

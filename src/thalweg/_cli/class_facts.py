@@ -67,7 +67,10 @@ def numbers_of(rule: Rule, cls: type[Any]) -> list[Number]:
 def _find_argument(
     name: str, names: list[str], signature: inspect.Signature
 ) -> tuple[str, Any] | None:
-    """Return (argument, default) for the hyperparameter `name`, or None if no argument sets it."""
+    """Return (argument, default) for the hyperparameter `name`, or None if no argument sets it.
+
+    `names` has all hyperparameters of the rule, because `betas` sets several of them.
+    """
     parameters = signature.parameters
     for candidate in (name, *_ARGUMENTS.get(name, ())):
         if candidate in parameters:
@@ -88,7 +91,7 @@ def describe_sparse_update(
 
     Args:
         rule: The rule.
-        cls: Optional. The class that runs the rule. Some classes raise an error.
+        cls: Optional. The class that runs the rule. The result includes errors of its step.
         options: Optional. Arguments of the constructor of the class.
     """
     if message := getattr(cls, "_sparse", ""):
@@ -111,8 +114,9 @@ def describe_sparse_update(
 def _raises_with_decay(takes_rows: Any, group: Mapping[str, Any]) -> bool:
     """Return True if a class raises an error for sparse gradients with weight decay.
 
-    `takes_rows(group)` returns whether a step with these options updates single rows. Torch's own
-    step raises the error, too, because torch cannot add a dense tensor to a sparse tensor.
+    `group` is {argument: value} of the class. `takes_rows(group)` returns True if a step with these
+    values updates single rows. If it does not, torch's own step raises the error, because torch
+    cannot add a dense tensor to a sparse tensor.
     """
     if "weight_decay" not in group:
         return False

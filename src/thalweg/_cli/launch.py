@@ -27,6 +27,7 @@ def launch_ranks(count: int, function: Callable[..., None], *args: object) -> No
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # With port 0, the system selects a free port.
     config = LaunchConfig(
         1, 1, count, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id=uuid.uuid4().hex,
         max_restarts=0,

@@ -41,9 +41,10 @@ class LayerTable(NamedTuple):
 
 
 def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
-    """Rank layers: layers with NaN or infinity first, then by decreasing number.
+    """Rank layers: first layers with NaN or infinity, then layers with large numbers.
 
-    The number is from the first column of `RANKINGS` in `rows`, or else from the first of `rows`.
+    The numbers are those of one column: the first name in `RANKINGS` that `rows` has, or, if it has
+    none, the first column of `rows`.
     """
     key = next((name for name in RANKINGS if name in rows), next(iter(rows)))
     values = rows[key]
@@ -53,6 +54,7 @@ def rank_layers(rows: Mapping[str, np.ndarray]) -> LayerTable:
             bad |= np.isnan(rows[name]) | (rows[name] == np.inf)
     if "nonfinite" in rows:
         bad |= rows["nonfinite"] > 0
+    # The last key of `lexsort` counts most.
     order = np.lexsort((-np.nan_to_num(values, nan=np.inf), ~bad))
     measure = RANKINGS.get(key, key.replace("_", " "))
     return LayerTable(order, f"not finite first, then the largest {measure}")

@@ -47,7 +47,7 @@ class Commands(click.Group):
         *_: object,
         **__: object,
     ) -> Any:
-        """Optimizers for PyTorch: compare them, time them, and inspect their checkpoints."""
+        """Run a command line, print an error as one line, and exit the process with a status."""
         arguments = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in arguments
         arguments = [argument for argument in arguments if argument != "--debug"]

@@ -3,9 +3,9 @@
 `KeyboardInterrupt` and exceptions of `PyThreadState_SetAsyncExc` are raised between two
 instructions of Python. A loop in C over callables in C has none, so it runs as a whole or not at
 all. A step collects its writes first, as functions in C with bound arguments (a kernel's launch,
-`copy_` of a tensor), and then calls all of them in one go. A `Variable` must not be an argument,
-because torch calls Python for subclasses; `detach()` gives a plain tensor over the same memory,
-with the same version counter.
+`copy_` of a tensor), and then calls all of them in one go. A *function in C* is such a callable
+without Python code. A `Variable` must not be an argument, because torch calls Python for
+subclasses; `detach()` gives a plain tensor over the same memory, with the same version counter.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def when(condition: Iterable[object], call: Call) -> Call:
 
 
 def unless_resized(call: Call) -> Call:
-    """Return a function that runs `call` if all tensors of `call` fit into their storages.
+    """Return a function that calls `call` if all its tensors fit into their storages.
 
-    The function checks this when it is called. A write to a tensor that does not fit would crash.
+    If a storage is too small, the function does nothing. A write beyond a storage would crash.
 
     Args:
         call: A function in C with tensors among its arguments, bound by `partial`. Another callable
@@ -63,6 +63,7 @@ def unless_resized(call: Call) -> Call:
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
     required_bytes = list(map(_count_required_bytes, tensors))
+    # Nothing is compared yet: `map` reads the storages' sizes when the function runs.
     fits = map(operator.le, required_bytes, map(torch.UntypedStorage.nbytes, storages))
     return when(map(all, [fits]), bound)
 
@@ -74,17 +75,17 @@ def _count_required_bytes(tensor: torch.Tensor) -> int:
 
 
 def check_targets(functions: Sequence[Call]) -> None:
-    """Raise an error if a function in C would write to read-only memory.
+    """Raise an error if one of `functions` would write to read-only memory. Call no function.
 
-    A method of a tensor is assumed to write to that tensor. Another function is assumed to write to
-    the tensors of a list that is its first argument.
+    A method of a tensor is assumed to write to that tensor. Any other function is assumed to write
+    to the tensors in its first argument if this argument is a list.
 
     Raises:
         LayoutError: A written tensor is read-only; the message has its shape and dtype.
     """
     targets: list[torch.Tensor] = []
     for function in functions:
-        # A method of a tensor, or one with its arguments bound.
+        # A bound method of a tensor, possibly in a `partial` that binds its arguments.
         method: Any = getattr(function, "func", function)
         owner: object = getattr(method, "__self__", None)
         if isinstance(owner, torch.Tensor):
@@ -104,10 +105,10 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def run(functions: Sequence[Call]) -> None:
-    """Call functions in C one after the other, without interruption: all or none.
+    """Call functions in C in order, so that no signal handler runs in between.
 
     Raises:
-        LayoutError: A function would write to read-only memory; none is called.
+        LayoutError: A function would write to read-only memory; no function is called.
     """
     check_targets(functions)
     # Modes of torch would call Python for every function, and could fail in the middle.
@@ -116,7 +117,7 @@ def run(functions: Sequence[Call]) -> None:
 
 
 def unwatched(functions: Sequence[Call]) -> Call:
-    """Combine functions in C into one call that disables torch's function and dispatch modes.
+    """Combine functions in C into one call, in which torch's function and dispatch modes are off.
 
     No function may raise an exception: the modes would stay disabled.
     """
@@ -131,5 +132,6 @@ def unwatched(functions: Sequence[Call]) -> Call:
     )
     leaving = map(getattr, guards, ("__exit__",) * len(guard_classes))
     call: Any = operator.call
+    # `clear` must be last: `leave` looks up `__exit__` of the guards when it runs.
     leave = partial(drain, map(call, leaving, exit_args, exit_args, exit_args))
     return partial(drain, calls([make, enter, *functions, leave, guards.clear]))

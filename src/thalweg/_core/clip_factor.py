@@ -27,12 +27,14 @@ from thalweg.formula import (
 )
 
 SCALED_SQUARES = (large_gradient_squares, small_gradient_squares)
-_SMALLEST_NORMAL = 2.0**-126  # the smallest normal number of float32
+# The smallest normal number of float32.
+_SMALLEST_NORMAL = 2.0**-126
 _TINY = {np.float32: _SMALLEST_NORMAL, np.float64: 2.0**-1022}
 # Sums of squares in this range have lost no precision.
 LOWEST, HIGHEST = 2.0**-960, float(np.finfo(np.float64).max)
 
-_MAX_EXPONENT = 1000  # factors of float64 below 2**-_MAX_EXPONENT have this unit
+# Factors of float64 below 2**-_MAX_EXPONENT have this power of 2 as unit.
+_MAX_EXPONENT = 1000
 
 
 class Norm(NamedTuple):
@@ -63,12 +65,12 @@ class Factor(NamedTuple):
 
 
 def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Norm:
-    """Return the global norm of gradients, scaled by a power of 2 so that it does not overflow.
+    """Return the global norm of gradients as a `Norm`, which does not overflow.
 
     Args:
         squares_of: `squares_of(formula)` returns the sum of a formula of squares over each
-            gradient, float64 of shape (n,). The formula is `gradient_squares`, or a member of
-            `SCALED_SQUARES` where float64 squares may overflow or vanish.
+            gradient, float64 of shape (n,). The formula is `gradient_squares`. If float64 squares
+            may overflow or vanish, formulas in `SCALED_SQUARES` follow.
         is_float32: True if all gradients are computed in float32, so that squares fit into float64.
     """
     squares = norms.sum_in_order(squares_of(gradient_squares))
@@ -83,6 +85,7 @@ def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Nor
                 functions.sqrt(norms.sum_in_order(squares_of(small_gradient_squares))), -SHIFT
             )
         return Norm(functions.sqrt(norms.sum_in_order(squares_of(large_gradient_squares))), SHIFT)
+    # The host cannot branch on a device's sum without waiting, so all three sums are computed.
     large, small = (norms.sum_in_order(squares_of(formula)) for formula in SCALED_SQUARES)
     is_small, is_large = squares < LOWEST, squares > HIGHEST
     scaled_squares = functions.where(is_small, small, functions.where(is_large, large, squares))
@@ -92,12 +95,14 @@ def exact_norm(squares_of: Callable[[Formula], object], is_float32: bool) -> Nor
 def factor_of(
     norm: Norm, limit: float, dtype: Dtype, epsilon: float | None, nan_if_not_finite: bool
 ) -> Factor:
-    """Return the factor that reduces a global norm to `limit`, without overflow or denormals.
+    """Return the factor that reduces a global norm to `limit`; about 1 for a smaller norm.
+
+    No intermediate number overflows or is denormal.
 
     Args:
-        norm: The norm. The factor is NaN if the norm is NaN, or if it is infinite and the limit is
-            negative or infinite.
-        limit: The limit. The factor is 1 for a negative limit. For an infinite limit it is 1 in
+        norm: The norm. The factor is NaN if the norm is NaN, or if the norm is infinite and the
+            limit is negative or infinite.
+        limit: The limit. The factor is 1 for a negative limit. An infinite limit gives 1 in
             torch's formula, and NaN in TensorFlow's.
         dtype: The dtype of the formula.
         epsilon: The number that torch's formula adds to the norm; None for TensorFlow's formula.
@@ -107,7 +112,8 @@ def factor_of(
     is_tensor = isinstance(root, Tensor)
     largest = largest_plain_norm(limit, dtype)
     if limit == math.inf and epsilon is None:
-        largest = math.inf  # TensorFlow's formula makes NaN of all gradients
+        # TensorFlow's formula must run here: its result, NaN for all gradients, is expected.
+        largest = math.inf
     if limit < 0:
         limit = math.inf
     is_simple = not is_tensor and not norm.exponent and largest > 0 and root <= largest
@@ -160,8 +166,9 @@ def _clamp_to_one(values: Any) -> object:
 def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> Factor:
     """Return the factor min(1, limit / (norm + epsilon)), computed in float64.
 
-    If norm and epsilon are 0, return 0 for a limit of 0, else 1. With `is_float32`, the result is
-    only exact for float32 magnitudes; otherwise the unit of the factor holds an extreme exponent.
+    If norm and epsilon are 0, the factor is 0 for a limit of 0, and 1 for other limits. With
+    `is_float32`, norm and limit must be of float32 magnitude, and the unit of the factor is 1.
+    Without `is_float32`, the unit is 2**-1000 for factors below 2**-1000, else 1.
     """
     functions, device = vectors.functions_of(norm.root), vectors.place_of(norm.root)
     # Only a root of 0 is smaller than this bound.
@@ -185,8 +192,9 @@ def _clip_factor(norm: Norm, limit: float, epsilon: float, is_float32: bool) -> 
 def parts_of(factor: Factor, float32_mask: Array) -> tuple[Any, Any]:
     """Return (scale, unit) of a factor, both normal numbers in the variables' compute dtypes.
 
+    For variables computed in float32, a factor below 2**-126 is divided by the unit 2**-126.
+
     Args:
-        factor: A factor. It is returned itself if both numbers are normal for all variables.
         float32_mask: True for each variable computed in float32; shape (n,).
 
     Returns:

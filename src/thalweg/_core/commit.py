@@ -1,4 +1,4 @@
-"""The commit of a step: all writes or none, and notes on exceptions about what has changed."""
+"""The commit of a step: all writes or none. Exceptions get notes about what has changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepResult(NamedTuple):
 
 
 class PostUpdateCall(NamedTuple):
-    """User callback that runs after the writes of a step.
+    """User callback that runs after the writes of a step, with a note for its failure.
 
     Attributes:
         call: The function.
@@ -55,11 +55,11 @@ class PostUpdateCall(NamedTuple):
 
 @contextlib.contextmanager
 def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
-    """Add a note about the state of the step to an exception that leaves the `with` block.
+    """If the `with` block raises, note on the exception whether the step was taken.
 
     Args:
-        notes: A list to which `write_step` appends a sentence when it writes. This sentence is the
-            note. If the list is still empty, the note is that the step was not taken.
+        notes: A list to which `write_step` appends a sentence when it writes. The first sentence
+            becomes the note. If the list is empty, the note is that the step was not taken.
     """
     try:
         yield
@@ -69,11 +69,13 @@ def note_not_applied(notes: Sequence[str] = ()) -> Generator[None]:
 
 
 def add_note(error: BaseException, notes: Sequence[str]) -> None:
-    """Add the note `notes[0]` to an exception, or the note that nothing has changed.
+    """Add the note `notes[0]` to an exception. If `notes` is empty, note that nothing has changed.
+
+    `notes[0]` replaces an earlier note that nothing has changed. No note is added twice.
 
     Args:
-        error: The exception; changed. It gets no note twice.
-        notes: The first entry replaces a note that nothing has changed. [] adds the latter note.
+        error: The exception; changed.
+        notes: Sentences about the writes of the step; [] if nothing was written.
     """
     if notes:
         error.__notes__ = [note for note in _list_notes(error) if note != _NOT_APPLIED_NOTE]
@@ -92,7 +94,8 @@ def add_note(error: BaseException, notes: Sequence[str]) -> None:
 def say_refused(error: BaseException) -> None:
     """Note on an error that nothing has changed.
 
-    Do nothing if its notes say that a step was taken or skipped, or if it is a ReplicaLostError.
+    Do nothing if a note says that a step was taken or skipped, or if the error is a
+    ReplicaLostError.
     """
     if not (says_committed(error) or isinstance(error, ReplicaLostError)):
         add_note(error, ())
@@ -118,7 +121,8 @@ def add_taken(error: BaseException, missing: str = "", message: str = f"{TAKEN}.
 
     Args:
         error: The exception. Nothing is added if it has a note about a taken or skipped step.
-        missing: Optional end of the note, such as "without the constraint of 'w'".
+        missing: Text such as "without the constraint of 'w'". The note is then "The step was taken,
+            but without the constraint of 'w'.".
         message: The note if `missing` is "".
     """
     if not says_committed(error):
@@ -142,8 +146,8 @@ def write_step(
         callbacks: User callbacks between the writes and the counters.
         counters: Functions in C that update counts and other state. A counter whose tensor a
             callback has resized is left out.
-        notes: Optional list that receives `message` with the writes.
-        message: The sentence about a step that was taken, also a note of collected exceptions.
+        notes: Optional list; `message` is appended at the moment of the writes.
+        message: The sentence that the step was taken. Collected exceptions get it as a note.
 
     Returns:
         The exceptions raised after the commit, with notes about what is missing.
@@ -154,6 +158,7 @@ def write_step(
     check_targets([*writes, *counters])
     notes = [] if notes is None else notes
     errors: list[BaseException] = []
+    # The note belongs to the commit: no signal can come between the last write and the note.
     functions = [*writes, partial(notes.append, message)]
     missing: dict[int, str] = {}
     for callback in callbacks:
@@ -184,17 +189,17 @@ def _drain_pending(
     end: int,
     message: str,
 ) -> None:
-    """Call the remaining functions in order, and continue after each exception.
+    """Call all functions of `pending` in order, even if a function raises an exception.
 
-    An exception before the commit (`notes` is empty) is raised. A later exception is appended to
-    `errors`, with a note from `missing`.
+    An exception before the writes, while `notes` is empty, is raised. A later exception is appended
+    to `errors` with a note.
 
     Args:
-        remaining: Iterator that calls the next function of `pending`.
-        pending: Iterator of the functions not yet called.
-        notes: Not empty once the writes are done.
-        errors: Receives exceptions; changed.
-        missing: {index of a callback: what the step lacks if the callback fails}.
+        remaining: The iterator `calls(pending)`, which calls a function per `next`.
+        pending: Iterator of the functions that were not called yet.
+        notes: Not empty after the writes.
+        errors: The list to which exceptions are appended.
+        missing: {index of a callback: note if the callback fails}.
         end: The index of the last function.
         message: The note of exceptions without an entry in `missing`.
     """
@@ -207,6 +212,7 @@ def _drain_pending(
         except BaseException as error:
             if not notes:
                 raise
+            # `pending` has passed the function that failed, so its length gives the index.
             add_taken(error, missing.get(end - length_hint(pending), ""), message)
             errors.append(error)
 
@@ -250,7 +256,7 @@ class WriteBatch:
 
 
 def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
-    """Copy tensors now; return functions in C that set each tensor back to its copy.
+    """Copy tensors now; return functions in C that restore the tensors from these copies.
 
     A function does nothing if the storage of its tensor was truncated in between.
 
@@ -260,12 +266,13 @@ def putting_back(tensors: Sequence[Tensor]) -> list[Call]:
     for tensor in tensors:
         check_held(tensor)
     check_numbers_writable(tensors, lambda index: name_of(tensors[index]))
+    # Plain tensors: `copy_` of a `Variable` would run Python code.
     detached = [tensor.detach() for tensor in tensors]
     return [unless_resized(partial(tensor.copy_, tensor.clone())) for tensor in detached]
 
 
 def copy_writes(copies: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Call]:
-    """Return functions in C that set each copy to its tensor, or to the nearest finite numbers."""
+    """Return functions in C that set each copy to its tensor. Overflow gives the largest number."""
     return [
         partial(copy.detach().copy_, saturated(tensor, copy.dtype))
         for copy, tensor in zip(copies, tensors, strict=True)
@@ -281,6 +288,7 @@ def restored(tensors: Sequence[Tensor], notes: Sequence[object] = ()) -> Generat
         tensors: The tensors, copied when the block begins.
         notes: Nothing is restored if this list has an entry: the step was written.
     """
+    # The rollback is an iterator in C, which no signal can interrupt half-way.
     with no_grad():
         rollback = calls(putting_back(tensors))
     try:
@@ -295,7 +303,6 @@ def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
     """Return a callback for `write_step` that sets a variable to the result of its constraint.
 
     Args:
-        var: The variable.
         name: The variable's name, for the note on an exception of the constraint.
     """
     new_values: list[Tensor] = []
@@ -308,9 +315,9 @@ def constraint_of(var: Tensor, name: str) -> PostUpdateCall:
 
 
 def constrained(var: Tensor, name: str) -> list[BaseException]:
-    """Set a variable to the result of its constraint, if it has one.
+    """Set a variable to the result of its constraint, if the variable has a constraint.
 
-    Return a list with the exception that the constraint raised; [] if it raised none.
+    Return a list with the exception that the constraint raised, or [].
     """
     if variable_constraint(var) is None:
         return []
@@ -318,7 +325,7 @@ def constrained(var: Tensor, name: str) -> list[BaseException]:
 
 
 def _constrain(var: Tensor, name: str) -> Tensor:
-    """Return the result of a variable's constraint, or the variable's value without a constraint.
+    """Return the result of a variable's constraint; without a constraint, the variable's value.
 
     Raises:
         InvalidArgumentError: The result has another shape or dtype than the variable.
@@ -327,6 +334,7 @@ def _constrain(var: Tensor, name: str) -> Tensor:
     constraint = variable_constraint(var)
     if constraint is None:
         return var.detach()
+    # `write_step` calls this with torch functions disabled; user code needs them enabled.
     with EnableTorchFunction(), writable():
         check_memory(var, f"'{name}'")
         new_value = constraint(var)
@@ -343,10 +351,11 @@ def _constrain(var: Tensor, name: str) -> Tensor:
 def raise_first(errors: Sequence[BaseException]) -> None:
     """Raise an error of `errors`, with notes about all further errors; return if there is none.
 
-    Raise the first that is not an `Exception`, such as KeyboardInterrupt, or else the first.
+    An error that is not an `Exception`, such as KeyboardInterrupt, is preferred to the first error.
     """
     if not errors:
         return
+    # KeyboardInterrupt must not end up in the notes of an ordinary error, which may be caught.
     first_error = next((error for error in errors if not isinstance(error, Exception)), errors[0])
     for error in errors:
         if error is not first_error:
@@ -355,12 +364,11 @@ def raise_first(errors: Sequence[BaseException]) -> None:
 
 
 def raise_within(errors: Sequence[BaseException]) -> None:
-    """Remove all notes of the errors, then call `raise_first`; return if there are none.
+    """Remove all notes of the errors, then call `raise_first`; return if there are no errors.
 
-    Call this for a single variable's update in a step that can still be rolled back: the notes of
-    `write_step` say that the step was taken.
+    Use this for errors of `write_step` in a step that can still be rolled back. Notes that the step
+    was taken are wrong there.
     """
     for error in errors:
-        # Remove the note that the step was taken.
         error.__notes__ = []
     raise_first(errors)

@@ -41,9 +41,9 @@ def check_complex(pairs: Sequence[Pair], labels: Sequence[str], rule: Rule, clip
         clips: True if gradients are clipped, which is an error.
 
     Raises:
-        InvalidTypeError: The rule is neither linear nor analytic, gradients are clipped, or a
-            gradient has another dtype than its variable.
-        InvalidArgumentError, LayoutError: As `check_pairs` for real variables.
+        InvalidTypeError: The rule is neither linear nor analytic; or gradients are clipped; or a
+            gradient and its variable have different dtypes.
+        InvalidArgumentError, LayoutError: Shapes or memory are invalid; see `check_pairs`.
     """
     for (grad, var), label in zip(pairs, labels, strict=True):
         if not (rule.linear or is_analytic(rule)):
@@ -93,11 +93,13 @@ def update_analytic(
         from thalweg._engines.torch_functions import torch_evaluate
     detached, scalar_values = [tensor.detach() for tensor in tensors], dict(scalars)
     if not isinstance(grad, IndexedSlices):
+        # A conjugate view is lazy; formulas read memory.
         inputs = [detached[0], grad.detach().resolve_conj(), *detached[1:]]
         results = torch_evaluate(rule.update, inputs, scalar_values)
         for tensor, result in zip(detached, results, strict=True):
             tensor.copy_(result)
         return
+    # Each row must occur once: an indexed write keeps only one of several results.
     untyped = cast(Any, torch)
     rows, row_indices = untyped.unique(grad.indices.long(), return_inverse=True)
     values = grad.values.detach().resolve_conj()

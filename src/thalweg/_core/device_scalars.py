@@ -1,8 +1,4 @@
-"""Scalars of a step that only a device knows: step counts and learning rates in tensors.
-
-They are tensors of shape (), or vectors with one number for each variable of the step. The
-functions do not synchronize with the device.
-"""
+"""Scalars of a step that are on a device, such as step counts and learning rates in tensors."""
 
 from __future__ import annotations
 
@@ -27,11 +23,17 @@ def device_columns(
     variables: Sequence[Tensor],
     device: torch.device,
 ) -> Columns:
-    """Return the scalars of a step as `Columns`; scalars that are tensors stay on a device.
+    """Return a rule's scalars in a step as `Columns`, with vectors on a device.
+
+    A scalar that is a tensor becomes a vector over the variables in `by_variable`. All other
+    scalars are handled by `columns_of`.
 
     Args:
-        groups, scalars_of, dtypes, variables: As for `columns_of`.
-        device: The device of these scalars, which become vectors in `Columns.by_variable`.
+        groups: The parameter group of each variable; None for a single group.
+        scalars_of: `scalars_of(dtype, group)` returns {name: scalar}.
+        dtypes: The compute dtypes of the step.
+        variables: The variables, whose dtypes determine the compute dtypes.
+        device: The device of the vectors.
     """
     var_dtypes = [compute_dtype(var.dtype) for var in variables]
     keys = list(zip(var_dtypes, [None] * len(variables) if groups is None else groups, strict=True))
@@ -54,12 +56,12 @@ def device_columns(
 def expand_to_variables(
     keys: Sequence[Hashable], values: Mapping[Any, Any], device: torch.device
 ) -> Tensor:
-    """Return a tensor with one number for each variable, on a device.
+    """Return a vector with one number for each variable, on a device.
 
     Args:
         keys: For each variable its key, such as (dtype, group).
-        values: {key: number, tensor of shape (), or vector over all variables}. A vector is read at
-            the variables with this key.
+        values: {key: number, tensor of shape (), or vector over all variables}. Elements of a
+            vector are used for the variables with its key.
         device: The device of the result.
     """
     pieces: list[Tensor] = []
@@ -75,13 +77,14 @@ def expand_to_variables(
 def device_derived_scalars(
     rule: Rule, values: dict[str, object], dtype: Dtype, step: Tensor, device: torch.device
 ) -> dict[str, Any]:
-    """Return {name: scalar} of a rule as `derived` does, for a step count on a device.
+    """Return {name: scalar} for a rule's formulas, for a step count on a device.
 
-    If one argument of the rule's `prepare` is a tensor, all arguments and results are tensors. But
-    a hyperparameter that `prepare` does not change stays a scalar of the host.
+    The dict has the hyperparameters, their powers, "t" and the results of the rule's `prepare`. If
+    an argument of `prepare` is a tensor, all arguments are passed as tensors. A hyperparameter that
+    `prepare` returns unchanged is not converted.
 
     Args:
-        values: The hyperparameters by name: scalars of the host, or tensors of shape ().
+        values: {name: hyperparameter}, a scalar of the host or a tensor of shape ().
         dtype: The compute dtype. Powers are computed in float64 and rounded once.
         step: The number of the step, a tensor of shape ().
         device: The device of new tensors.

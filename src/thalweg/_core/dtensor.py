@@ -49,6 +49,7 @@ def beside(local_tensor: Tensor, param: Tensor, like: Tensor | None = None) -> T
 
     mesh: Any = param
     full = param if like is None else like
+    # `run_check=True` would communicate between the ranks.
     options: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
     mesh_placements = mesh.device_mesh, mesh.placements
     if local_tensor.is_meta or local_tensor.device.type == mesh.device_mesh.device_type:
@@ -70,7 +71,8 @@ def filled_beside(shape: tuple[int, ...], value: float, param: Tensor, dtype: An
 
     mesh, full = cast("Any", param), cast("Any", dtensors).full
     placements = slot_placements(mesh.placements, len(shape))
-    if param.is_meta:  # `full` allocates on the device of the mesh
+    # `full` allocates on the device of the mesh, even for a parameter on the meta device.
+    if param.is_meta:
         empty = torch.empty(shape, dtype=dtype, device="meta")
         return dtensors.distribute_tensor(empty, mesh.device_mesh, placements, src_data_rank=None)
     return full(shape, value, dtype=dtype, device_mesh=mesh.device_mesh, placements=placements)

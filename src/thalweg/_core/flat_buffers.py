@@ -1,7 +1,4 @@
-"""Flat buffers: tensors that hold several parameters of a model, or parts of them.
-
-A reduction over such a tensor, such as a norm, is not one over a parameter.
-"""
+"""Flat buffers: tensors that contain several parameters of a model, or parts of parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class FlatBuffer(NamedTuple):
 
 
 class AddedParams:
-    """Summary of an optimizer's added parameters, to detect that a library replaced them."""
+    """Record of the parameters passed to an optimizer, to detect that a library replaced them."""
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
@@ -45,11 +42,12 @@ class AddedParams:
         self._has_matrices = self._has_matrices or any(param.dim() > 1 for param in params)
 
     def find_replacement(self, params: Sequence[Tensor]) -> FlatBuffer | None:
-        """Return the first of `params` as a flat buffer if a library replaced the added parameters.
+        """Return the first of `params` as a flat buffer if a library replaced the parameters.
 
         DeepSpeed ZeRO, Megatron and apex replace parameters by unmarked tensors of one dimension.
-        So all of `params` must be plain tensors of one dimension that were not added. The added
-        parameters must include a matrix or outnumber `params`. Otherwise return None.
+        A replacement is recognized by two conditions: all of `params` are plain tensors of one
+        dimension that were never passed to `add`; and the parameters passed to `add` include a
+        matrix or outnumber `params`. Return None if a condition is false.
 
         Args:
             params: The parameters that the optimizer's groups have now.
@@ -99,17 +97,16 @@ def check_reductions(
 ) -> None:
     """Raise an error if a step reduces over a parameter that a flat buffer splits or joins.
 
-    Return if the rule and the transforms work on each element by itself.
+    Do nothing if the rule and the transforms are elementwise.
 
     Args:
-        flat: The flat buffer.
         label: The buffer's name, for the message.
-        rule: The rule of the step, if it has one.
+        rule: The rule of the step, or None.
         transforms: The transforms of gradients, which may need norms.
         is_by_shape: True if the shape of a parameter chooses the rule.
 
     Raises:
-        InvalidArgumentError: Names the flat buffer and the rule or the option that reduces.
+        InvalidArgumentError: The message names the flat buffer and the rule or option that reduces.
     """
     name = "" if rule is None else f"rule {rule.name!r}"
     if rule is not None and rule.reduces_variables:

@@ -66,7 +66,6 @@ class GradientStats:
     memory.
 
     Args:
-        transforms: The transforms of the gradients.
         reductions: Computes reductions over the tensors of the step.
         variables: The variables, whose dtypes determine the compute dtypes.
         columns: The scalars of the rule, if there is one.
@@ -150,8 +149,8 @@ class GradientStats:
     def _sum_over(self, formula: Formula) -> Any:
         """Return the sum of `formula` over each raw gradient; float64 of shape (n,).
 
-        With `clipvalue`, the elements are unscaled and clipped first. The first call computes the
-        sums of all pending formulas in one pass over memory; later calls return them. The result is
+        With `clipvalue`, the elements are unscaled and clipped first. The first call also computes
+        all sums requested by `__init__` or `request_sums`, in one pass over memory. The result is
         an array, or a tensor if sums stay on a device.
         """
         if formula not in self._sums:
@@ -166,6 +165,7 @@ class GradientStats:
                 rows = by_variable.items()
                 by_variable = {name: vectors.place_like(row, None) for name, row in rows}
             # Reading whether squares overflow float64 would synchronize with the device.
+            # So these sums join the pass, and the device selects one of them.
             elif self._needs_extra_sums:
                 formulas += SCALED_SQUARES
             reduction = Reduction("sums", formulas, transforms.first)
@@ -218,9 +218,9 @@ class GradientStats:
             return vectors.functions_of(roots).square(roots)
 
     def _mark_overflows(self, roots: Any) -> object:
-        """Return norms with TensorFlow's overflow: infinity if the sum of squares exceeds float32.
+        """Return norms, with infinity if TensorFlow's float32 sum of squares would overflow.
 
-        Norms of variables for which this overflow is not emulated are unchanged.
+        Norms are unchanged for variables without emulation of TensorFlow's overflow.
         """
         overflow = self._overflow_mask(roots)
         if overflow is False:
@@ -269,7 +269,7 @@ class GradientStats:
 
     @lazy
     def clip_factor(self) -> Factor:
-        """Factor of all gradients for clipping by the global norm; 1 without that clipping."""
+        """Factor by which clipping by the global norm scales all gradients; 1 without clipping."""
         transforms, dtype = self._transforms, self._norm_dtype
         limit = transforms.global_clipnorm
         if limit is None:
@@ -360,8 +360,8 @@ class GradientStats:
     def measure(self, formula: Formula, columns: Columns) -> Any:
         """Return the sums of a rule's formula over transformed gradients; float64 of shape (n,).
 
-        Sums of variables or untransformed gradients are computed by `_sum_over`. Squares of
-        gradients are computed from their norms. Any other formula takes a pass over memory.
+        Squares of gradients are computed from their norms. Most other formulas take a pass over
+        memory.
         """
         if formula is variable_squares or not self._transforms.stages:
             return self._sum_over(formula)
@@ -379,13 +379,12 @@ class GradientStats:
         Formulas over transformed gradients are ignored: only `measure` can compute them.
 
         Args:
-            formulas: The formulas to sum.
-            columns: New scalars for the formulas, whose cached sums are dropped. None keeps the
-                scalars.
+            columns: Optional. New scalars. Cached sums of `formulas` that depend on scalars are
+                dropped. None keeps the present scalars and sums.
         """
         if columns is not None:
             self._columns = columns
-            # The same formula of other scalars is another sum.
+            # A sum under the old scalars would be wrong. The standard squares read no scalars.
             for formula in set(formulas).difference(_STANDARD):
                 self._sums.pop(formula, None)
         has_stages = bool(self._transforms.stages)
@@ -393,10 +392,11 @@ class GradientStats:
         self._pending = tuple(formula for formula in direct if formula not in self._sums)
 
     def decision(self) -> Decision:
-        """Decide whether to apply the step; the `Decision` includes calls that write new state.
+        """Decide whether to apply the step. The `Decision` includes calls that write new state.
 
-        `transforms.watch(self)` is called first. Then the loss scaler decides. The judge decides
-        only on a step that the loss scaler applies.
+        `transforms.watch(self)` is called first, then the loss scaler `transforms.decide`. If the
+        step is applied so far, `transforms.judge` may skip it because of an unusual norm. The step
+        is applied if there is neither a loss scaler nor a judge.
         """
         transforms = self._transforms
         if transforms.watch is not None:
@@ -404,6 +404,7 @@ class GradientStats:
         decision = Decision(True, [])
         if transforms.decide is not None:
             decision = transforms.decide(*self._find_extremes(transforms.exact))
+        # With a judge, statistics are on the host, so `apply_flag` is a bool here.
         if transforms.judge is not None and decision.apply_flag:
             verdict = transforms.judge.decide(self)
             decision = Decision(verdict.apply_flag, [*decision.calls, *verdict.calls])
@@ -412,7 +413,7 @@ class GradientStats:
         return Decision(decision.apply_flag, [*decision.calls, *transforms.calls])
 
     def _find_extremes(self, exact: bool) -> tuple[Any, Any]:
-        """Return (whether a transformed gradient contains NaN, the largest magnitude of elements).
+        """Return (True if a transformed gradient contains NaN, largest magnitude of all elements).
 
         Without `exact`, return (False, 0.0) without a pass over memory if all norms are below 1e38.
         Both results are tensors if the norms are on a device.
@@ -423,6 +424,7 @@ class GradientStats:
             if self._transforms.trust is not None:
                 bounds.append(self.clipped_norms * self.trust_ratios)
             if isinstance(bounds[0], Tensor):
+                # The device reads `is_checked`, so the host need not wait for the norms.
                 unsafe = ~(torch.stack(bounds) < _SAFE).all()
                 is_checked = torch.ones_like(unsafe) if exact else unsafe
                 peaks = self._process_peaks(
@@ -450,9 +452,12 @@ class GradientStats:
         return vectors.join_numbers(peaks, vectors.place_of(max_abs))
 
     def _process_in(self, dtype: Dtype, raw_peaks: Any, members: Sequence[int]) -> Any:
-        """Return the transformed `raw_peaks` of the variables with indices `members`.
+        """Return the largest magnitudes of the transformed gradients of `members`, as a vector.
 
-        `dtype` is the compute dtype of these variables.
+        Args:
+            dtype: The compute dtype of these variables; each operation is rounded to it.
+            raw_peaks: The largest magnitude of each raw gradient, for all variables.
+            members: The indices of the variables, in the order of the result.
         """
         transforms, device = self._transforms, vectors.place_of(raw_peaks)
 
@@ -479,7 +484,8 @@ def transform_gradients(
 ) -> tuple[list[Pair], Decision]:
     """Return (pairs with transformed copies of the gradients, the step's decision).
 
-    Gradients get their variables' dtypes. The decision includes the writes of `transforms`.
+    Gradients get their variables' dtypes. With `flush`, denormals are treated as 0. The decision's
+    calls include `transforms.calls`.
 
     Raises:
         LayoutError: A gradient or a variable has no memory that holds its elements.

@@ -37,8 +37,9 @@ _STAGES: dict[str, Formula] = {
     "global_clipnorm": clipping.clip_by_global_norm,
     "trust": clipping.scale_by_trust,
 }
-_COMMON_NORM = cast("Formula", clipping.clip_by_common_norm)  # in place of that by the global norm
-# What stages are given beside the rule's scalars, which must have other names.
+# Replaces `clip_by_global_norm` if norms beyond float32 do not overflow.
+_COMMON_NORM = cast("Formula", clipping.clip_by_common_norm)
+# Names of the scalars of these formulas. A rule's scalars must have other names.
 SCALARS = frozenset(
     name
     for stage in (*_STAGES.values(), _COMMON_NORM)
@@ -59,7 +60,7 @@ class Decision(NamedTuple):
 
 
 class StepJudge(Protocol):
-    """Interface of decisions about steps by the gradients' global norm; see `SpikeJudge`."""
+    """Interface of objects that decide by the global norm whether to take a step."""
 
     def norm_limit(self) -> float: ...
     def decide(self, stats: Any) -> Decision: ...
@@ -180,9 +181,9 @@ def before_norms(transforms: GradientTransforms) -> Stages:
 
 
 def all_dense(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with each sparse gradient made dense, in its variable's dtype.
+    """Return the pairs; sparse gradients are replaced by dense gradients in the variable's dtype.
 
-    Rows with equal indices are added, and rows without an index are 0. Dense gradients are kept.
+    Rows with equal indices are added, and rows without an index are 0.
     """
     return [
         (whole(with_values(grad, grad.values.to(var.dtype)), var), var)

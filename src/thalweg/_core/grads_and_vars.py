@@ -1,4 +1,4 @@
-"""Pairs of gradient and variable, as callers give them and as a step needs them."""
+"""Conversion and validation of (gradient, variable) pairs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def check_variables(variables: Sequence[object]) -> None:
 
     Raises:
         InvalidTypeError: An element is not a tensor; the message names the first.
-        NotImplementedError: A tensor is not a variable.
+        NotImplementedError: A tensor is neither.
         LayoutError: A variable is a nested tensor.
     """
     for index, var in enumerate(variables):

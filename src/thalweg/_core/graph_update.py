@@ -1,4 +1,4 @@
-"""Wrapper that combines what one `apply_gradients` call adds to a graph to one update."""
+"""Wrapper of `apply_gradients`: in graph mode, a call adds a single update to the graph."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from thalweg._core.graph_mode import graph_mode
 def apply_as_one_update(cls: type[Any], base: type[object]) -> None:
     """Replace `cls.apply_gradients` by a wrapper that adds one update to a graph per call.
 
-    In eager mode the wrapper only calls the method. Do nothing if the method is inherited from
-    `base`, or from a subclass of `base`, whose method is wrapped already.
+    In eager mode the wrapper only calls the method. Do nothing if `cls` inherits the method from
+    `base` or from a subclass of `base`.
 
     Args:
         cls: A new subclass of `base`; changed.
-        base: The base class of all optimizers, whose own method needs no wrapper.
+        base: The base class of all optimizers.
     """
     owner = next(base_class for base_class in cls.__mro__ if "apply_gradients" in vars(base_class))
     method = vars(owner)["apply_gradients"]
+    # A method of a mixin class is wrapped, too; the library's own mixins need no wrapper.
     is_mixin = not (issubclass(owner, base) or is_ours(method))
     if inspect.isfunction(method) and (owner is cls or is_mixin):
         cls.apply_gradients = _as_one_update(method)

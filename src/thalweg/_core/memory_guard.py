@@ -50,6 +50,7 @@ class MemoryGuard:
 
 def _add_titles(lists: Any, labels: Sequence[str], prefix: str) -> Iterator[tuple[Tensor, str]]:
     """Yield each tensor with `prefix` and the title of its list."""
+    # `lists` is () if the rule has no slots of this kind.
     for tensors, label in zip(lists, labels, strict=False):
         yield from ((tensor, f"{prefix}{label}") for tensor in tensors)
 

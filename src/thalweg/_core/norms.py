@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # Python adds up to so many numbers faster than NumPy.
 _MAX_PYTHON_COUNT = 256
-HIGHEST = float(np.finfo(np.float32).max)  # sum of squares that float32 holds
+# The largest sum of squares that float32 holds.
+HIGHEST = float(np.finfo(np.float32).max)
 
 
 def norms_of(squares: Any, overflow: Any) -> Any:
@@ -30,10 +31,11 @@ def norms_of(squares: Any, overflow: Any) -> Any:
 
     Args:
         squares: The sum of squares of each tensor, float64 of shape (n,).
-        overflow: True if a sum beyond float32 gives infinity, as in TensorFlow; a bool or a mask of
-            shape (n,). Otherwise norms up to 3.4e38 are finite.
+        overflow: A bool, or a mask of shape (n,). True if a sum beyond float32 gives infinity, as
+            in TensorFlow. If it is False, finite sums have finite roots.
     """
     ops = functions_of(squares)
+    # `overflow` may be a mask, which has no truth value.
     if overflow is not False:
         squares = ops.where((squares > HIGHEST) & overflow, np.inf, squares)
     return ops.sqrt(squares)
@@ -45,7 +47,7 @@ def global_norm(squares: object, overflow: bool) -> Any:
 
 
 def sum_in_order(squares: Any) -> Any:
-    """Return the sum of a vector, added in a fixed order that depends on its length alone.
+    """Return the sum of a vector. The order of additions depends only on the vector's length.
 
     The result is a NumPy float64, or a tensor of shape () for a tensor on a device.
     """

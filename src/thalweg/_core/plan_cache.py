@@ -14,15 +14,14 @@ from thalweg._core.reentrance import Stepping, one_step_at_a_time
 from thalweg._engines import Dispatcher
 from thalweg._engines.protocol import StepPlan, StepRequest
 
-# Plans kept for variables that earlier steps have updated one by one.
+# Caches of single variables that are kept although a step does not use them.
 _SPARE_PLANS = 16
 
 
 class CachedPlan(NamedTuple):
-    """Request to the engines, and the engines' plan.
+    """Request to the engines for a step, and the engines' plan.
 
     Attributes:
-        request: The request.
         ready: The plan of the engines.
         scalar_slots: For each variable its slots of shape ().
         narrow: True if 16-bit gradients of float32 variables were allowed.
@@ -62,12 +61,13 @@ class PlanCache:
     def count_repeated(self) -> bool:
         """Count a step that reused its plan; return True if the next step should prepare a replay.
 
-        Return True at the first call, and again after 2, 4, ... further calls, at most
-        `longest_wait`.
+        A replay takes steps in one native call. The first call returns True. The numbers of calls
+        until the next True are 2, 4, 8, ..., at most `longest_wait`.
         """
         self._rebinds += 1
         if self._rebinds < self._rebinds_before_replay:
             return False
+        # Preparing a replay is slow, and is wasted if guards fail at the next step again.
         self._rebinds, self._rebinds_before_replay = (
             0,
             min(2 * self._rebinds_before_replay, self.longest_wait),
@@ -79,9 +79,9 @@ class PlanCache:
         return self._by_variable.setdefault(id(var), PlanCache())
 
     def forget_others(self, variables: Sequence[Tensor]) -> None:
-        """Drop the caches of variables that are not in `variables`.
+        """Drop the caches of variables that are not in `variables`, if there are many caches.
 
-        Do nothing until there are more than 2 * len(variables) + 16 caches.
+        Up to 2 * len(variables) + 16 caches are kept.
         """
         if len(self._by_variable) > 2 * len(variables) + _SPARE_PLANS:
             var_ids = {id(var) for var in variables}
@@ -103,7 +103,7 @@ class PlanCaches:
         self._sessions: WeakKeyDictionary[object, PlanCache] = WeakKeyDictionary()
 
     def now(self) -> PlanCache:
-        """Return the plan cache of the session that runs in this thread, or else of eager mode."""
+        """Return the plan cache of the session that runs in this thread, else of eager mode."""
         if not thread.frames:
             return self._eager
         return self._sessions.setdefault(current_session(), PlanCache())

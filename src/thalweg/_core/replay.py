@@ -1,8 +1,8 @@
-"""Replay of a step in one native call that checks guards and writes; common to all front ends.
+"""Replay: a step is repeated in one native call that checks guards and writes.
 
-The first step is planned (`_core/step.py`), the second rebinds its plan, and later ones are
-replayed while all guards of `_engines/cpu/replay_kernel.py` hold. Otherwise the step is planned
-again, which raises any errors.
+The first step is planned (`_core/step.py`), the second rebinds its plan, and later steps are
+replayed while all guards of `_engines/cpu/replay_kernel.py` hold. If a guard fails, the step is
+planned again, which raises any errors.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Launch:
         group: The variables that the kernel updates.
         first: The index in the step of the first variable of the kernel's plan.
         places: For each variable of the step the key of its place.
-        update: Optional, for the kernel of a pass: the launch of the update, whose addresses it
-            reads.
+        update: Optional, for the kernel of a pass: the launch of the update. Both kernels read the
+            same addresses.
 
     Attributes:
         members: Indices in the step of the variables that the kernel updates.
         places: The distinct keys of the places of `members`.
-        measures: The rule's reductions over these variables, and the scalars computed from them.
+        measures: The rule's reductions over these variables, which also compute scalars; or None.
     """
 
     def __init__(
@@ -117,15 +117,16 @@ class Launch:
     ) -> int:
         """Make native code compute the scalars of a place by `program` in each replay.
 
-        Call `separate_members` first.
+        A place is a set of variables with equal scalars. Call `separate_members` first.
 
         Args:
-            index: The index of the place.
+            index: The index of the place in `self.places`.
             program: The program, whose first register is the step count.
-            inputs: As for `Program.place`.
+            inputs: (register, address of a number, type code of the number) for each register that
+                every run loads from memory.
 
         Returns:
-            The address of the program's record, the block of integers that native code reads.
+            The address of the program's record, the integers that native code reads.
         """
         record, names, first, _ = self.program(index)
         program.place(record, names, first, 1, inputs)
@@ -151,12 +152,13 @@ class Launch:
             self.measures.set_shared(values)
 
     def use_member_rows(self) -> tuple[Int64, Array]:
-        """Give each variable a separate row of scalars, unless this was done before.
+        """Give each variable of the kernel a separate row of scalars, at the first call.
 
-        The rows are 0 until `set_scalars` copies the row of each variable's place.
+        Before, variables with equal scalars (a place) share a row. The new rows are 0 until
+        `set_scalars` fills them.
 
         Returns:
-            The index of the place of each variable, and the array of rows.
+            For each variable the index of its place; and the array (variables, scalars).
         """
         if self._own_rows is None:
             count = len(self.members)
@@ -188,11 +190,11 @@ class Launch:
         return self.kernel.address, self._argument.address, 0, 1
 
     def columns(self, name: str) -> list[tuple[int, int, int, bool, bool]]:
-        """Return the locations of a scalar: for the kernel, and for each reduction that reads it.
+        """Return the locations of a scalar: in the kernel, and in each reduction that reads it.
 
         Returns:
-            For each location (address in the first row, number of rows, stride of rows in bytes,
-                whether the scalar is stored as float32, whether it is rounded to float32).
+            A tuple for each location: (address in the first row, number of rows, stride of rows in
+                bytes, True if stored as float32, True if rounded to float32).
         """
         member_rows, is_narrow = self._own_rows, self.dtype is np.float32
         rows = self._rows if member_rows is None else member_rows
@@ -212,8 +214,7 @@ class Launch:
         """Write the scalars of the step to the rows of the kernel and of its reductions.
 
         Args:
-            scalars: {place: {name: scalar}}; variables of a place have equal hyperparameters. If
-                the kernel has reductions, missing names are 0 until these are computed.
+            scalars: {key of a place: {name: scalar}}. Scalars that reductions compute are missing.
         """
         offset = 0
         if self.measures is not None:
@@ -222,6 +223,7 @@ class Launch:
         for place in self.places:
             self._pack(self._packed, offset, *self._chosen(scalars[place])[:-1])
             offset += self._size
+        # "clip" lets NumPy write to `out` without a buffer; all indices are valid.
         if self._own_rows is not None:
             np.take(self._rows, self._row_of, 0, self._own_rows, "clip")
 
@@ -238,7 +240,7 @@ def _shared_base(base: Int64, update_base: Int64) -> Int64:
 
 
 class Launches:
-    """Kernels of a replay.
+    """All kernels of a replay.
 
     Args:
         plans: The plan of each rule; together they have the step's variables, in order.
@@ -277,6 +279,7 @@ class Launches:
         self._measures = [launch.measures for launch in self.all if launch.measures is not None]
         self._sweeps = [sweep for measures in self._measures for sweep in measures.sweeps]
         self._large = [k for k, launch in enumerate(self.all) if not is_serial(launch.elements)]
+        # A variable that no kernel reads, such as an empty one, has its gradient's address here.
         self._spare = np.zeros(1, np.int64)
         self.cells = [self._spare.ctypes.data] * len(places)
         with_passes = [*self.all, *self.of_passes()]
@@ -298,11 +301,12 @@ class Launches:
         return [launch.record() for launch in self.all]
 
     def rule_measures(self) -> tuple[list[tuple[int, int, int, int]], Int64]:
-        """Return the launches of the rules' reductions, and the records that compute scalars.
+        """Return launches of the rules' reductions, and records of programs that use the results.
 
         Returns:
-            For each reduction (kernel address, argument address, 0, 1), as in `GuardedStep`; and an
-            array with a block of `replay_reductions` in each row.
+            For each reduction (kernel address, argument address, 0, 1), a call on one thread. And
+            an array with a row for each kernel whose scalars are computed from reductions. The row
+            has the addresses that this computation needs.
         """
         records = [x.scalars.record for x in self._measures if x.scalars is not None]
         launches = [(sweep.kernel.address, sweep.address, 0, 1) for sweep in self._sweeps]
@@ -314,11 +318,12 @@ class Launches:
 
     @property
     def may_have_threads(self) -> bool:
-        """Return True if a kernel is large enough for several threads."""
+        """True if a kernel is large enough for several threads, or if there are reductions."""
         return bool(self._large or self._measures)
 
     def set_threads(self, guards: GuardTable) -> None:
         """Write torch's current number of threads for each large kernel to `guards`."""
+        # The number may have changed since the last step.
         for index in self._large:
             guards.launches[index, 2:] = self.all[index].threads()
         for index, sweep in enumerate(self._sweeps):
@@ -332,8 +337,7 @@ def _add_reductions(launch: Launch, cached_plan: CachedPlan, first: int) -> None
 
     Args:
         launch: The kernel; changed.
-        cached_plan: The plan of the rule.
-        first: The index in the step of the first variable of the plan.
+        first: The index of the plan's first variable among all variables of the step.
 
     Raises:
         TypeError: Native code cannot run the reductions.
@@ -364,16 +368,14 @@ def is_repeatable(
 ) -> bool:
     """Return True if a replay can take the step of a plan; False for None.
 
-    The plan must run generated CPU kernels over dense gradients, for functions of this library.
-    Callbacks, sharding, a check of numbers, decisions or scalars on a device, and scalars from sums
-    over all variables give False.
+    The plan must run generated CPU kernels over dense gradients. The step must be unsharded, with
+    all decisions and scalars on the host, without callbacks and without checks for finite numbers.
+    The rule must be the library's, and must not need sums over all variables.
 
     Args:
-        cached_plan: The plan of the step.
-        adapter: The front end's adapter of the step.
-        stages: The transforms of gradients that the plan must have.
-        may_have_passes: True if the replay can run passes and stages before the update. Otherwise a
-            rule with passes gives False.
+        stages: The transforms of gradients; a plan with other transforms gives False.
+        may_have_passes: True if the replay can run a rule's passes, the computations over memory
+            before the update. With False, a rule with passes gives False.
     """
     if cached_plan is None or not (may_have_passes or isinstance(cached_plan.ready, DensePlan)):
         return False
@@ -383,6 +385,7 @@ def is_repeatable(
     plans: list[object] = [plan_of(cached_plan), *_pass_plans_of(cached_plan)]
     return (
         all(_is_repeatable_plan(plan, stages) for plan in plans)
+        # A planned step derives these squares from norms; the bits of a reduction may differ.
         and not (stages and gradient_squares in rule.measures.values())
         and not rule.calls_users
         and rule.per_optimizer is None
@@ -396,7 +399,10 @@ def is_repeatable(
 
 
 def _is_repeatable_plan(step_plan: object, stages: Stages) -> bool:
-    """Return True if a plan runs generated CPU kernels over dense gradients after `stages`."""
+    """Return True if a plan runs generated CPU kernels over dense gradients.
+
+    The kernels must have the gradient transforms `stages`.
+    """
     return (
         isinstance(step_plan, DensePlan)
         and step_plan.stages == stages
@@ -465,7 +471,8 @@ def bounds_of(cached_plan: CachedPlan) -> Int64:
 def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
     """Return slots that a step writes outside of its update kernel.
 
-    These are the slots of `per_variable`, and slots of rows and columns that fused stages compute.
+    If the rule has `per_variable`, its slots of shape () are included. Slots with a number for each
+    row or column are included if the rule's fused stages write them.
     """
     rule, slots = cached_plan.request.rule, list[Tensor]()
     if rule.per_variable is not None:
@@ -480,12 +487,11 @@ def _other_slots_of(cached_plan: CachedPlan) -> list[Tensor]:
 
 
 def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
-    """Return True if the plan can still be bound to these gradients and to its slots.
+    """Return True if the plan fits its slots and these gradients.
 
-    The plan keeps no gradient.
+    The gradients are bound to the plan for this check, and released afterwards.
 
     Args:
-        cached_plan: The plan of a step.
         gradients: A gradient for each variable of the plan.
     """
     # Slots share a block of memory, which users may have truncated.
@@ -505,15 +511,16 @@ def stands(cached_plan: CachedPlan, gradients: Sequence[Any]) -> bool:
 
 
 def hold_tensors(guards: GuardTable, tensors: Sequence[Tensor]) -> bool:
-    """Guard each tensor by `guards.guard_tensor`; return False at the first that cannot be guarded.
+    """Guard all tensors by `guards.guard_tensor`; return False if a tensor cannot be guarded.
 
-    A tensor can be guarded if it is strided, on the CPU, has memory for its elements, and has at
-    most five dimensions.
+    A guarded tensor must be strided, on the CPU, with at most five dimensions, and with memory for
+    its elements. After a failure, later tensors are not guarded.
     """
     return all(
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
-        and (tensor.data_ptr() != 0 or not tensor.numel())  # `_efficientzerotensor` has no memory
+        # `torch._efficientzerotensor` has elements, but no memory.
+        and (tensor.data_ptr() != 0 or not tensor.numel())
         and guards.guard_tensor(tensor) is not None
         for tensor in tensors
     )

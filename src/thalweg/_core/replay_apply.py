@@ -25,7 +25,6 @@ class ReplayedApply(ABC):
     """Replay of the last step of `apply_gradients`, while inputs and optimizer are unchanged.
 
     Args:
-        optimizer: The optimizer.
         planned: The plan of the last step.
         found: The replay of that step's pairs of gradients and variables.
         holds_attributes: True if guards compare the attributes of the optimizer.
@@ -65,11 +64,9 @@ class ReplayedApply(ABC):
         """Take the step if all guards hold; return True if it was taken.
 
         If a guard fails, no tensor is changed. If an exception is raised before the step was taken,
-        the replay removes itself from `cache`.
+        `cache.replay` is set to None.
 
         Args:
-            optimizer: The optimizer.
-            cache: The plans of the optimizer.
             arguments: The arguments of the step, passed to `_take` of the front end.
         """
         count_before = self._count.value
@@ -87,7 +84,7 @@ class ReplayedApply(ABC):
     def _fits(self, optimizer: Any, cache: PlanCache) -> bool:
         """Return True if the optimizer and the engine are unchanged since the recorded step.
 
-        The step must be the last plan in `cache`, and no graph or trace of torch may be active.
+        The recorded plan must be the last in `cache`, and no graph or trace of torch may be active.
         """
         return (
             cache.last is self._planned
@@ -109,17 +106,13 @@ class ReplayedApply(ABC):
         """Yield the scalars of coming steps that can be computed ahead, after `first` steps."""
 
     def _take_coming(self, optimizer: Any, pairs: list[Any], transforms: GradientTransforms) -> int:
-        """Take a step with scalars computed ahead; return 0, FAILED, or a failed guard's constant.
+        """Take a step with scalars from a table; return 0, FAILED, or a failed guard's constant.
 
-        Scalars are computed for several steps at once: between steps, other code evicts the formula
-        from the processor's caches. The first table has one row; consecutive tables double in
-        length.
-
-        Args:
-            optimizer: The optimizer.
-            pairs: The pairs of gradient and variable.
-            transforms: The transforms of the gradients.
+        If the table has no scalars for this step, `_compute_coming` computes scalars of this step
+        and of several later steps.
         """
+        # Between steps, other code evicts the formula from the processor's caches, so computing the
+        # scalars of many steps takes little longer than those of one.
         count_before = self._count.value
         try:
             mismatch = self._found.take_coming(pairs, transforms)
@@ -137,12 +130,11 @@ class ReplayedApply(ABC):
     def _compute_coming(self, optimizer: Any, count_before: int) -> bool:
         """Compute the scalars of the next steps, and store them in the table of `take_coming`.
 
-        If all steps computed last time were taken, compute twice as many, at most `MOST_COMING`.
-        Otherwise compute one step. Return False if no scalars were stored: a formula failed, native
-        code cannot compute them, or the hyperparameters were read again meanwhile.
+        The number of steps doubles up to `MOST_COMING` while all computed steps are taken; if not,
+        it is 1. Return False if no scalars were stored. Reasons are an error in a formula, a
+        computation that native code lacks, or a step of a signal handler.
 
         Args:
-            optimizer: The optimizer.
             count_before: The number of steps that this replay has taken.
         """
         generation, (first, end) = self._generation, self._computed_span
@@ -158,6 +150,7 @@ class ReplayedApply(ABC):
         if not self._found.set_coming(count_before, steps):
             self._is_foreseen = self._is_foreseen and not steps
             return False
+        # The handler's step may also have come while the table was written.
         if generation != self._generation:
             self._forget_coming()
             return False
@@ -175,14 +168,14 @@ class ReplayedApply(ABC):
         return False
 
     def _drop(self, optimizer: Any, cache: PlanCache, mismatch: int) -> None:
-        """Remove this replay from `cache`, so that the next step is planned.
+        """Set `cache.replay` to None, so that the next step is planned.
 
-        Keep it if `mismatch` is `TRACING`.
+        Do nothing if the step failed only because torch traces operations (`TRACING`). If the
+        optimizer has a new attribute dict (`OTHER_DICT`) with equal values, set
+        `cache.has_constant_attributes` to False, too.
 
         Args:
-            mismatch: The constant of the guard that failed. If it is `OTHER_DICT`, but the
-                optimizer's attributes have their old values, set `cache.has_constant_attributes` to
-                False.
+            mismatch: The constant of `replay_kernel` for the guard that failed.
         """
         # Tracing may end before the next step, which then can be replayed.
         if mismatch == replay_kernel.TRACING:
@@ -197,6 +190,6 @@ class ReplayedApply(ABC):
 
 
 def has_own_methods(optimizer: object) -> bool:
-    """Return True if the instance has an attribute with the name of a method of its class."""
+    """Return True if an attribute of the instance replaces a method of its class."""
     optimizer_class = type(optimizer)
     return any(callable(getattr(optimizer_class, name, None)) for name in vars(optimizer))

@@ -56,8 +56,8 @@ class ReplayedGlobalNorm:
 
         Args:
             transforms: The transforms of gradients.
-            plain_range: The range in which the plain formula has neither overflow nor denormals.
-                The native call rejects a step outside of it; that step is planned.
+            plain_range: The range in which the formula has neither overflow nor denormals. Outside
+                of this range, the native call does not take the step.
         """
         words, numbers = self._words, self._numbers
         words[replay_global_norm.IS_FLOAT32] = plain_range.dtype is np.float32
@@ -86,7 +86,7 @@ class ReplayedGlobalNorm:
         self._words[replay_global_norm.PRESENCE_STRIDE] = stride
 
     def set_largest(self, norm: float) -> None:
-        """Make the native call refuse steps with a norm above `norm`, so that they are planned."""
+        """Make the native call take no step with a norm above `norm`; such steps are planned."""
         self._numbers[replay_global_norm.MAX_NORM] = min(norm, self._largest_norm)
 
     def next_norm(self) -> Iterator[float]:
@@ -99,8 +99,9 @@ class ReplayedGlobalNorm:
     def last_norm(self, step_count: int) -> tuple[float, float] | None:
         """Return (norm, clip factor) of the step with the number `step_count`.
 
-        Return None unless that step was the last.
+        Return None if the native call last computed the norm of another step.
         """
+        # One copy in C: a step in a signal handler cannot change the words in between.
         words = self._words.copy()
         if words[replay_global_norm.STEP] != step_count:
             return None

@@ -1,9 +1,10 @@
-"""Passes of a rule over rows and columns in a replayed step, as launches before its update.
+"""Sums over rows and columns before the update of a rule, in replayed steps.
 
-A *sweep* is a kernel that computes measures, sums or largest magnitudes, over rows, columns and
-variables in one reading of memory. The launches of the variables of a kernel are, in order: a
-kernel of `codegen_line_stage.py` that copies the addresses of gradients; each sweep, followed by a
-kernel of that module; and the programs that compute the scalars of each variable.
+The *passes* of a rule are measures and stages. A measure is a sum or largest magnitude over each
+row, column or variable; a stage is a function of measures. A *sweep* is a kernel that computes
+measures in one reading of memory. The launches before an update are, in order: a kernel of
+`codegen_line_stage.py` that copies the addresses of gradients; each sweep, followed by a kernel of
+that module for the stages; and the programs that compute the scalars of each variable.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from thalweg.formula import Rule
 
 
 def _sort_passes(rule: Rule) -> list[PassGroup]:
-    """Return the groups of a rule's passes, and its measures as the last group.
+    """Return groups of a rule's passes: the measures of a kernel, and the stages that follow.
+
+    The last group has `rule.measures`, if there are any.
 
     Raises:
-        TypeError: Native code cannot run the passes. Each must be over rows and columns, except a
-            last stage of scalars. Measures over variables may be read only at the end.
+        TypeError: Native code cannot run the passes. Stages must be fused, except for last stages
+            that compute scalars of a variable. Only last stages may read a measure over a variable.
     """
     groups = [*(group_passes(rule) or ())]
     if not groups or any(group.stages for group in groups[:-1]):
@@ -70,8 +73,8 @@ def _trace_scalars(
 ) -> Program:
     """Trace the function that computes a variable's scalars from measures, sizes and slots.
 
-    The function is the rule's `per_variable`, or else its stages after the last measures. Without
-    both, the measures are the scalars.
+    The function is the rule's `per_variable`. Without `per_variable`, it consists of the last
+    stages. Without last stages, the measures are the scalars.
 
     Args:
         groups: The result of `_sort_passes`.
@@ -127,10 +130,13 @@ class _SmallLaunch:
 
 
 def _replay_small(rule: Rule, groups: Sequence[PassGroup], launch: Any) -> ReplayedReductions:
-    """Return the passes of a rule for a kernel over small matrices, which also runs fused stages.
+    """Return the reductions that run before an update of small matrices.
+
+    Stages are not included, because the update kernel runs them.
 
     Raises:
-        TypeError: As of `replay_lines`.
+        TypeError: Slots are copied, measures depend on measures, or native code cannot compute the
+            scalars.
     """
     group: ShortGroup = launch.group
     if not group.is_direct or len(group.sweeps) > 1:
@@ -183,7 +189,7 @@ def _kernel_of(line_stage: LineStage) -> Compiled:
 
 
 class _Memory:
-    """Memory of passes over rows and columns for the variables of a kernel.
+    """Results, sizes and addresses for passes over rows and columns.
 
     Args:
         rule, groups: The rule, and the result of `_sort_passes`.
@@ -232,7 +238,7 @@ class _Memory:
         """Return a row of addresses and sizes for each variable, for a kernel after a sweep.
 
         Args:
-            line_stage: The description of the kernel, whose `words` name the columns.
+            line_stage: The description of the kernel; `line_stage.words` has the columns' names.
             sweep: The `Sweep` that runs before the kernel; None for the first kernel.
         """
         tiles = range(len(line_stage.measures))
@@ -242,7 +248,7 @@ class _Memory:
 
 
 def _slot_types(slots: Sequence[Sequence[Tensor]], dtype: Dtype) -> tuple[str, ...]:
-    """Return the storage types of the slots of rows and columns, equal for all variables.
+    """Return the storage types of a variable's slots with a number per row or column.
 
     Raises:
         TypeError: A slot is not contiguous, is wider than `dtype`, or differs in type between
@@ -265,17 +271,17 @@ def replay_lines(
     scalar_slots: Sequence[Sequence[Tensor]],
     shaped_slots: Sequence[Sequence[Tensor]],
 ) -> ReplayedReductions:
-    """Return the passes of a rule over rows and columns, for the variables of a kernel.
+    """Return the passes over rows and columns that run before an update, as kernel launches.
 
     Args:
-        rule: The rule.
-        launch: The kernel, a `Launch`.
+        launch: The kernel of the update, a `Launch`.
         stages: The transforms of gradients before the measures.
-        scalar_slots, shaped_slots: For each variable its slots of shape (), and its slots of rows
-            and columns, in the rule's order.
+        scalar_slots: For each variable its slots of shape (), in the rule's order.
+        shaped_slots: For each variable its slots with a number for each row or column.
 
     Raises:
-        TypeError: Native code cannot run the passes, or as of `VariableScalars`.
+        TypeError: Native code cannot run the passes. Or a slot of shape () has another dtype than
+            the compute dtype, or belongs to two variables.
     """
     groups, group, dtype = _sort_passes(rule), launch.group, launch.dtype
     if isinstance(group, ShortGroup):
@@ -298,6 +304,7 @@ def replay_lines(
         table = memory.table(line_stage, sweep)
         launches += [] if sweep is None else [sweep]
         launches.append(_StageLaunch(line_stage, memory, table, pairs))
+        # Only the first kernel copies addresses and slots.
         pairs, copied_slots = [], ()
     scalars: VariableScalars | None = None
     if memory.numbers.shape[1] > len(SIZES) or rule.per_variable is not None:

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 # The number of coming steps whose scalars are computed together.
 MOST_COMING = 32
-FAILED = -1  # the scalars of a step could not be computed
+# Result of a step whose scalars could not be computed.
+FAILED = -1
 _PLAIN = (Tensor, torch.nn.Parameter, Variable, SessionVariable)
 
 
@@ -92,6 +93,7 @@ class ReplayedPairs:
         formats = ("q" if kind == replay_kernel.INT64 else "d" for kind in counter_kinds)
         self._counter_format = Struct("=" + "".join(formats))
         self._has_table = False
+        # All variables have equal scalars, so they are a single place.
         places = [0] * len(cached_plan.request.variables)
         self._launches = Launches([cached_plan], places)
         rule = cached_plan.request.rule
@@ -122,14 +124,16 @@ class ReplayedPairs:
         """Return a replay of a planned step over pairs; None if native code cannot replay it.
 
         Args:
-            cached_plan, counters: As in the class.
+            cached_plan: A step for which `is_repeatable` is true.
             pairs: A list of tuples (gradient, variable), in the order of the plan.
-            numbers: The counters, then further tensors of one number each. A replay fails unless
-                each has the value that `expect` or a replayed step has set.
-            attributes: Pairs (dict, key). A replay fails if the dict changes, except for the value
-                at the key; with None as key, at any change.
-            transforms: The transforms of the gradients.
-            read, carried_scalars: As in the class; `can_read` is true for each tensor of `read`.
+            counters: The step's counters, tensors of shape (), which each replay advances.
+            numbers: The counters, then further tensors of one number each. They are guarded: a
+                replay needs the values set by `expect` or by the last replayed step.
+            attributes: Pairs (dict, key). The dict is guarded: it must not change, except for the
+                value at the key. With None as key, no change is allowed.
+            read: {hyperparameter: tensor from which `take_coming` reads it; see `can_read`}.
+            carried_scalars: Names of scalars that each step reads from the last counters and stores
+                there.
         """
         guards = make_guard_table()
         if (
@@ -162,7 +166,7 @@ class ReplayedPairs:
         numbers: Sequence[Tensor],
         attributes: Sequence[tuple[dict[str, object], str | None]],
     ) -> bool:
-        """Guard all tensors and attributes of the step, and write the block for the native call.
+        """Guard all tensors and attributes of the step, and describe the step to native code.
 
         Return False if a tensor or the attributes of a variable cannot be guarded, or if a tensor
         has been given other memory since the plan.
@@ -215,23 +219,20 @@ class ReplayedPairs:
     def expect(self, expected: Sequence[object], first: int = 0) -> None:
         """Set the values that guarded numbers must have for a replay of the next step.
 
-        A replayed step sets the expected values of the counters.
+        Counters need no further call: a replayed step sets their expected values.
 
         Args:
-            expected: The values.
             first: The index in `numbers` of the first value.
         """
         for index, value in enumerate(expected, first):
             self.snapshot.set_watched_number(index, self._kinds[index], value)
 
     def change(self, dtype: Dtype, values: dict[str, Any], name: str, value: object) -> None:
-        """Set one hyperparameter of a compute dtype in its dict and in all programs that read it.
+        """Set one hyperparameter in `values`, and in all programs that compute in `dtype`.
 
         Args:
             dtype: The compute dtype.
             values: The dict that `values_of` of `take` returns for this dtype; changed in place.
-            name: The name of the hyperparameter.
-            value: The new value.
         """
         values[name] = value
         for launch, scalars in self._scalars:
@@ -239,15 +240,15 @@ class ReplayedPairs:
                 scalars.change(values, name)
 
     def set_coming(self, first: int, steps: Sequence[ComingStep]) -> bool:
-        """Replace the table of scalars that `take_coming` reads, with a row for each coming step.
+        """Replace the table of scalars that `take_coming` reads. Each coming step has a row.
 
         Args:
             first: The number of steps taken before the first row is used.
             steps: At most `MOST_COMING` steps; none to empty the table.
 
         Returns:
-            True if the table has rows now. False if `steps` is empty. Also False if no program
-            computes the scalars of a kernel; the table is then unchanged.
+            True if the table has rows now. If no program can compute the scalars of a kernel, the
+            result is False, and the table is unchanged.
         """
         rows: list[bytes] = []
         for scalars, number, next_counters in steps:
@@ -266,9 +267,10 @@ class ReplayedPairs:
         return bool(rows)
 
     def _connect_columns(self) -> None:
-        """Make steps write carried scalars to their counters.
+        """Make steps write the scalars of `carried_scalars` to the last counters.
 
-        Do nothing until programs compute all carried scalars.
+        Only the first call does this. Do nothing as long as a scalar has no program that computes
+        it.
         """
         if self._has_columns:
             return
@@ -293,7 +295,7 @@ class ReplayedPairs:
         return not self._carried_scalars or (rule_scalars is None and self._has_columns)
 
     def _make_table(self) -> None:
-        """Allocate the table of coming steps; steps that use it then read the tensors of `read`."""
+        """Allocate the table of coming steps, and register the tensors of `self.read`."""
         scalars = [
             (launch.dtype is np.float32, rule_scalars) for launch, rule_scalars in self._scalars
         ]
@@ -311,14 +313,10 @@ class ReplayedPairs:
     def take_coming(self, pairs: list[object], transforms: GradientTransforms = NOTHING) -> int:
         """Take the next step with scalars from the table of `set_coming`, if all guards hold.
 
-        Args:
-            pairs: The pairs of gradient and variable.
-            transforms: The transforms of the gradients.
-
         Returns:
-            0 if the step was taken. Otherwise nothing was written. The result is then
-            `replay_kernel.NOT_TABLED` without a row for the step, the constant of the first guard
-            that failed, or FAILED.
+            0 if the step was taken. All other results mean that nothing was written:
+                `replay_kernel.NOT_TABLED` if the table has no row for the step, the constant of the
+                first guard that failed, or FAILED.
 
         Raises:
             One of `ERRORS`: A scalar of the gradients is out of range.
@@ -340,7 +338,6 @@ class ReplayedPairs:
         """Check all guards without taking the step; return 0, or the constant of the first failure.
 
         Args:
-            pairs: The pairs of gradient and variable.
             count: The number of replayed steps; another number is a failure, too.
         """
         return self.snapshot.replay(pairs, count, replay_kernel.MEASURE)
@@ -356,10 +353,11 @@ class ReplayedPairs:
     ) -> int:
         """Take the step if all guards hold.
 
+        The caller must keep alive the dicts of `attributes` that were passed to `of` with a key.
+
         Args:
-            pairs: Pairs (gradient, variable). The caller must keep alive the dicts that `of`
-                received in `attributes` with a key.
-            count: The number of steps taken when the step began.
+            pairs: Pairs (gradient, variable).
+            count: The number of steps that this replay has taken before.
             values_of: `values_of(dtype)` returns the dict of hyperparameters; only `change` may
                 modify that dict.
             step: The number of the step; None if `values_of` returns the scalars themselves.
@@ -378,6 +376,7 @@ class ReplayedPairs:
         if gradients is None:
             for launch, scalars in self._scalars:
                 values = values_of(launch.dtype)
+                # The numbers are in the registers already; only `change` modifies this dict.
                 if values is scalars.values and step is not None:
                     scalars.set(0, launch.dtype(step))
                     continue
@@ -403,14 +402,14 @@ class ReplayedPairs:
     ) -> int:
         """Take a step whose scalars depend on norms of gradients; return the result of `take`.
 
-        If the native call finds a number out of its range, Python computes the scalars from the
-        norms, once, and the call is repeated.
+        If native code cannot compute a norm or scalar exactly, Python computes the scalars, and the
+        native call is repeated once.
 
         Args:
-            gradients: Computes the norms, and scalars from them.
+            gradients: Computes the norms, and scalars from the norms.
             pairs, count, transforms, step: As in `take`.
-            flags: `replay_kernel.TABLED` or 0.
-            values_of: As in `take`; None if the native call sets the scalars of the rule.
+            flags: `replay_kernel.TABLED` to read the rule's scalars from the table, or 0.
+            values_of: As in `take`; None if the rule's scalars come from the table.
         """
         for is_beyond in (False, True):
             failure = gradients.measure(transforms, self.snapshot, count, pairs, is_beyond)
@@ -445,7 +444,7 @@ def _is_number(tensor: Tensor) -> bool:
 
 
 def can_read(value: object) -> bool:
-    """Return True if the native call can read a hyperparameter from `value` by its address.
+    """Return True if native code can read a hyperparameter at the address of `value`.
 
     `value` must be a Tensor, Parameter or variable, on the CPU, of shape (), float32 or float64,
     with memory, and without a lazy negation.
@@ -473,6 +472,7 @@ def _are_disjoint(counters: Sequence[Tensor], cached_plan: CachedPlan) -> bool:
 def _is_pair_of(pair: object, var: Tensor) -> bool:
     if type(pair) is not tuple or len(cast("tuple[Any, ...]", pair)) != 2:
         return False
+    # Exact types, because native code bypasses the methods of subclasses.
     grad, pair_var = cast("tuple[Any, Any]", pair)
     return (
         type(grad) is Tensor

@@ -1,4 +1,7 @@
-"""Passes and matrix stages of a rule in a replayed step, between native calls.
+"""Computations of a rule before its update, in a replayed step: passes and matrix stages.
+
+A pass is a kernel that computes values of each element before the update. A matrix stage is a
+function of matrices, such as an orthogonalization.
 
 The native call checks all guards and runs the kernels of a pass, which write only memory of the
 plan. A stage follows in torch's functions. Another native call then checks the guards again and
@@ -37,11 +40,11 @@ class StageScalars(PlaceScalars):
         self._dtypes = staged_step.dtypes
 
     def members(self, members: Sequence[Member]) -> list[Member]:
-        """Return copies of `members` that read the scalars of stages from memory of this object.
+        """Return copies of `members`, by which native code computes the scalars of stages.
 
         Args:
-            members: For each variable of the rule the `Member` of its update. The copies differ in
-                `program`, `row_cell` and `row_size`.
+            members: For each variable of the rule the `Member` of its update: addresses of its step
+                count and scalars. In the copies, the scalars are in this object.
         """
         return [
             member._replace(
@@ -56,7 +59,7 @@ class StageScalars(PlaceScalars):
         """Return the scalars that the last native call has computed, as `Columns`.
 
         `shared` has all scalars of the first variable. `by_variable` has a vector over the
-        variables for each scalar that differs.
+        variables for each scalar that differs between variables.
         """
         if len(self._rows) == 1 == self.row_counts[0]:
             shared, by_variable = dict(zip(self.names, self._rows[0, 0].tolist(), strict=True)), {}
@@ -75,7 +78,6 @@ class ReplayedPasses:
     """Passes and stages of a rule in a replayed step.
 
     Args:
-        cached_plan: The plan of the rule.
         launches: The kernels of each pass.
         scalars: The scalars of stages.
     """
@@ -96,7 +98,7 @@ class ReplayedPasses:
     def run(
         self, guards: GuardTable, step_count: int, flags: int, pairs: list[Any] | None = None
     ) -> tuple[int, list[Call]]:
-        """Check the guards and run passes and matrix stages; write neither variables nor slots.
+        """Check the guards, and run the passes and stages. Variables and slots are not written.
 
         Args:
             guards: The guard table of the step, which is checked before each pass.
@@ -107,7 +109,7 @@ class ReplayedPasses:
 
         Returns:
             0 and a list of C functions to call once after the update, which write new values of
-            slots; or the constant of the guard that failed, and [].
+            slots. If a guard failed, its constant and [].
         """
 
         def run_pass(index: int) -> int:

@@ -1,4 +1,4 @@
-"""Reductions of a rule over each variable, and scalars computed from them, in replayed steps."""
+"""Reductions of a rule over each variable, and the resulting scalars, in replayed steps."""
 
 from __future__ import annotations
 
@@ -57,13 +57,16 @@ class PlaceScalars:
     def place_program(
         self, index: int, program: Program, inputs: Sequence[tuple[int, int, int]]
     ) -> int:
-        """Make replays compute a place's scalars by `program`; return the address of its integers.
+        """Make replays compute the scalars of a place (variables with equal hyperparameters).
+
+        Return the address of the integers from which native code runs the program.
 
         Args:
             index: The index of the place. Set index 0 first: its program decides which scalars are
                 stored.
             program: The program, whose first register is the step count.
-            inputs: As for `Program.place`.
+            inputs: (register, address of a number, type code of the number) for each register that
+                every run loads from memory.
         """
         if index == 0:
             registers = zip(self.names, program.registers_of(self.names), strict=True)
@@ -152,13 +155,13 @@ class VariableScalars:
 
 
 class ReplayedReductions:
-    """Launches that reduce the variables of a kernel before the kernel runs.
+    """Kernel launches that reduce over the variables of an update before the update runs.
 
     Args:
-        launch: The kernel, a `Launch`.
+        launch: The kernel of the update, a `Launch`.
         sweeps: The launches, in order. Each has the attributes `kernel`, `address`, `rows` (one for
             each variable), `is_serial` and `threads` of a `Sweep`.
-        scalars: Computes scalars of the kernel from the reductions; None if the kernel needs none.
+        scalars: Computes scalars of the update from the reductions; None if the update needs none.
         letter: The type of `struct` to which scalars of launches are rounded.
 
     Attributes:
@@ -204,7 +207,10 @@ class ReplayedReductions:
                 rows[:, names.index(name)] = _rounded(Struct(f"={letter}"), [scalars[name]])
 
     def spread_record(self) -> list[int]:
-        """Return integers of `SPREADS`: the native call copies `self.given` to all tables."""
+        """Return integers that make the native call copy `self.given` to all rows of scalars.
+
+        The sweeps, the program and the kernel have such rows.
+        """
         columns = [
             (
                 self.given.names.index(name),
@@ -225,16 +231,16 @@ class ReplayedReductions:
 def replay_sums(
     rule: Rule, launch: Any, stages: Stages, slots: Sequence[Sequence[Tensor]]
 ) -> ReplayedReductions:
-    """Return the sums of a rule with `per_variable` over the variables of a kernel.
+    """Return the reductions that the rule's `per_variable` needs, for the variables of a kernel.
 
     Args:
-        rule: The rule.
         launch: The kernel, a `Launch`.
         stages: The transforms of gradients before the sums.
         slots: The slots of shape () of each variable, in the rule's order.
 
     Raises:
-        TypeError: Native code cannot compute the scalars of the rule, or as of `VariableScalars`.
+        TypeError: Native code cannot compute the scalars of the rule. Or a slot has another dtype
+            than the compute dtype, or belongs to two variables.
     """
     formulas = tuple(rule.measures.values())
     sweep = launch.group.sweep(formulas, stages, launch.base, len(launch.members))
@@ -272,7 +278,8 @@ def program_of(rule: Rule, dtype: Dtype) -> Program:
     single_inputs: dict[str, Dtype] = dict.fromkeys(rule.measures, np.float64)
     single_inputs |= {slot.name: dtype for slot in rule.measured_slots}
     function: Any = rule.per_variable
-    bound_names = getattr(function, "keywords", ())  # of a `functools.partial`
+    # A `functools.partial` has bound these arguments already.
+    bound_names = getattr(function, "keywords", ())
     names = [name for name in inspect.signature(function).parameters if name not in bound_names]
     scalar_names = [name for name in names if name not in single_inputs]
     return Program(

@@ -1,4 +1,4 @@
-"""Transforms of the gradients of a replayed step: norms, and the scalars of their stages."""
+"""Transforms of the gradients of a replayed step: norms, and scalars that depend on norms."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _NO_FACTOR = {"clip_scale": 1.0, "clip_unit": 1.0}
 
 
 class NotMeasured(RuntimeError):
-    """Raised if a needed statistic was not computed; a planned step computes it."""
+    """Raised if a needed statistic was not computed. The step is then planned."""
 
 
 def has_scalars_in_call(transforms: GradientTransforms) -> bool:
     """Return True if the native call computes all scalars that depend on gradients.
 
-    It computes the factor of the global norm, but no factors of each gradient's norm and no trust
-    ratios.
+    The native call can compute the factor of the global norm, but neither trust ratios nor factors
+    of each gradient's norm.
     """
     if transforms.clipnorm is not None or transforms.trust is not None:
         return False
@@ -109,6 +109,7 @@ class ReplayedTransforms:
         self._set(transforms)
 
     def _set(self, transforms: GradientTransforms) -> None:
+        # Kernels read one unscaling factor for all gradients.
         if transforms.clip_factor is not None or (
             transforms.unscaling is not None and len({*transforms.unscaling}) > 1
         ):
@@ -136,10 +137,14 @@ class ReplayedTransforms:
         return None if self._norm is None else self._norm.last_norm(taken)
 
     def spans(self) -> dict[int, tuple[int, int, int]]:
-        """Copy the chunks of kernels that sum squares, so that the lengths in the copy may change.
+        """Copy the chunk tables of kernels that sum squares; kernels then use the copies.
 
-        A chunk is a range of elements of one variable. Return {index of a variable: (address of the
-        first length in the copy, address of the original length, number of chunks)}.
+        A chunk is a range of elements of one variable. A replay may set a length in the copy to 0,
+        to leave a variable out.
+
+        Returns:
+            {index of a variable: (address of the first length in the copy, address of the first
+            original length, number of chunks)}.
         """
         spans: dict[int, tuple[int, int, int]] = {}
         for members, _, sweep in self._sweeps:
@@ -175,14 +180,13 @@ class ReplayedTransforms:
         pairs: list[Any] | None = None,
         is_beyond: bool = False,
     ) -> int:
-        """Compute the norms that the transforms need, if all guards hold, and set `part`.
+        """Compute the norms that the transforms need, if all guards hold; set `part` for the step.
 
-        `part` becomes `UPDATE` if the norms were computed here, and `CLIPPED` if the native call
-        will compute the global norm and its factor. `part` is kept if no norms are needed.
+        `part` selects what the next native call does. It is set to `UPDATE` if norms were computed
+        here, and to `CLIPPED` if the next native call computes the global norm. It is unchanged if
+        no norms are needed.
 
         Args:
-            transforms: The transforms of this step.
-            guards: The guard table of the step.
             taken: The number of steps that were replayed before.
             pairs: Pairs of gradient and variable; None for the gradients of parameters.
             is_beyond: True if the native call returned `replay_kernel.OUT_OF_RANGE` for this step.
@@ -216,8 +220,8 @@ class ReplayedTransforms:
             report: Optional. `report(stats)` is called if `measure` has computed norms.
 
         Returns:
-            For each compute dtype {name: scalar} of shared scalars; and {name: vector over the
-            variables}, which is empty if `measure` has computed no norms.
+            {compute dtype: {name: scalar}} of scalars that variables share; and {name: vector over
+            the variables}, which is empty if `measure` has computed no norms.
 
         Raises:
             NotMeasured: A norm is too large or too small for the replay.
@@ -227,6 +231,7 @@ class ReplayedTransforms:
         stats = self._stats
         stats.forget()
         by_variable = dict(stats.variable_scalars)
+        # The factor is equal for all gradients, and among the shared scalars.
         by_variable.pop("unscaling", None)
         if not by_variable.keys() <= self._variable_names:
             raise NotMeasured
@@ -239,8 +244,8 @@ class ReplayedTransforms:
     def judge(self) -> Sequence[Call] | None:
         """Return the functions in C that the step judge adds to the writes of a step.
 
-        Return () without a judge. Return None if the norm exceeds the judge's limit: a planned step
-        must then decide. Call this after `scalars`.
+        Return () without a judge. Return None if the norm exceeds the judge's limit; the step must
+        then be planned. Call this after `scalars`.
         """
         judge = self._transforms.judge
         if judge is None:
@@ -283,7 +288,6 @@ class _VariableRows:
     """Rows of scalars of a kernel, one for each variable.
 
     Args:
-        launch: The kernel.
         names: The names of the scalars that differ between variables.
     """
 

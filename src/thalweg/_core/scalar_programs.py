@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from thalweg._engines.protocol import Dtype
     from thalweg.formula import Rule
 
-_STEP = ""  # in the place of a name
+# The name of the step count among the inputs of a program; the others are hyperparameters.
+_STEP = ""
 
 
 def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
@@ -44,13 +45,12 @@ def program_of(rule: Rule, dtype: Dtype, names: Sequence[str]) -> Program:
 
 
 class RuleScalars:
-    """Scalars of a rule for variables with equal scalars, recomputed at each replayed step.
+    """Scalars of a rule for a set of variables, recomputed at each replayed step.
 
     The program is traced at first use. It reads its inputs from registers: the step count, and each
     hyperparameter.
 
     Args:
-        rule: The rule.
         launch: The kernel that reads the scalars.
         at: The index of the set of variables in `launch`.
         loads: {hyperparameter: tensor of the compute dtype from which the program loads it}.
@@ -76,14 +76,15 @@ class RuleScalars:
         self._loads = loads
         self._rule, self._launch, self._at = rule, launch, at
         self._program: Program | None = None
-        self._may_have_program = launch.measures is None  # which are not made by programs
+        # A program writes to the kernel's rows only, but reductions read these scalars, too.
+        self._may_have_program = launch.measures is None
 
     def made(self, values: Mapping[str, object], step: int | None) -> Mapping[str, Any] | None:
         """Return {name: scalar} of a step; None if the native call computes the scalars.
 
         Args:
-            values: Hyperparameters as scalars of the compute dtype, by name. Call `change` after a
-                change of this dict.
+            values: {name: hyperparameter}, scalars of the compute dtype. After a change of this
+                dict, call `change`.
             step: The number of the step, from 1. None returns `values` unchanged, and drops the
                 program.
         """
@@ -102,12 +103,11 @@ class RuleScalars:
     def change(self, values: Mapping[str, Any], name: str) -> None:
         """Copy the new number of one hyperparameter to the program's register.
 
-        If the number has not the launch's compute dtype, the next `made` reads all hyperparameters
-        and computes the scalars in Python.
+        If the number has another dtype than the compute dtype, the next `made` computes the scalars
+        in Python.
 
         Args:
             values: The dict of the last `made`, with the new number. Another dict has no effect.
-            name: The name of the hyperparameter.
         """
         if values is self.values:
             if type(values[name]) is self._launch.dtype:
@@ -118,8 +118,8 @@ class RuleScalars:
     def pack(self, values: Mapping[str, object], step: int) -> bytes | None:
         """Return the step number and the hyperparameters as bytes of the program's registers.
 
-        Return None if there is no program, if a value has another dtype, or if the names differ
-        from the program's. The registers are not set; the next `made` sets all of them.
+        The registers are not changed. Return None if there is no program, if a value has another
+        dtype, or if the names differ from the names of the program.
         """
         dtype = self._launch.dtype
         if self._may_have_program:
@@ -129,7 +129,8 @@ class RuleScalars:
             return None
         if [*values] != program.names:
             return None
-        self.values = None  # a step sets the numbers of the program, which are others then
+        # A step with these bytes sets the registers, so they no longer have the numbers of a dict.
+        self.values = None
         return program.pack((dtype(step), *values.values()))
 
     @property
@@ -150,7 +151,7 @@ class RuleScalars:
     def _take_up(self, values: Mapping[str, object], dtype: Dtype) -> None:
         """Copy all hyperparameters to the program's registers; the first call traces the program.
 
-        If a value is not of `dtype`, or the names have changed, drop the program for good.
+        If a value is not of `dtype`, or the names have changed, drop the program permanently.
         """
         are_usual = set(map(type, values.values())) <= {dtype}
         if self._may_have_program:

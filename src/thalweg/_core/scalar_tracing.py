@@ -103,8 +103,9 @@ class _Tape:
     def record(self, operation: int, *operands: object) -> object:
         """Append an operation on up to three operands; return the symbol of its result.
 
-        A comparison gives a bool. Otherwise the result is float64 with a float64 operand, else
-        float32; without symbols it has the compute dtype.
+        The result of a comparison is a bool. The result of arithmetic is float64 if an operand is a
+        float64 symbol. Without float64 symbols, the result is float32 if an operand is a float32
+        symbol. If all operands are constants, the result has the compute dtype.
 
         Raises:
             TypeError: Native code cannot compute the operation on these operands.
@@ -140,7 +141,8 @@ class _Tape:
         A run with another truth value fails: the guard divides by 0.
 
         Raises:
-            TypeError: The tape has no samples, or is recording a value that a run may discard.
+            TypeError: The tape has no samples. Or it is recording `value` of `trace_choice`, whose
+                result may be discarded.
         """
         # A guard in a discarded branch would be discarded, too.
         if not self._decides or self.is_speculative:
@@ -172,7 +174,7 @@ class _Tape:
         Args:
             operation: A constant of `scalar_program`.
             operands: The indices of up to three registers.
-            dtype: numpy.float32 rounds the result; another dtype does not.
+            dtype: numpy.float32 to round the result to float32; other dtypes do not round.
             output_dtype: The dtype of the symbol.
         """
         output = self._append(0.0)
@@ -201,7 +203,7 @@ class Symbol(NDArrayOperatorsMixin):
         self.sample: Any = dtype(0 if value is None else getattr(value, "sample", value))
 
     def narrow(self, value: Any) -> Any:
-        """Return `value` as a symbol of this symbol's dtype: rounded, widened, or itself.
+        """Return `value` converted to this symbol's dtype, as a symbol.
 
         Raises:
             TypeError: `value` is a constant, or only one of the two symbols is a condition.
@@ -217,11 +219,12 @@ class Symbol(NDArrayOperatorsMixin):
     def __mod__(self, divisor: int) -> Any:
         """Return this symbol, and record a guard that its number is in [0, divisor).
 
-        A run with a number outside this range fails.
+        A run with a number outside of this range fails.
 
         Raises:
             TypeError: The sample is outside this range.
         """
+        # `and` and `not` call `__bool__`, which records a guard for each comparison.
         if not (self >= 0.0 and self < float(divisor)):
             raise TypeError("A remainder of a number that is not below the divisor.")
         return self
@@ -229,8 +232,9 @@ class Symbol(NDArrayOperatorsMixin):
     def trace_choice(self, value: Callable[[], Any], alternative: Any) -> Any:
         """Return the symbol of "value() if self else alternative".
 
-        Each run computes both and selects. If native code cannot compute `value()`, the sample of
-        this condition decides during tracing. A run with the opposite condition then fails.
+        Each run computes both alternatives and selects one of them. If native code cannot compute
+        `value()`, the sample of this condition selects the alternative, and a run with the opposite
+        condition fails.
 
         Args:
             value: Called without arguments; returns a symbol or number.
@@ -240,6 +244,7 @@ class Symbol(NDArrayOperatorsMixin):
         was_speculative, tape.is_speculative = tape.is_speculative, True
         try:
             outcome = value()
+        # What `value` has recorded stays on the tape, but its results are not checked in runs.
         except TypeError:
             tape.is_speculative = was_speculative
             return value() if tape.decide(self) else alternative

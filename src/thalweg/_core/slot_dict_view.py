@@ -1,4 +1,4 @@
-"""Slots as dicts, which TensorFlow's optimizers have as their attribute `_slots`."""
+"""Slots as dicts, as in the attribute `_slots` of TensorFlow's optimizers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SlotsOfName(MutableMapping[Any, Any]):
         return repr(dict(self._slots()))
 
     def __copy__(self) -> dict[Any, Any]:
-        # Copies are written to, by `Session.run` with the values of the slots.
+        # `Session.run` writes the values of the slots into a copy.
         return dict(self._slots())
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from thalweg._engines.cpu.huge_pages import allocate_block
 from thalweg._engines.layout import is_dense
 
-ALIGNMENT = 64  # bytes; a tensor inside a block starts at a multiple of it
+# In bytes. A tensor inside a block starts at a multiple of this number.
+ALIGNMENT = 64
 
 
 def laid_out(
@@ -54,6 +55,7 @@ def laid_out(
 
 
 def _reshape_like(piece: Tensor, var: Tensor) -> Tensor:
+    # A variable with gaps or overlaps between elements has a contiguous state tensor.
     if is_dense(var):
         return piece.as_strided(var.shape, var.stride())
     return piece.view(var.shape)

@@ -5,8 +5,8 @@ Rebind: reuse the last plan with new gradients.
 Both then: reduce, decide, run pre-update passes, write, apply constraints, count the step.
 
 A front end passes a `StepAdapter` to `run_step`. Everything that can fail runs before the first
-write. The writes are one commit that no interruption can split. The user's callbacks follow; all of
-them run, even if one fails or is interrupted.
+write. The writes are one commit that no interruption can split. All user callbacks follow, even if
+a callback fails or is interrupted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run_step(
         if rebound is not None:
             return rebound
     cache.begun = adapter.begun
-    # Slots created in inference mode could not be updated outside it.
+    # `writable` ends inference mode: slots created in it could not be updated outside.
     with note_not_applied(adapter.begun), writable():
         return _plan_step(adapter, cache, grads_and_vars, transforms, copies, is_final)
 
@@ -90,7 +90,7 @@ def try_rebind(
 ) -> StepResult | None:
     """Run a step with the last plan in `cache`, if only gradients and scalars have changed.
 
-    Return the result of the step. Return None and change nothing if `rebind_plan` returns None.
+    Return the result of the step. If the plan cannot be reused, return None and change nothing.
 
     Args:
         adapter, cache, transforms, copies, is_final: As for `run_step`.
@@ -127,7 +127,7 @@ def rebind_plan(
     """Bind the last plan in `cache` to new gradients and read the hyperparameters.
 
     Return the bound plan for `execute_plan`; nothing is run. Return None, with no gradient bound,
-    if there is no plan, if variables, rule, options or memory differ, or if `adapter.repeats` is
+    if the plan cannot be reused: variables, options, memory or rule differ, or `adapter.repeats` is
     False.
     """
     rule = adapter.step_rule()
@@ -136,6 +136,7 @@ def rebind_plan(
     last, plan, scalar_slots, narrow, shaped_slots = cache.last
     try:
         gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
+    # These are not pairs: the planned step raises the error.
     except (TypeError, ValueError):
         return None
     step_args = last.slots, last.titles, adapter.selection, copies, adapter.from_copies
@@ -150,6 +151,7 @@ def rebind_plan(
     except BaseException:
         plan.release_gradients()
         raise
+    # User functions called by `read_hypers` may have reallocated variables or slots.
     if adapter.calls and not plan.try_rebind(_local_request(adapter, request)):
         plan.release_gradients()
         return None
@@ -203,6 +205,7 @@ def _plan_step(
 
     If user functions update the variables, run `run_user_updates` without a plan.
     """
+    # Validation precedes the creation of state, so invalid calls leave no slots behind.
     pairs = _create_state(adapter, _validate_pairs(adapter, cache, grads_and_vars, transforms))
     rule, is_checked = adapter.step_rule(), raises_if_not_finite(adapter, transforms)
     if rule is None or adapter.one_by_one(pairs):
@@ -238,7 +241,8 @@ def _validate_pairs(
     grads_and_vars: Sequence[tuple[object, object]],
     transforms: GradientTransforms,
 ) -> list[Pair]:
-    """Return the converted and validated pairs of a step; first set `cache.last` to None."""
+    """Set `cache.last` to None; return the converted and validated pairs of a step."""
+    # After an error, no later step may rebind a plan from before it.
     cache.last = None
     pairs = adapter.convert_pairs(grads_and_vars)
     _check_pairs(adapter, pairs, transforms.narrow)
@@ -250,7 +254,7 @@ def _validate_pairs(
 
 
 def keep_plan(cache: PlanCache, cached_plan: CachedPlan) -> None:
-    """Cache a plan without its gradients as the last one, if it has one engine and one round."""
+    """Cache a plan for the next step, without gradients, if it has one engine and one round."""
     if cached_plan.ready.is_single:
         cache.last = cached_plan._replace(request=cached_plan.request._replace(gradients=()))
 
@@ -265,8 +269,8 @@ def plan_step(
     """Return a new plan of a step, bound to the gradients, for `execute_plan`.
 
     Missing state is created, but no variable is written. `cache.last` becomes None; the new plan is
-    not cached. Return None, and create no state, if only `run_step` can take the step: user
-    functions update the variables, or the rule makes sparse gradients dense.
+    not cached. Return None, and create no state, if user functions update the variables, or if the
+    rule makes sparse gradients dense. Only `run_step` can take these steps.
 
     Args:
         copies: For each variable its 16-bit copy or None; None without copies.
@@ -301,7 +305,7 @@ def _build_plan(
     transforms: GradientTransforms,
     copies: Copies,
 ) -> CachedPlan:
-    """Return a new plan of the engines for variables that have state, bound to their gradients."""
+    """Return a new plan of the engines, bound to gradients. All variables must have state."""
     rule: Any = adapter.step_rule()
     variables = [var for _, var in pairs]
     slots = [adapter.slots_of(var) for var in variables]
@@ -313,6 +317,7 @@ def _build_plan(
     request = request._replace(
         places=adapter.places_of(variables), numbers=adapter.numbers_for(rule, variables)
     )
+    # User functions called by `read_hypers` may have reallocated what was validated.
     if adapter.calls:
         _check_pairs(adapter, pairs, transforms.narrow)
     plan = cache.gate.plan_step(_local_request(adapter, request))
@@ -330,14 +335,12 @@ def execute_plan(
 ) -> StepResult:
     """Run a plan that is bound to gradients: update variables and state, or skip the step.
 
-    Return whether the step was taken, and the exceptions raised after its writes. Afterwards the
-    plan's gradients are dropped. With `adapter.gathered`, the writes and the plan are only added to
-    that batch.
+    Return whether the step was taken, and the exceptions raised after its writes. If
+    `adapter.gathered` is a `WriteBatch`, the writes and the plan are only added to this batch. If
+    not, the plan releases its gradients at the end.
 
     Args:
-        adapter: The front end's adapter of the step.
-        cached_plan: The plan that `plan_step` or `rebind_plan` returned; not stored in a cache.
-        transforms: The transforms of the gradients.
+        cached_plan: The plan that `plan_step` or `rebind_plan` returned.
         is_new: True at the first run of the plan, which validates the scalars.
         is_final: Run user callbacks and counters. False if more variables of the step follow.
         is_checked: Raise an error if a gradient is not finite. None follows the engine's setting.
@@ -380,7 +383,7 @@ def _split_slots(rule: Rule, slots: Sequence[Sequence[Tensor]]) -> list[Sequence
 
     Returns:
         Three sequences with a list per variable: slots with the variable's shape, slots of shape
-            (), slots of another shape. A kind that the rule lacks may be ().
+            (), other slots. A sequence may be () if the rule has no such slots.
     """
     if not (rule.scalar_slots or rule.shaped_slots):
         return [slots, (), ()]

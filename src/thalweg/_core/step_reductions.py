@@ -49,16 +49,14 @@ def reduce_gradients(
     If a device decides, the decision is also stored as `adapter.apply_flag`.
 
     Args:
-        adapter: The front end's part of the step.
         request: The step over full variables.
         plan: The bound plan over this process's shards.
-        transforms: The transforms of the gradients.
         is_final: False if more variables of the step follow.
         is_checked: True if gradients that are not finite raise an error.
 
     Returns:
         The scalars of the rule and of the transforms; the decision; and the statistics of the
-        gradients, or None if neither transforms nor the rule need any.
+        gradients, or None if statistics are not needed.
 
     Raises:
         InvalidArgumentError: A gradient is not finite, with `is_checked`.
@@ -101,13 +99,15 @@ def run_passes(
 ) -> tuple[Columns, list[Call]]:
     """Run a rule's passes, `per_optimizer` and `per_variable`; write no variables or slots.
 
+    Passes compute values before the update, such as sums over rows. `per_optimizer` computes
+    scalars from sums over all variables, `per_variable` from sums over each variable.
+
     Args:
-        adapter: The front end's part of the step.
         cached_plan: The plan, bound to gradients.
         columns, stats: The first and the last result of `reduce_gradients`.
 
     Returns:
-        The scalars of the step, with the results of both functions; and C functions that write
+        The scalars of the step, including the results of both functions; and C functions that write
         the rule's state.
 
     Raises:
@@ -142,7 +142,7 @@ def run_passes(
 
 
 def _can_decide_on_device(adapter: StepAdapter, request: StepRequest, plan: StepPlan) -> bool:
-    """Return True if a GPU can decide, without waiting for it, whether the step is taken.
+    """Return True if a GPU can decide whether the step is taken, so that the host does not wait.
 
     The step must be unsharded and have its own commit, dense gradients, and a variable on a GPU. It
     must have no constraints and no user functions after the writes.

@@ -37,18 +37,18 @@ def commit_single_round(
 ) -> list[BaseException]:
     """Write a step in one commit, then run constraints and callbacks.
 
-    No variable may occur twice. With `adapter.gathered`, only add all calls to that batch and
-    return [].
+    No variable may occur twice. If `adapter.gathered` is a `WriteBatch`, only add all calls to this
+    batch, and return [].
 
     Args:
-        adapter, request: The step.
-        rounds: Iterator that yields one round of writes.
+        rounds: Iterator with a single `WriteRound`, the functions that write all new values.
         callbacks: User callbacks after the constraints.
         counters: Functions in C that update counts and state after the callbacks.
 
     Returns:
         The exceptions of constraints and callbacks.
     """
+    # Builds the calls of the only round; whatever fails here fails before the commit.
     (write_round,) = rounds
     if adapter.constrains:
         indices = constrained_indices(request)
@@ -78,9 +78,9 @@ def commit_rounds(
 ) -> list[BaseException]:
     """Write a step with repeated variables: first occurrences, then second occurrences, etc.
 
-    Each round of writes is followed by its variables' constraints, the last round by callbacks and
-    counters. If anything raises before the callbacks, variables, slots and copies are restored.
-    Return the exceptions of constraints and callbacks.
+    Constraints follow each round of writes; callbacks and counters follow the last round. If
+    anything raises before the callbacks, variables, slots and copies are restored. Return the
+    exceptions of constraints and callbacks.
 
     Args:
         adapter, request, callbacks, counters: As for `commit_single_round`.
@@ -92,6 +92,8 @@ def commit_rounds(
     targets = _list_constraint_owners(request)
     if adapter.sharing is not None:
         adapter.sharing.begin_writing()
+    # A second occurrence reads what the first has written, so the step cannot be one commit. The
+    # rollback stands in for that.
     rollback = calls(putting_back(distinct(tensors)))
     guard = MemoryGuard(request) if adapter.constrains and constrained_indices(request) else None
     try:
@@ -101,6 +103,7 @@ def commit_rounds(
             drain(calls([*write_round.checks, *write_round.calls]))
             for index in write_round.members if adapter.constrains else ():
                 errors += constrained(targets[index], request.titles[index])
+        # Constraints have run, which may resize a counter.
         counters = list(map(unless_resized, counters))
         return errors + write_step([], callbacks, counters, adapter.begun)
     except BaseException:
@@ -121,7 +124,7 @@ def _list_constraint_owners(request: StepRequest) -> Sequence[Tensor]:
 
 
 def constrained_indices(request: StepRequest) -> list[int]:
-    """Return the indices of variables with a constraint on the variable or its copy; [] if none.
+    """Return the indices of variables with a constraint on the variable or its 16-bit copy.
 
     Raises:
         RuntimeError: A variable with a constraint has a sparse gradient.
@@ -137,7 +140,7 @@ def constrained_indices(request: StepRequest) -> list[int]:
 
 
 def skip_step(calls: Sequence[Call], notes: list[str]) -> list[BaseException]:
-    """Run the calls of a skipped step in one commit, and add to `notes` that the step was skipped.
+    """Commit the calls of a skipped step, and add a sentence to `notes` that it was skipped.
 
     Return the exceptions that were raised after the commit.
     """
@@ -153,14 +156,13 @@ def run_user_updates(
 ) -> StepResult:
     """Run a step in which a user function updates each variable, then apply its constraint.
 
-    All variables, slots and copies are restored if anything raises before the final commit. A step
-    that the transforms decide to skip changes no variable. Return whether the step was taken, and
-    the exceptions of constraints and callbacks.
+    If anything raises before the final commit, all variables, slots and copies are restored. If the
+    transforms skip the step, no variable changes. Return whether the step was taken, and the
+    exceptions of constraints and callbacks.
 
     Args:
         adapter: The step, whose `apply_one` calls the user function.
         pairs: Validated pairs.
-        transforms: The transforms of the gradients.
         copies: For each variable its 16-bit copy or None; None without copies.
         is_final: Run user callbacks and counters. False if more variables of the step follow.
     """
@@ -182,6 +184,7 @@ def run_user_updates(
             adapter.apply_one(grad, var)
             if not isinstance(grad, IndexedSlices):
                 errors += constrained(var, label)
+        # The user's functions may have resized what the copies read.
         check_memories(targets)
         writes = copy_writes(copies, variables) if copies else []
         counters = [*decision.calls, *adapter.ending]
@@ -198,9 +201,10 @@ def run_user_updates(
 def process_gradients(
     pairs: list[Pair], transforms: GradientTransforms, flush: bool
 ) -> tuple[list[Pair], Decision]:
-    """Return (pairs with transformed gradients, the decision whether to take the step).
+    """Return (pairs with transformed gradients, decision whether to take the step).
 
-    Without transforms, return the pairs themselves and a decision to take the step.
+    With `flush`, denormals are treated as 0. Without transforms, return `pairs`, and a decision to
+    take the step.
     """
     if not transforms:
         return pairs, Decision(True, [])

@@ -39,10 +39,13 @@ def check_pairs(
     Args:
         pairs: Converted gradients with their variables.
         labels: The variables' names, for messages.
-        scatter, narrow, devices: See `check_gradients` of the engines, which raises further errors.
+        scatter: True to word errors about indices like TensorFlow's scatter kernels.
+        narrow: True to accept 16-bit gradients of float32 variables.
+        devices: The expected device of each dense gradient; by default the variable's.
 
     Raises:
         RuntimeError: The gradient of a constrained variable is sparse.
+        InvalidTypeError, InvalidArgumentError, LayoutError: See `check_gradients` of the engines.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
     check_gradients(variables, gradients, labels, scatter=scatter, narrow=narrow, devices=devices)

@@ -41,18 +41,17 @@ def is_host(tensor: Tensor) -> bool:
 def send_to(values: object, device: torch.device) -> Tensor:
     """Return an array as a tensor on a device; a GPU may still be receiving it."""
     tensor = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
+    # A copy from memory that is not pinned would block.
     tensor = tensor.pin_memory() if device.type == "cuda" else tensor
     return tensor.to(device, non_blocking=True)
 
 
 def place_like(values: object, vector: object) -> Any:
-    """Return `values` as a tensor on the device of `vector`, if `vector` is a tensor.
-
-    If `vector` is an array or None, return `values` as an array.
+    """Return `values` as a tensor on the device of `vector`; if `vector` is an array, as an array.
 
     Args:
         values: An array; or a tensor, which may be moved to the host, but not to another device.
-        vector: A tensor, an array or None.
+        vector: A tensor, an array or None. None counts as an array.
     """
     device = place_of(vector)
     if isinstance(values, Tensor):

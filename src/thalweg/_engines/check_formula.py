@@ -19,7 +19,7 @@ def check_value_counts(formula: Any, names: list[str], results: int, results_tex
         formula: The formula, named in the error.
         names: The expected positional values after `var` and `grad`.
         results: The expected number of results.
-        results_text: The expected results, for the error.
+        results_text: A description of the expected results, for the error.
     """
     formula_graph, count = trace_formula(formula), 2 + len(names)
     if (len(formula_graph.positional), len(formula_graph.results)) == (count, results):
@@ -46,7 +46,7 @@ def check_numbers(rule: Rule, formula: Any, scalars: Mapping[str, Any]) -> None:
 
 
 def check_sides(slots: list[str], formula: Any, first: int, scalars: Mapping[str, Any]) -> None:
-    """Raise RuleError if a formula takes a scalar by position, or a slot after the `*`.
+    """Raise RuleError if a formula takes a scalar by position, or takes a slot after the `*`.
 
     Args:
         slots: The names of the values that follow `var` and `grad`.
@@ -71,7 +71,7 @@ def check_sides(slots: list[str], formula: Any, first: int, scalars: Mapping[str
 
 
 def check_order(slots: list[str], formula: Any, has_gradient: bool) -> None:
-    """Raise RuleError if a positional parameter has the name of a value at another position.
+    """Raise RuleError if a formula's positional parameters are in a wrong order.
 
     Args:
         slots: The names of the values that follow `var` and `grad`, in order.

@@ -1,4 +1,4 @@
-"""Validation of a rule's passes, measures and stages; stages run over small matrices."""
+"""Validation of passes (formulas), measures (reductions) and stages (functions of matrices)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from thalweg.formula import Rule, Slot
 
 
 class _Available(NamedTuple):
-    """Values that a stage may take, which depend on its position among the passes of a rule.
+    """Values that a stage may take at its position among the passes of a rule.
 
     Attributes:
         pass_names: Names of values that earlier passes compute.
@@ -95,7 +95,7 @@ def _check_stage(stage: Stage, available: _Available) -> None:
 def _check_measure(
     rule: Rule, measure: Measure, inputs: list[str], scalars: Mapping[str, Any]
 ) -> None:
-    """Raise RuleError if a measure has several results, unknown inputs, or reads itself."""
+    """Raise RuleError if a measure has several results, reads itself or reads an unknown value."""
     formula_graph = trace_formula(measure.function)
     check_order(inputs, measure.function, True)
     if len(formula_graph.results) != 1 or len(formula_graph.positional) > 2 + len(inputs):
@@ -119,12 +119,13 @@ def _try_stage(stage: Stage, available: _Available) -> None:
 
     Raises:
         RuleError: The stage raises an exception, returns an invalid dict (see
-            `check_stage_outputs`), or writes to an argument. It may write to a measure that it
-            returns.
+            `check_stage_outputs`), or writes to an argument. A measure that the stage returns may
+            be written.
     """
     rule, pass_names, measure_dims, _ = available
     dice = torch.Generator(device="cpu").manual_seed(0)
     rand = partial(torch.rand, generator=dice, dtype=torch.float32, device="cpu")
+    # A stage may treat tall and wide matrices differently.
     for matrix_shape in ((3, 2), (2, 3)):
         inputs = _make_inputs(stage, matrix_shape, available, rand)
         tensors = {name: tensor for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
@@ -153,7 +154,7 @@ def _make_inputs(
 ) -> dict[str, Any]:
     """Return {name: input} of a stage for two variables.
 
-    Values of passes and measures are random. Slots have their initial values.
+    Values of passes and measures are random. Slots have initial values.
 
     Args:
         matrix_shape: Rows and columns of the matrices.

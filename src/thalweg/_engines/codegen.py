@@ -58,10 +58,10 @@ def digest(*parts: str) -> str:
 
 
 def fill(template: str, **fields: Field) -> list[str]:
-    """Return the lines of a template with `{field}`s replaced, as by `str.format`.
+    """Return the lines of a template with fields replaced, as by `str.format`.
 
-    A field whose value is a list must be alone in its line. The field's indentation is added to
-    each line of the list.
+    A field may be a list of lines. Its placeholder must then be alone in a line; the placeholder's
+    indentation is added to all lines of the list.
     """
     blocks = {f"{{{name}}}": value for name, value in fields.items() if isinstance(value, list)}
     lines: list[str] = []
@@ -131,6 +131,7 @@ class FormulaWriter:
 
     def write_number(self, value: float) -> str:
         """Return the text of a number in the type of the arithmetic."""
+        # Kernels know no names of infinity and NaN.
         text = "1e999 - 1e999" if math.isnan(value) else repr(value).replace("inf", "1e999")
         return f"{self.literal}({text})"
 
@@ -159,7 +160,7 @@ class FormulaWriter:
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
         """Set `texts[node]` to a node's expression.
 
-        An operation is assigned to `name` with a number; the assignment is appended to `lines`.
+        For an operation, append an assignment to `lines`. The assigned name is `name` and a number.
         """
         if node.op in ("stream", "scalar"):
             texts[node] = f"{LOCAL_PREFIX}{node.args[0]}"
@@ -186,7 +187,7 @@ class FormulaWriter:
 
 @dataclass(frozen=True)
 class Update:
-    """Description of the update of one element, on any device: the key of its kernels.
+    """Description of the update of one element; kernels of all devices are cached by it.
 
     Attributes:
         formula: `update`, `update_sparse` or `update_untouched` of a rule.
@@ -225,7 +226,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Formulas that a kernel reduces, and the memory that formulas read: the key of the kernel.
+    """Formulas that a kernel reduces, and the memory that formulas read; kernels are cached by it.
 
     Attributes:
         formulas: `(var, grad, *slots, *, scalars) -> number` each, evaluated in float64, or in the
@@ -255,7 +256,7 @@ class TracedUpdate:
 
     Args:
         update: The update. With `draws`, or with slots in blocks of codes, a row of the address
-            table has two more fields: random stream and positions (see `Streams`).
+            table has two more fields: the variable's index and position (see `Streams.base`).
 
     Attributes:
         storage: Storage types of the streams; "float32" for slots that are decoded first.
@@ -266,7 +267,7 @@ class TracedUpdate:
         vectors_at, width: The index of the first vector in a row of the table, and its length.
         blocks: {stream: codec} of the slots in blocks of codes.
         lower: The stream with the lower bits of the variable, in `split8`; None without one.
-        random_streams: {stream rounded by random bits: index of the random number per element}.
+        random_streams: {stream rounded by random bits: argument `stream` of `philox.draw_bits`}.
 
     Raises:
         RuleError: A formula takes or returns a wrong number of values.
@@ -294,6 +295,7 @@ class TracedUpdate:
         vectors = dict(update.vectors)
         self.scalar = name_scalars(*formulas, vectors=vectors)
         self.vectors = name_vectors(self.formula, vectors=vectors)
+        # Codes are rounded by a dither, which depends on the step and the position, too.
         has_positions = update.draws or bool(self.blocks)
         if has_positions:
             names = SCALARS if update.draws else SCALARS[:1]
@@ -306,6 +308,7 @@ class TracedUpdate:
         self.random_streams: dict[int, int] = {}
         if update.draws:
             output_streams = {stream for _, stream in self.written_results()}
+            # Stream 1 is the gradient, which has no random bits.
             self.random_streams = {
                 k: k and k - 1 for k in sorted(output_streams) if self.storage[k] in NARROW
             }

@@ -59,7 +59,11 @@ def _chain(first: FormulaGraph, second: FormulaGraph) -> FormulaGraph:
 
 
 def _wrap(formula: WrappedStepFormula, inner: FormulaGraph, outer: FormulaGraph) -> FormulaGraph:
-    """Return the graph of a `WrappedStepFormula`: `outer` reads base and step of `inner`."""
+    """Return the graph of a `WrappedStepFormula`.
+
+    `outer` replaces the call `moved(base, step)` in `inner`, and reads `base` and `step`. Without a
+    call, `base` is the variable, and `step` is the variable's change.
+    """
     if outer.positional != _WRAPPER_PARAMETERS or len(outer.outputs) != 1:
         raise RuleError(
             f"{place_of(formula.how)} lies around a step: it takes"

@@ -34,6 +34,7 @@ class Node:
     def __init__(self, operation: str, args: tuple[Any, ...]) -> None:
         self.op, self.args = operation, args
 
+    # By identity: dicts call `==` only for equal hashes, which two living nodes do not have.
     __hash__ = object.__hash__
     __add__, __sub__, __mul__, __truediv__ = map(_make_binary, ROUNDED)
     __lt__, __le__, __gt__, __ge__ = map(_make_binary, ("<", "<=", ">", ">="))
@@ -63,6 +64,8 @@ _nodes: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
 
 
 def make_node(operation: str, *args: Any) -> Node:
+    # By id, because `==` of nodes builds a node. A living node keeps its arguments alive, so that
+    # ids are unique. By repr, because 0.0 == -0.0.
     key = operation, *(id(arg) if isinstance(arg, Node) else repr(arg) for arg in args)
     return _nodes.setdefault(key, Node(operation, args))
 
@@ -90,11 +93,11 @@ def in_order(roots: Iterable[Node]) -> list[Node]:
 
 
 def rewrite(roots: Iterable[Node], replace: Callable[[Node], Node | None]) -> list[Node]:
-    """Return new roots with nodes replaced; nodes without replaced arguments are reused.
+    """Return roots of graphs with nodes replaced; unchanged nodes are reused.
 
     Args:
-        replace: `replace(node)` returns a replacement, or None to keep the node. Called for roots
-            and all their inputs; a node's arguments are already replaced.
+        replace: `replace(node)` returns a replacement, or None to keep the node. It is called for
+            all nodes, arguments first. The arguments of `node` are replaced before the call.
     """
     roots, rewritten = list(roots), dict[Node, Node]()
     for node in in_order(roots):
@@ -107,7 +110,7 @@ def rewrite(roots: Iterable[Node], replace: Callable[[Node], Node | None]) -> li
 
 
 def lower_moves(roots: Iterable[Node]) -> list[Node]:
-    """Return roots with sums or differences in place of "moved" nodes."""
+    """Return roots with `base + step` in place of `moved(base, step)`; `base - x` for step `-x`."""
 
     def lower(node: Node) -> Node | None:
         if node.op != "moved":

@@ -26,6 +26,7 @@ from thalweg.errors import RuleError
 
 FUNCTIONS = ("sqrt", "absolute", "sign", "where", "maximum", "minimum", "exp", "log", "power")
 ALL_FUNCTIONS = (*FUNCTIONS, "wide", "narrow")
+# By id, because global objects of a formula need not be hashable.
 _BY_FUNCTION = {id(getattr(formula, name)): name for name in ALL_FUNCTIONS}
 _ARGUMENTS = {name: getattr(formula, name).__code__.co_argcount for name in ALL_FUNCTIONS}
 _MEANS_MODULE = "thalweg._base.fused_stage"  # a name, because few formulas need it
@@ -230,7 +231,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, [self.as_number(arg) for arg in node.args])
 
     def write_helper(self, node: ast.Call, helper: types.FunctionType, result: int = 0) -> ast.expr:
-        """Return a call of the function that computes a helper's result with index `result`."""
+        """Return a call of the generated function that computes result `result` of a helper."""
         name = self.helpers.name_helper(helper, result)
         self.check_count(node, helper.__code__.co_argcount)
         kinds = self.helpers.parameters[helper, result]
@@ -243,7 +244,10 @@ class FormulaRewriter(ast.NodeTransformer):
         return self.write_call(node, name, accepted)
 
     def write_move(self, node: ast.Call) -> ast.expr:
-        """Return and record a call of `moved`, or of `moved_back` for a step with a minus sign."""
+        """Return a call of `moved(base, step)`, and append it to `self.moves`.
+
+        A step with a minus sign becomes a call of `moved_back`, without the sign.
+        """
         self.check_count(node, 2)
         base, step = node.args
         name = "moved"
@@ -275,9 +279,10 @@ class FormulaRewriter(ast.NodeTransformer):
         first: ast.expr,
         move: int | None,
     ) -> None:
-        """Raise RuleError unless `first` is the variable that `body[move]` assigns from `moved`.
+        """Raise RuleError unless `first` is the name that `body[move]` assigns from `moved`.
 
-        Do nothing if `move`, the result of `place_of_move`, is None or `len(body)`.
+        `move` is the result of `place_of_move`. Do nothing for None (there is no call), and for
+        `len(body)` (the call is the first result).
         """
         if move is None or move == len(body):
             return
@@ -338,7 +343,7 @@ class FormulaRewriter(ast.NodeTransformer):
         return kind is is_condition
 
     def write_tuple_assignment(self, assignment: ast.Assign, target: ast.Tuple) -> list[ast.Assign]:
-        """Rewrite `a, b = helper(...)` as assignments to new names, then to the targets."""
+        """Return assignments for `a, b = helper(...)`: first to new names, then to `a` and `b`."""
         names = [element.id for element in target.elts if isinstance(element, ast.Name)]
         call = assignment.value
         used = [(index, name) for index, name in enumerate(names) if name != "_"]
@@ -362,6 +367,7 @@ class FormulaRewriter(ast.NodeTransformer):
                 assignment, f"`{helper_name}` returns {count_of(count, 'value')}, not {len(names)}."
             )
         assignments: list[ast.Assign] = []
+        # A target may be an argument of the helper, so all results are computed first.
         for index, name in used:
             result = self.write_helper(call, helper, index)
             store = ast.Assign([ast.Name(f"{LOCAL_PREFIX}_{index}_{name}", ast.Store())], result)
@@ -459,7 +465,7 @@ class HelperFunctions:
 
         Args:
             helper: A Python function that a formula calls.
-            result: The index in the tuple that the helper returns; 0 if it returns a single number.
+            result: The index in the tuple that the helper returns; 0 for a single number.
 
         Raises:
             RuleError: The helper calls itself, or cannot be rewritten.
@@ -475,7 +481,10 @@ class HelperFunctions:
         return self._names[key]
 
     def _write_definition(self, helper: types.FunctionType, index: int) -> ast.FunctionDef:
-        """Return the definition of a helper's result; record which values are conditions."""
+        """Return the definition of a function for result `index` of a helper.
+
+        Set the entries of `conditions` and `parameters` for this result.
+        """
         node = parse_definition(helper)
         writer = FormulaRewriter(helper, self)
         assignments, result = writer.write_body(node)

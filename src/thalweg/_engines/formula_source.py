@@ -96,6 +96,7 @@ def _check_current(function: types.FunctionType) -> None:
     """Raise RuleError if the file of a function was edited after the import."""
     loaded = function.__code__
     text = "".join(inspect.findsource(function)[0])
+    # The future statements of the module change the code of its functions.
     flags = (loaded.co_flags & _FUTURE) | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     recompiled = compile(text, loaded.co_filename, "exec", flags, dont_inherit=True)
     if not (
@@ -107,7 +108,7 @@ def _check_current(function: types.FunctionType) -> None:
 
 
 def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
-    """Return True if the code of a module contains a function."""
+    """Return True if a module's code contains `loaded`, the code of a function."""
     codes = [] if module is None else [module]
     # The list grows by nested functions.
     for code in codes:
@@ -120,10 +121,10 @@ def _contains(module: types.CodeType | None, loaded: types.CodeType) -> bool:
 
 
 def _read_cached_code(path: str) -> types.CodeType | None:
-    """Return the cached bytecode of a file; None unless the cache is of the file's present text.
+    """Return the bytecode that an import of a file reads from the cache.
 
-    An import uses this bytecode. Another release of Python with an equal format number may have
-    written it, with other instructions for the text.
+    Return None if the cache is missing or out of date. Another release of Python with an equal
+    format number may have written the bytecode, with other instructions.
     """
     try:
         cached = Path(cache_from_source(path)).read_bytes()

@@ -23,6 +23,7 @@ def _round_once(function: Callable[..., float], arity: int) -> Callable[..., Any
     def apply(*values: Any) -> Any:
         dtype = np.result_type(*values)
         result = elementwise(*(np.asarray(value, np.float64) for value in values))
+        # The index () makes a NumPy scalar of an array without dimensions.
         return np.asarray(result, np.float64).astype(dtype)[()]
 
     return apply

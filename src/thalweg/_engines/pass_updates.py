@@ -1,4 +1,4 @@
-"""Conversion of a rule's passes to update rules whose slots include the values of all passes."""
+"""Conversion of a rule's passes (formulas that run before the update) to rules without passes."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def _name_values(count: int) -> tuple[str, ...]:
 
 @cache
 def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
-    """Group measures that are computed in one pass over memory: {first measure: all measures}.
+    """Return groups of measures to compute in one pass over memory: {first measure: all measures}.
 
-    Consecutive measures are in one group, unless a measure reads the result of an earlier measure
-    of the group. Formulas of the returned measures take the values of all passes.
+    Consecutive measures are in one group. A measure that reads a result of the group starts a new
+    group. Formulas of the returned measures take the values of all passes.
     """
     sweeps: dict[Measure, tuple[Measure, ...]] = {}
     first: Measure | None = None
@@ -103,7 +103,7 @@ def group_measures(rule: Rule) -> dict[Measure, tuple[Measure, ...]]:
 
 
 class PassGroup(NamedTuple):
-    """Measures that are computed in one pass over memory, and the stages after them.
+    """Measures that are computed in one pass over memory, and the following stages.
 
     Attributes:
         measures: The measures; () for stages before the first measure or after a plain stage.
@@ -118,10 +118,10 @@ class PassGroup(NamedTuple):
 
 @cache
 def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
-    """Group the passes of a rule, in order; the first group has no measures.
+    """Return the passes of a rule in groups: measures, then fused stages, then other stages.
 
-    Return None if the rule has a `Pass`. Return None if a stage that is not fused takes matrices,
-    or reads vectors over rows or columns.
+    The first group has no measures. Return None if the rule has a `Pass`. Also return None if a
+    stage that is no `FusedStage` takes matrices, or reads vectors over rows or columns.
     """
     groups, measures = [PassGroup(())], group_measures(rule)
     for entry in rule.passes:
@@ -142,7 +142,7 @@ def group_passes(rule: Rule) -> tuple[PassGroup, ...] | None:
 
 
 def sweeps_in_order(rule: Rule) -> list[tuple[str, ...]]:
-    """Return a tuple of names of computed values for each pass over memory, in order.
+    """Return the names of the values that each traversal of memory computes, in order.
 
     The last tuple, (), is for the update.
     """
@@ -170,7 +170,7 @@ def count_read_streams(rule: Rule) -> int:
 
 @cache
 def build_pass_updates(rule: Rule) -> tuple[Rule, ...]:
-    """Return a rule without passes for each `Pass` of a rule, in order, and for its update.
+    """Return rules without passes: one for each `Pass` of a rule, in order, and one for the update.
 
     The slots of the returned rules are the values of all passes, then the rule's element slots.
     """

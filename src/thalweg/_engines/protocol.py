@@ -56,7 +56,8 @@ class StepRequest(NamedTuple):
             dimension of 1. Vectors are contiguous, have the compute dtype, and overlap with no
             tensor of the step.
         places: For stochastic rounding, and for shards with encoded slots: for each variable its
-            random stream or None, and the positions of its elements in the unsharded variable.
+            index for random bits, or None to round to the nearest number; and the positions of its
+            elements in the unsharded variable.
         short: For each variable True if an engine runs the passes inside its kernels, over small
             matrices side by side. Variables with True have no vectors.
         numbers: For each variable its index in the optimizer, if stages draw random numbers.
@@ -119,6 +120,7 @@ class Columns(NamedTuple):
             return []
         if self.apply_flag is not None:
             pairs = zip(values, slots, strict=True)
+            # The device reads the flag; the host does not wait for it.
             values = [torch.where(self.apply_flag, value, slot) for value, slot in pairs]
         copy = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return [partial(copy, slots, values)]
@@ -150,7 +152,7 @@ class WriteRound(NamedTuple):
 
 
 def split_into_rounds(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Return lists of indices: first occurrences of all variables, second occurrences, ..."""
+    """Return lists of indices: of first occurrences of variables, of second occurrences, ..."""
     rounds: list[list[int]] = []
     occurrences: dict[int, int] = {}
     for index, var in enumerate(variables):
@@ -205,8 +207,8 @@ class Reduction:
         """Return the results of all variables on the host, from results of disjoint parts.
 
         Args:
-            count: The number of variables. A variable in no part has sums and peaks of 0, no leaves
-                and no measures.
+            count: The number of variables. For a variable in no part, sums and peaks are 0; leaves
+                and measures are empty.
             member_results: (indices of variables, results of these variables) for each part.
         """
         if self.kind in ("sums", "peaks"):

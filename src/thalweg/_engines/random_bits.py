@@ -57,6 +57,7 @@ def scalars_of(seed: int, step: Any) -> dict[str, Any]:
     Args:
         step: The number of the step from 0: a number, or a tensor, which stays on its device.
     """
+    # A scalar may be float32, which has all integers up to 2**24.
     low, high = map(float, (seed % STEPS, seed // STEPS))
     return {**step_scalar(step), SCALARS[1]: low, SCALARS[2]: high}
 

@@ -81,7 +81,7 @@ class SlotUpdates(dict[int, tuple[Tensor, Tensor]]):
 
 
 class Matrices(Protocol):
-    """Matrices of all variables of a step.
+    """Values that passes and measures compute for all variables of a step, and runs of stages.
 
     Attributes:
         made: For each variable {name: tensor that a pass computes}.
@@ -136,7 +136,7 @@ class Matrices(Protocol):
 
 
 class WholeMatrices:
-    """`Matrices` of unsharded variables; variables in `StepRequest.short` have no entries."""
+    """`Matrices` of unsharded variables, except variables with True in `StepRequest.short`."""
 
     def __init__(self, request: StepRequest) -> None:
         self._rule = rule = request.rule
@@ -237,7 +237,7 @@ class WholeMatrices:
         return {name: self._gather_measures(name) for name in _measured_names(self._rule)}
 
     def _gather_measures(self, name: str) -> Any:
-        """Return a measure as a float64 vector over variables: a tensor on a GPU, else an array."""
+        """Return a measure of all variables as a float64 vector, on the GPU or as an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
         batch_values = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured_values]  # fmt: skip
@@ -286,7 +286,7 @@ class WholeMatrices:
 
 @cache
 def _measured_names(rule: Rule) -> list[str]:
-    """Return the names of measures over whole variables; skip measures that no formula reads."""
+    """Return the names of measures over whole variables that a formula reads."""
     passes = [rule_pass for rule_pass in rule.passes if isinstance(rule_pass, Measure | Pass)]
     formulas = [rule.update, *rule.measures.values(), *(rule_pass.function for rule_pass in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
@@ -306,6 +306,7 @@ def stacked_or_viewed(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return first.unsqueeze(0)
     size = first.numel() * first.element_size()
+    # The step of a range must not be 0, as the size of empty tensors is.
     ptrs = range(first.data_ptr(), first.data_ptr() + max(size, 1) * len(tensors), max(size, 1))
     storage = first.untyped_storage().data_ptr()
     if not all(
@@ -447,6 +448,7 @@ class StagedStep:
                 group.run_passes(columns.of_members(members))
             if self._rule.is_of_lines:
                 self._matrices.read_slots(slots)
+            # The kernels of small matrices have run the passes of their variables.
             for rule_pass in self._rule.passes if not self._are_short else ():
                 if isinstance(rule_pass, Pass):
                     self._run_pass(rule_pass, next(passes), self._with_numbers(columns))
@@ -536,7 +538,7 @@ class StagedStep:
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
         """Validate `shaped_slots` unless their memory and layout are as in the last call.
 
-        In both cases write the addresses of slots into the tables of kernels for small matrices.
+        In all cases write the addresses of slots into the tables of kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.
@@ -592,6 +594,7 @@ class StagedStep:
         )
         if are_disjoint == self._are_disjoint:
             return
+        # Until all groups are bound: an interrupted call must not count as done.
         self._are_disjoint = None
         for members, group in self._short_groups:
             positions: list[int] = group.members
@@ -600,6 +603,7 @@ class StagedStep:
 
     def _run_pass(self, rule_pass: Pass, plan: StepPlan, columns: Columns) -> None:
         """Run the plan of a pass; raise RuleError if a scalar of the formula is missing."""
+        # Passes write memory of the plan, whether or not the step is applied.
         try:
             rounds = list(plan.make_rounds(columns._replace(apply_flag=None)))
         except KeyError:

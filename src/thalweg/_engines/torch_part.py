@@ -1,8 +1,7 @@
 """Parts of steps with dense gradients, computed by torch functions over batches of variables.
 
-Devices without kernels need them. The formulas are those of all engines. Small variables are joined
-into batches, so that an operation of a formula is one function of torch for all variables of a
-batch.
+Devices without kernels use these parts. Small variables are joined into batches. An operation of a
+formula is then one call of torch for all variables of a batch.
 """
 
 # torch.from_numpy and parts of torch have no types.
@@ -57,7 +56,7 @@ _ALIASING = ("stream", "scalar", "narrow", "wide")
 
 
 class Batch(NamedTuple):
-    """Variables of a part that are computed together.
+    """Variables (members) of a part, joined into one tensor and computed together.
 
     Attributes:
         members: The indices of the variables in the part.
@@ -166,9 +165,9 @@ class TorchPart:
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
     def _select_scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
-        """Return {name: scalar, or vectors of rows or columns} for the formulas of a batch.
+        """Return {name: scalar} for the formulas of a batch, with vectors of rows and columns.
 
-        Scalars that differ between members are tensors that broadcast with joined values.
+        A scalar that differs between members is a tensor that broadcasts with the joined variables.
         """
         request, members = self._request, batch.members
         first = request.variables[members[0]]
@@ -200,7 +199,7 @@ class TorchPart:
         return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
-        """Return the joined variables, or `resumed` values if the step begins at copies."""
+        """Return the joined variables; with `from_copies`, with the elements of changed copies."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:
@@ -261,7 +260,7 @@ class TorchPart:
         return [np.stack([next(split) for _ in pieces], axis=-1) for pieces in values]
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each variable a tensor per measure: over rows, columns or all elements.
+        """Return a list for each variable, with a tensor for each measure.
 
         The list of a variable without elements is empty.
         """
@@ -296,6 +295,7 @@ class TorchPart:
     @no_grad()
     def make_calls(self, columns: Columns) -> list[Call]:
         """Compute new values; return functions that copy them, or [] if `apply_flag` is false."""
+        # This waits for the device, unlike kernels, which read the flag themselves.
         if columns.apply_flag is not None and not columns.apply_flag:
             return []
         with set_denormals(self._flush):
@@ -313,6 +313,7 @@ class TorchPart:
         stored_values: dict[int, Tensor] = {}
         for index in find_changed(rule, rule.update, len(tensors)):
             result = results[index]
+            # The result must not change when another result is copied to its memory.
             if graph.results[index].op in _ALIASING:
                 result = result.clone()
             stored_values[index] = self._to_stored(batch, index, result, scalars)
@@ -336,11 +337,11 @@ class TorchPart:
         return moved_values if draws else moved_values.to(start.dtype).to(kind)
 
     def _place(self, member: int) -> tuple[int | None, Any]:
-        """Return (random stream or None, position of the first element) of a member."""
+        """Return the entry of a member in `StepRequest.places`, or (None, 0) without entries."""
         return self._request.places[member] if self._request.places else (None, 0)
 
     def _to_stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return new values in the dtype or codec of the target, rounded as the step requires.
+        """Return new values rounded to the target's dtype, or encoded by the target's codec.
 
         Args:
             index: 0 for the variables, k + 1 for slot k.
@@ -372,7 +373,7 @@ class TorchPart:
         return round_randomly(values, dtype, bits.reshape(values.shape))
 
     def _draw_bits(self, batch: Batch, stream: int, scalars: Scalars) -> Tensor:
-        """Return 16 random bits per element of a batch, for tensor `stream` of variables."""
+        """Return 16 random bits per element; `stream` is 0 for the variables, k + 1 for slot k."""
         with importing:
             from thalweg._engines.philox import draw_bits
         step, low, high = (int(scalars[name]) for name in SCALARS)
@@ -391,8 +392,8 @@ class TorchPart:
         """Return a function without arguments that copies values into the tensors `targets`.
 
         Args:
-            index: 0 for the variables or their copies, k + 1 for slot k.
-            values: The joined values, or the encoded values of all members.
+            index: 0 for the variables or the 16-bit copies, k + 1 for slot k.
+            values: The joined values, or the joined records of an encoded slot.
         """
         if batch.codecs[index] is None:
             pieces = self._split_members(batch, values)
@@ -453,6 +454,8 @@ def _make_batch_key(request: StepRequest, member: int) -> tuple[Any, ...]:
     """Return a key; variables with equal keys can be computed in one batch."""
     var = request.variables[member]
     stream = request.places[member][0] if request.places else None
+    # A variable is joined with others only if it fills complete blocks of codes, and if its random
+    # bits, which are in the order of memory, are in row-major order.
     blocks = [codec.block for codec in _list_codecs(request, member) if codec is not None]
     is_single = (
         isinstance(request.gradients[member], IndexedSlices)
@@ -492,6 +495,7 @@ def leaves_by_tensor(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     members_by_height: dict[int, list[int]] = {}
     for member, values in enumerate(tensors):
+        # A power of two, so that few groups have equal heights and need separate calls.
         height = min(LEAF // LANES, 1 << max(-(-len(values) // LANES) - 1, 0).bit_length())
         members_by_height.setdefault(height, []).append(member)
     leaves: dict[int, Tensor] = {}

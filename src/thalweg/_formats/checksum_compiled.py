@@ -1,4 +1,4 @@
-"""CRC32C compiled by LLVM: with the processor's instruction, or else with eight tables.
+"""CRC32C compiled by LLVM, with the processor's instruction or with eight tables.
 
 LLVM needs a few hundredths of a second to compile the function, and releases the GIL meanwhile.
 
@@ -34,7 +34,7 @@ def by_instruction() -> Function | None:
 
 
 def by_slices(table: list[int]) -> Function | None:
-    """Return the checksum function with eight tables; None if LLVM cannot be loaded.
+    """Return the checksum function with eight lookup tables; None if LLVM cannot be loaded.
 
     Args:
         table: The checksums of the 256 single bytes.
@@ -46,7 +46,7 @@ def by_slices(table: list[int]) -> Function | None:
 
 
 def _compile_module(module: object) -> Function | None:
-    """Return the compiled checksum function of a module; None if LLVM or a test sum fails."""
+    """Compile a module to a checksum function; None if LLVM fails or a test sum is wrong."""
     try:
         address = _link_function(str(module))
     except (ImportError, RuntimeError, AttributeError):  # Other versions of llvmlite differ.
@@ -62,7 +62,7 @@ def _compile_module(module: object) -> Function | None:
 
 
 def _crc_instructions() -> tuple[str, str] | None:
-    """Return LLVM's names of the CRC32C instructions for 8 bytes and for 1 byte, or None."""
+    """Return LLVM's names of the CRC32C instructions for 8 bytes and 1 byte; None if missing."""
     from llvmlite import binding
 
     machine = platform.machine().lower()
@@ -94,6 +94,7 @@ def _build_instruction_module(word_intrinsic: str, byte_intrinsic: str) -> objec
 
     i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
     is_arm = "aarch64" in word_intrinsic
+    # The instruction of x86 for words takes and returns the checksum in 64 bits.
     state = i32 if is_arm else i64
     module = ir.Module(_NAME)
     of_words = ir.Function(module, ir.FunctionType(state, [state, i64]), word_intrinsic)
@@ -149,6 +150,7 @@ def _load_word(builder: Any, address: Any, kind: Any, offset: int = 0) -> object
     """Build and return the load of an integer of type `kind` at an address plus offset."""
     pointer = builder.add(address, address.type(offset))
     word = builder.load(builder.inttoptr(pointer, kind.as_pointer()))
+    # Without this, LLVM assumes that the address is a multiple of the word's size.
     word.align = 1
     return word
 
@@ -164,7 +166,7 @@ def _write_function(
         word_size: The number of bytes of a `by_words` step.
         by_words: `by_words(builder, address, checksum)` builds a step over `word_size` bytes, and
             returns the next checksum.
-        by_byte: Like `by_words`, for a step over one byte.
+        by_byte: `by_byte(builder, address, checksum)` does this for one byte.
     """
     from llvmlite import ir
 
@@ -174,7 +176,11 @@ def _write_function(
     builder = ir.IRBuilder(function.append_basic_block("entry"))
 
     def add_loop(begin: object, end: object, step: int, first: Any, write_step: Step) -> Any:
-        """Build a loop of `write_step` while `step` bytes remain; return position and checksum."""
+        """Build a loop over addresses from `begin` to `end` in steps of `step` bytes.
+
+        `write_step` builds the loop body, and `first` is the checksum at the beginning. Return
+        (address, checksum) after the last complete step.
+        """
         entry_block = builder.block
         loop_head, loop_body, loop_end = map(function.append_basic_block, ("head", "in", "out"))
         builder.branch(loop_head)

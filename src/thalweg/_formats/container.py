@@ -1,4 +1,4 @@
-"""Container format of thalweg: a safetensors file with a document and checksums."""
+"""Container format of thalweg: a safetensors file with checksums and a JSON document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALIGNED = 64  # bytes
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a file.
+    """Contents of a thalweg file.
 
     Attributes:
         document: Plain JSON: dictionaries, lists, strings, numbers, booleans, None.
@@ -43,7 +43,7 @@ def write(
 ) -> None:
     """Write a file atomically; see `atomic_write.replace`.
 
-    Other threads may change tensors meanwhile: checksums are of the written bytes.
+    Other threads may change tensors meanwhile. The checksums match the bytes written.
 
     Args:
         path: The file.
@@ -89,7 +89,7 @@ def read(
 ) -> Contents:
     """Read a file, and verify the checksums of the tensors read.
 
-    All tensors share one allocation, which is freed with the last of them.
+    The tensors share one allocation, which lives as long as any tensor.
 
     Args:
         path: The file.
@@ -122,10 +122,10 @@ def read(
 
 
 def mapped(path: Path, progress: Progress | None = None) -> Contents:
-    """Read a file as `read` does, with memory-mapped tensors instead of copies.
+    """Verify a file as `read` does, and return memory-mapped tensors instead of copies.
 
-    All checksums are verified first. While a tensor is in use, the file may be replaced, but must
-    not be changed in place. Writes to a tensor do not reach the file.
+    While a tensor is in use, the file may be replaced, but must not be changed in place. Writes to
+    a tensor do not reach the file.
 
     Raises:
         ThalwegError: See `read`.
@@ -134,6 +134,7 @@ def mapped(path: Path, progress: Progress | None = None) -> Contents:
     with atomic_write.open_for_reading(path) as stream:
         description = _read_description(file_path, stream)
         tensor_payload.read_tensors(file_path, stream, description.tensors, {}, progress)
+        # With ACCESS_COPY, a write to a tensor changes a private copy of the page.
         try:
             pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError:  # Some file systems cannot map files.
@@ -189,6 +190,7 @@ def _read_description(path: str, stream: BinaryIO) -> Description:
     if not header.begins_like_ours(first + stream.read(len(header.FIRST))):
         raise format_detection.refusal_error(path, stream, "file of thalweg")
     length = int.from_bytes(first, "little")
+    # No checksum protects the length before the header is read.
     if length > header.LIMIT:
         raise DataLossError(f"{path}: Its header has {length} bytes; {header.LIMIT} are allowed.")
     if length + header.LENGTH > size:

@@ -171,10 +171,9 @@ def _identify_zip(name: str) -> FormatProbe:
 
 
 def reader_of(kind: object) -> str:
-    """Return a sentence about the function that reads a thalweg file.
+    """Return a sentence that names the function for reading a kind of thalweg file.
 
-    Args:
-        kind: The "kind" in the document of the file.
+    `kind` is the entry "kind" of the file's document.
     """
     readers = {
         TRAINING: "thalweg.checkpoint.restore reads it",

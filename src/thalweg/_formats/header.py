@@ -1,4 +1,4 @@
-"""Header of thalweg files, read and drafted: of safetensors, with a manifest in its metadata.
+"""Header of thalweg files: a safetensors header with a manifest in its metadata.
 
 A file is 8 bytes with the header's length, the header, and the tensors without gaps in the order of
 the header, little-endian. The header begins with `BEGIN`, which has the version and the checksum of
@@ -65,7 +65,7 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Description:
-    """Description of a file.
+    """Description of a thalweg file.
 
     Attributes:
         document: The document saved with the tensors.
@@ -79,7 +79,7 @@ class Description:
 
 
 def decode_header(path: str, length: bytes, text: bytes, size: int) -> Description:
-    """Validate a header and return its description of the file.
+    """Validate a header, and return the description of the file.
 
     Args:
         path: The file, for messages.
@@ -88,7 +88,7 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
         size: The file's size.
 
     Raises:
-        DataLossError: The header is damaged, or the file's size is not that in the header.
+        DataLossError: The header is damaged, or `size` differs from the size in the header.
         CheckpointMismatchError: Header and manifest differ.
         InvalidConfigError: The manifest is not valid JSON.
         UnsupportedCheckpointError: The file has a newer version.
@@ -99,6 +99,7 @@ def decode_header(path: str, length: bytes, text: bytes, size: int) -> Descripti
     stored_checksum = int(begin[2], 16)
     actual = crc32c(_replace_checksum(text, _ZEROS), crc32c(length))
     check_sum(path, "header", stored_checksum, actual)
+    # After the checksum, since a damaged version must not be reported as a new one.
     if int(begin[1]) != VERSION:
         raise UnsupportedCheckpointError(
             f"{path}: The file is of version {int(begin[1])}; this version of Thalweg reads"
@@ -175,7 +176,7 @@ def _parse_manifest(path: str, metadata: Any) -> dict[str, Any]:
 def _parse_tensors(
     path: str, raw_header: dict[str, Any], manifest: dict[str, Any], start: int, size: int
 ) -> dict[str, TensorHeader]:
-    """Return {name: description} of the tensors; raise if header, manifest and file size differ."""
+    """Return {name: description} of the tensors; raise unless they fill the file from `start`."""
     tensors: dict[str, TensorHeader] = {}
     end = start
     for name, entry in raw_header.items():
@@ -197,7 +198,11 @@ def _parse_tensors(
 
 
 def _parse_entry(path: str, name: str, encoded: object, start: int, end: int) -> TensorHeader:
-    """Return one header entry; raise DataLossError unless its bytes begin at `end` in the file."""
+    """Return the description of tensor `name` from its header entry `encoded`.
+
+    `start` is the offset of the first tensor in the file; `end` is the end of the previous tensor.
+    Raise DataLossError unless the tensor begins at `end`.
+    """
     entry = cast(dict[str, Any], encoded) if isinstance(encoded, dict) else {}
     if entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise DataLossError(f"{path}: {name[:200]!r}: The header's entry is not one of a tensor.")
@@ -226,6 +231,7 @@ def is_shape(encoded: object) -> TypeGuard[list[int]]:
     """Return True if JSON is a list of sizes whose product fits into memory."""
     if not _is_whole_numbers(encoded) or len(encoded) > _DIMENSIONS:
         return False
+    # NumPy rejects a shape with large lengths even if another length is 0.
     return prod(length for length in encoded if length) < _LARGEST
 
 
@@ -285,6 +291,7 @@ class Draft:
             _check_tensor(name, tensor)
         self._document = json_text.dumps({"document": dict(document)})
         self.order = sorted(self._tensors, key=lambda name: -ITEM_BYTES[self._tensors[name].dtype])
+        # Checksums are unknown until all bytes are written; the longest ones reserve enough space.
         manifest = self._manifest_of(dict.fromkeys(self._tensors, _HIGHEST))
         text = self._header_text(manifest)
         self.reserved = LENGTH + -(-len(text) // 8) * 8
@@ -307,10 +314,11 @@ class Draft:
             name: [tensor.dtype, tensor.shape, checksums[name]]
             for name, tensor in self._tensors.items()
         }
+        # `_document` is the text of an object: what follows its brace continues this object.
         return f'{{"tensors":{_compact_json(table)},{self._document[1:]}'
 
     def _header_text(self, manifest_text: str) -> bytes:
-        """Return the JSON header with this manifest, unpadded, with zeros as its checksum."""
+        """Return the JSON header with a manifest, unpadded. Its checksum is all zeros."""
         begin = {"format": "thalweg", "version": str(VERSION), "checksum": "0" * 8}
         entries: dict[str, Any] = {"__metadata__": {**begin, "manifest": manifest_text}}
         offset = 0

@@ -71,14 +71,13 @@ def dumps(content: object) -> str:
 
 
 def _is_deep(text: str) -> bool:
-    """Return True if brackets are nested deeper than `DEPTH`.
-
-    The check is not recursive; Python's parser would need a stack as deep as the text.
-    """
+    """Return True if brackets are nested deeper than `DEPTH`, without recursive calls."""
     if text.count("[") + text.count("{") <= DEPTH:
         return False
+    # Without escaped quotes, every second part between quotes is outside of strings.
     unquoted = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
     brackets = "".join(unquoted).encode(errors="replace").translate(_AS_SQUARE, _NO_BRACKETS)
+    # A round removes the innermost level.
     for _ in range(DEPTH):
         brackets, length = brackets.replace(b"[]", b""), len(brackets)
         if len(brackets) == length:
@@ -116,6 +115,7 @@ def _parse_float(digits: str) -> float:
 
 def _parse_int(digits: str) -> int:
     """Return an int; raise InvalidConfigError if too long."""
+    # The time that `int` takes grows with the square of the number of digits.
     if len(digits) > DIGITS:
         raise InvalidConfigError(f"A number of {len(digits)} digits.")
     return int(digits)
@@ -149,7 +149,7 @@ def _check_value(content: object, path: tuple[str, ...]) -> None:
 
 
 def _check_items(mapping: Mapping[Any, Any], path: tuple[str, ...]) -> None:
-    """Raise unless all keys are strings and all values can be written."""
+    """Raise unless all keys are strings, and all values pass `_check_value`."""
     for key in mapping:
         if type(key) is not str:
             raise InvalidTypeError(

@@ -51,7 +51,7 @@ class StoredTensor:
     data: memoryview
 
     def tensor(self) -> Tensor:
-        """Return the bytes as a tensor; it shares memory with `data` if writable and aligned.
+        """Return the bytes as a tensor, which shares `data` if the memory is writable and aligned.
 
         Raises:
             DataLossError: A bool is neither 0 nor 1.
@@ -59,12 +59,13 @@ class StoredTensor:
         import torch
 
         raw, kind = self._usable_data(), dtype_of(self.dtype)
+        # `frombuffer` raises an error for an empty buffer.
         if not raw:
             return torch.empty(self.shape, dtype=kind, device="cpu")
         return torch.frombuffer(raw, dtype=torch.uint8).view(kind).view(self.shape)
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Return the bytes as an array; it shares memory with `data` if writable and aligned.
+        """Return the bytes as an array, which shares `data` if the memory is writable and aligned.
 
         Raises:
             DataLossError: A bool is neither 0 nor 1.

@@ -51,7 +51,7 @@ class ZeroFiles:
         return InvalidArgumentError(f"{self.directory}: {problem}.")
 
     def base(self, rank: int) -> Mapping[str, Any]:
-        """Return the wrapped optimizer's state dict, as saved by `rank`; raise if malformed."""
+        """Return the wrapped optimizer's state dict in the file of `rank`; raise if malformed."""
         state = self.ranks[rank]
         name = "base_optimizer_state" if self.stage < 3 else "optimizer_state_dict"
         base = state.get(name)
@@ -71,9 +71,9 @@ class ZeroFiles:
 
 
 def find_folder(path: Path) -> Path | None:
-    """Return the folder with the optimizer states of the ranks, or None if there is none.
+    """Return the folder with the ranks' optimizer states, or None if there is none.
 
-    The folder is `path`, or else the subfolder that the text file "latest" in `path` names.
+    The folder is `path`, or a subfolder of `path` whose name is in the text file "latest".
     """
     if any(_OF_RANK.fullmatch(file.name) for file in path.glob("*_optim_states.pt")):
         return path
@@ -81,12 +81,13 @@ def find_folder(path: Path) -> Path | None:
     if not latest.is_file():
         return None
     tag = latest.read_text(encoding="utf-8", errors="replace")[:256].strip()
+    # The tag comes from a file, and must not lead out of `path`.
     is_name = bool(re.fullmatch(r"[\w.-]+", tag)) and tag not in (".", "..")
     return find_folder(path / tag) if is_name and (path / tag).is_dir() else None
 
 
 def read_zero(directory: Path, load_file: Callable[[Path], Any]) -> dict[str, Any]:
-    """Return one state dict {"state": ..., "param_groups": ...} from the files of all ranks.
+    """Join the files of all ranks to one state dict {"state": ..., "param_groups": ...}.
 
     A parameter's state has its slots as full tensors, "step", and the float32 value as "master".
     The groups have "param_names", and "max_grad_norm", the maximum norm of gradients.
@@ -116,7 +117,7 @@ def read_zero(directory: Path, load_file: Callable[[Path], Any]) -> dict[str, An
 
 
 def _read_files(directory: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
-    """Return the optimizer states of all ranks, and the parameters' shapes from the model's file.
+    """Return the ranks' optimizer states, and the parameters' shapes from the model's file.
 
     The number of ranks, the stage and the shapes are validated, not the optimizer states.
 
@@ -147,6 +148,7 @@ def _read_files(directory: Path, load_file: Callable[[Path], Any]) -> ZeroFiles:
     default = config.get("gradient_clipping", 0.0) if isinstance(config, dict) else 0.0
     clip = ranks[0].get("clip_grad", default)
     stages = [rank.get("zero_stage") for rank in ranks]
+    # An enum in the file is read by `load_file` as an object with the attribute `value`.
     stage, *other_stages = (getattr(stage, "value", stage) for stage in stages)
     outline = ZeroFiles(directory, stage if isinstance(stage, int) else 0, ranks, [], clip)
     if outline.stage not in (1, 2, 3):
@@ -176,7 +178,7 @@ def _get_entry(contents: object, name: str, kind: type) -> Any:
 
 
 def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
-    """Return {name: shape tuple} per group; raise for impossible shapes and repeated names."""
+    """Return a list of {name: shape} per group; raise for impossible shapes and repeated names."""
     shapes: Shapes = []
     for group in groups:
         checked: dict[str, tuple[int, ...]] = {}
@@ -195,12 +197,12 @@ def _check_shapes(files: ZeroFiles, groups: list[Any]) -> Shapes:
 
 
 def _make_groups(files: ZeroFiles) -> list[dict[str, Any]]:
-    """Return the param groups that rank 0 saved, with "params" as indices over all groups.
+    """Return the param groups that rank 0 saved. "params" has the indices of parameters.
 
     "zero_stage", "param_names" and "max_grad_norm" are added.
 
     Raises:
-        InvalidArgumentError: The groups are malformed, or `shapes` has more or fewer groups.
+        InvalidArgumentError: The groups are malformed, or their number is not that of the shapes.
     """
     saved_groups = files.base(0)["param_groups"]
     if not isinstance(saved_groups, list) or not all(
@@ -243,7 +245,7 @@ def _list_slots(files: ZeroFiles) -> list[str]:
 
 
 def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
-    """Return the flat tensors of a slot that `rank` saved, one per group in ascending order."""
+    """Return the flat tensors of a slot in the file of `rank`, one tensor per group."""
     states = files.base(rank)["state"]
     if not isinstance(states, Mapping):
         raise files.fail(f"'state' of rank {rank} is {show_value(states)}, not a dict")
@@ -257,11 +259,13 @@ def _read_rows(files: ZeroFiles, rank: int, slot: str) -> list[Tensor]:
 
 
 def _list_steps(files: ZeroFiles) -> list[Any]:
-    """Return one step count per parameter, from the group's state, or else its options.
+    """Return one step count per parameter, read from the state or the options of its group.
 
-    In stage 3, the state of the first group counts for all groups. Raise if a count is missing.
+    In stage 3, the first group's state has the step count of all groups. Raise if a count is
+    missing.
     """
-    states = files.base(0)["state"]  # is a dict: `_list_slots` has looked
+    # `_list_slots` has checked that this is a dict.
+    states = files.base(0)["state"]
     values = [entries.get("step") for entries in states.values() if isinstance(entries, Mapping)]
     groups = files.base(0)["param_groups"]
     steps: list[Any] = []
@@ -279,9 +283,8 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> d
     """Return {parameter: full tensor} for stages 1 and 2: each rank has a slice of a flat tensor.
 
     Args:
-        files: The files.
-        ranks: For each rank its slice of the flat tensor of each group.
-        label: The name of these tensors in errors.
+        ranks: For each rank a list with one tensor per group: the slice of the group's flat tensor.
+        label: The name of the joined tensors in errors.
 
     Raises:
         InvalidArgumentError: The number of groups is wrong, or a flat tensor is too short.
@@ -299,6 +302,7 @@ def _join_flat(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> d
                 raise files.fail(
                     f"{label} of group {index} have {row.numel()} numbers, too few for {name!r}"
                 )
+            # A view would keep the memory of the whole row.
             values[name] = row[first:end].view(shape).clone()
             first = end
     return values
@@ -308,10 +312,9 @@ def _join_parts(files: ZeroFiles, ranks: Sequence[list[Tensor]], label: str) -> 
     """Return {parameter: full tensor} for stage 3: each rank has an equal slice of each parameter.
 
     Args:
-        files: The files.
-        ranks: For each rank a list of one flat tensor per group: the slices, end to end. Slices of
-            small parameters are padded.
-        label: The name of these tensors in errors.
+        ranks: For each rank a list with one flat tensor per group: the padded slices of all
+            parameters, concatenated.
+        label: The name of the joined tensors in errors.
 
     Raises:
         InvalidArgumentError: A flat tensor is too short.

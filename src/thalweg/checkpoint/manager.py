@@ -38,7 +38,7 @@ _STEP_LIMIT = 10**18
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint of a directory.
+    """A readable checkpoint in a directory.
 
     Attributes:
         step: The step number of the checkpoint.
@@ -151,8 +151,8 @@ class CheckpointManager:
 
         Returns:
             The path of the file. With `asynchronous=True`, the file is complete only after `wait()`
-            or the next `save`. The next `save` also raises an error of writing this file, but
-            starts to write its own file first.
+            or the next `save`. If writing failed, the next `save` starts writing its own file, and
+            then raises the error.
 
         Raises:
             InvalidArgumentError: `step` is not an integer of 0 or more, or `metrics` lacks `best`.
@@ -171,6 +171,7 @@ class CheckpointManager:
             extra=extra,
             metrics=metric_values,
         )
+        # An error of the previous save must not lose this one, so it is raised at the end.
         path = self.directory / f"{self._name}-{checked_step}{SUFFIX}"
         self._can_remove = snapshot.is_here()
         failure = self._wait_for_save()
@@ -201,11 +202,11 @@ class CheckpointManager:
             raise failure
 
     def _wait_for_save(self) -> Exception | None:
-        """Wait for the save in progress and forget it; if it succeeds, delete old checkpoints.
+        """Wait for the save in progress; after a success, delete old checkpoints.
 
         Returns:
-            The exception of a failed save, else None. After a fork, a save that the parent process
-            still writes is forgotten without waiting.
+            The exception of a failed save, else None. In a forked process, return None without
+            waiting for the save of the parent process.
         """
         saving, self._saving = self._saving, None
         if saving is None or saving.is_elsewhere():
@@ -228,15 +229,16 @@ class CheckpointManager:
         convert: bool = False,
         progress: Progress | None = None,
     ) -> Restored:
-        """Restore a training from the checkpoint `step`, or from the one saved last.
+        """Restore a training from the checkpoint `step`, or from the latest checkpoint.
 
         Args:
             step: Optional. The number of the checkpoint. A save in progress is completed first.
-            optimizer: Optional. The optimizer to restore. By default, a new one is made if the file
-                describes one. False ignores the file's optimizer.
+            optimizer: Optional. The optimizer to restore. By default, an optimizer is made if the
+                file describes it. False ignores the file's optimizer.
             variables, module: The variables and module, named as in the file. `variables=False`
                 without a module restores no variables.
-            check_arguments: True to raise if arguments of `optimizer` differ from the saved ones.
+            check_arguments: True to raise if arguments of `optimizer` differ from the saved
+                arguments.
             convert: True to convert state of `thalweg.optim` to the storage format of `optimizer`.
             progress: Optional. `progress(bytes_read, total_bytes)` is called during reading.
 
@@ -301,8 +303,8 @@ class CheckpointManager:
     def _newest_readable(self) -> Path | None:
         """Return the path of the latest checkpoint, or None if the directory has none.
 
-        Raise the error of an unreadable file that may be later: by its step or modification time,
-        or because its format version is newer. Warn of all other unreadable files.
+        Raise the error of an unreadable file that may be later than all readable files, by its step
+        number, modification time or format version. Warn of all other unreadable files.
         """
         checkpoints, unreadable = _scan_directory(self.directory, self._name)
         newest = checkpoints[-1] if checkpoints else None
@@ -347,14 +349,15 @@ class CheckpointManager:
         metrics = [
             sign * checkpoint.metrics.get(self._best or "", math.nan) for checkpoint in checkpoints
         ]
+        # `min` would return NaN or not depending on the order.
         pairs = [pair for pair in zip(metrics, checkpoints) if not math.isnan(pair[0])]
         return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
     def _remove_old(self) -> None:
         """Delete the checkpoints that `keep`, `keep_every` and `best` do not retain.
 
-        If a file cannot be deleted, warn with a CheckpointWarning. Delete nothing if `keep` is
-        None, or if another process writes the files.
+        Delete nothing if `keep` is None, or if another process writes the files. If a file cannot
+        be deleted, warn with a CheckpointWarning.
         """
         if self._keep is None or not self._can_remove:
             return
@@ -365,13 +368,14 @@ class CheckpointManager:
             if best is None or old != str(best.path):
                 try:
                     Path(old).unlink(missing_ok=True)
-                except OSError as error:  # The save has succeeded, so this is not an error.
+                # The save has succeeded, so this is not an error.
+                except OSError as error:
                     warn(f"{old} stays: {error}", CheckpointWarning)
 
 
 @dataclass(frozen=True)
 class _UnreadableFile:
-    """A file that is named like a checkpoint but cannot be read, with the error."""
+    """A file that has the name of a checkpoint, but cannot be read."""
 
     step: int
     path: Path
@@ -383,7 +387,8 @@ class _UnreadableFile:
             return True
         try:
             return self.path.stat().st_mtime >= newest.path.stat().st_mtime
-        except FileNotFoundError:  # Another process has removed one of the files.
+        # Another process has removed one of the files.
+        except FileNotFoundError:
             return False
 
     def warn_unreadable(self) -> None:
@@ -411,8 +416,9 @@ def _scan_directory(directory: Path, name: str) -> tuple[list[Kept], list[_Unrea
             if not math.isfinite(saved_time):
                 raise ValueError(f"the time is {saved_time}.")
             checkpoints.append(Kept(step, path, saved_time, metrics))
+        # Another process has removed the file.
         except MissingFileError:
-            continue  # Another process has removed the file.
+            continue
         except ThalwegError as error:
             unreadable.append(_UnreadableFile(step, path, error))
         except (TypeError, ValueError, AttributeError) as error:
@@ -436,6 +442,7 @@ def _step_number(step: Any) -> int:
 
 def _files_by_step(directory: Path, name: str) -> dict[int, Path]:
     """Return {step: path} of the files in a directory called "<name>-<step>.safetensors"."""
+    # Steps below `_STEP_LIMIT` have at most 18 digits.
     pattern = re.compile(re.escape(name) + r"-(\d{1,18})" + re.escape(SUFFIX))
     if not directory.is_dir():
         return {}

@@ -1,4 +1,4 @@
-"""Variables, optimizer state and extra states of modules under the names of a file."""
+"""Names of variables, of optimizer state, and of modules' extra states in a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from thalweg.optim.dtensor_params import make_entry, make_local_shards
 from thalweg.variable import is_variable, name_of
 
 Variables = Mapping[str, Tensor] | Iterable[Tensor]
-NAMELESS = "Variable"  # the result of `name_of` for tensors without a name
+# The result of `name_of` for tensors without a name.
+NAMELESS = "Variable"
 
 
 def name_tensors(variables: Variables | None, module: object) -> dict[str, Tensor]:
@@ -110,7 +111,7 @@ def slots_of(optimizer: object) -> SlotStore | None:
 
 
 def as_checkpointable(optimizer: object) -> TorchOptimizerAdapter | Configurable:
-    """Return the optimizer; a torch-style optimizer is wrapped in a `TorchOptimizerAdapter`.
+    """Return `optimizer`, or a `TorchOptimizerAdapter` around it if its class is torch-style.
 
     Raises:
         InvalidTypeError: The object is not an optimizer of the library or of torch.
@@ -137,13 +138,11 @@ def state_of(optimizer: Any, named_tensors: Mapping[str, Tensor]) -> dict[str, A
 def prepare_loading(
     optimizer: Any, state: Mapping[str, Any], named_tensors: Mapping[str, Tensor]
 ) -> AbstractContextManager[Loading]:
-    """Return a context manager that locks the optimizer and yields the `Loading` of a state.
+    """Return a context manager that locks the optimizer, and yields the validated writes.
 
-    The state is validated when the context is entered, and set when `state.restore` gets the
-    `Loading`.
+    The function `restore` of `_core.state` executes the writes.
 
     Args:
-        state: The saved state.
         named_tensors: {name in the file: variable}; {} if the optimizer has its variables.
 
     Raises:
@@ -153,6 +152,7 @@ def prepare_loading(
     if not named_tensors:
         _require_variables(optimizer, state)
         return optimizer._loading(state)
+    # A state of Keras has slots by variable; a state of `v1` has entries such as "w/m".
     names_with_slots = {*state.get("slots", ()), *(name.rpartition("/")[0] for name in state)}
     slot_variables = {
         name: tensor for name, tensor in named_tensors.items() if name in names_with_slots
@@ -179,7 +179,7 @@ def _require_variables(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> Loading:
-    """Return the `Loading` that sets variables to the values in a file; nothing is set yet.
+    """Return the validated writes that set variables to values in a file; set nothing.
 
     Raises:
         CheckpointMismatchError: Names, shapes or dtypes differ.
@@ -193,7 +193,7 @@ def prepare_values(named_tensors: Mapping[str, Tensor], values: Mapping[str, obj
 
 
 def _prefix_hint(named_tensors: Mapping[str, object], saved_values: Mapping[str, object]) -> str:
-    """Return a hint at the reason for different names, such as a wrapping module; "" if unknown."""
+    """Return a hint for names that differ, for example by a wrapping module; "" if unknown."""
     for prefix in _WRAPPER_PREFIXES:
         if {f"{prefix}{name}" for name in saved_values} == {*named_tensors}:
             return f" The module given wraps the one that was saved: give that inside {prefix!r}."
@@ -226,7 +226,7 @@ def _raise_for_copies(named_tensors: Mapping[str, Tensor], variables: Sequence[T
 
 
 def gather_dtensors(named_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a copy of a dict of tensors, with DTensors as full tensors gathered from all ranks.
+    """Return a copy of a dict of tensors, in which each DTensor is gathered to a full tensor.
 
     All ranks must call this function.
     """
@@ -257,10 +257,10 @@ class _FileNames:
         """Return the name in the file of each variable, in the order of `variables`.
 
         With `requires_all=False`, a variable that is not in `named_tensors` gets the optimizer's
-        name for it. Equal names are made distinct.
+        name. Equal names are made distinct.
 
         Raises:
-            InvalidArgumentError: A variable is not in `named_tensors`, with `requires_all=True`.
+            InvalidArgumentError: With `requires_all=True`, a variable is not in `named_tensors`.
         """
         keys = keys_of(variables)
         file_names = [self._names_by_id.get(id(var)) for var in variables]
@@ -305,6 +305,7 @@ def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Ge
     previous_states: dict[str, Any] = {}
     try:
         for name, submodule in modules.items():
+            # A module may return its own object, which `set_extra_state` may change.
             previous_states[name] = deepcopy(submodule.get_extra_state())
             submodule.set_extra_state(states[name])
         yield
@@ -315,7 +316,7 @@ def with_extra_states(module: Module | None, states: Mapping[str, object]) -> Ge
 
 
 def _modules_with_state(module: Module | None) -> dict[str, Any]:
-    """Return {name of extra state in `state_dict`: submodule} of submodules with extra state."""
+    """Return {name in `state_dict`: submodule} of the submodules that have extra state."""
     if module is None:
         return {}
     submodules = cast("Iterable[tuple[str, Any]]", module.named_modules(remove_duplicate=False))

@@ -30,6 +30,7 @@ def is_package_file(path: str | PathLike[str]) -> bool:
     if Path(path).is_dir():
         return find_folder(Path(path)) is not None
     try:
+        # `torch.save` writes a zip archive with this member.
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/data.pkl") for name in archive.namelist())
     except (OSError, zipfile.BadZipFile):
@@ -50,8 +51,8 @@ def convert_file(
     Args:
         path: A file of `torch.save`, or a folder of DeepSpeed.
         target_path: The new file, in the format of `save`.
-        optimizer: Optional. The name of a class of `thalweg.optim`. By default, the first choice
-            for the package.
+        optimizer: Optional. The name of a class of `thalweg.optim`. By default, the class that
+            `PACKAGES` lists first for the package's optimizer.
         allow_loss: True to leave out state without a counterpart; by default such state raises.
         arguments: Arguments of the class.
 
@@ -92,12 +93,11 @@ def _make_optimizer(
     """Return a `thalweg.optim` optimizer over parameters of zeros with the shapes in a state.
 
     Args:
-        state: The state that will be loaded.
-        packages: The package of each group. `packages[0].arguments` are arguments by default.
-        name: The class of all groups. None takes `into[0]` of each package; different classes give
-            a `Mixed`.
-        arguments: Arguments of the constructor; a required `momentum` is 0.9 by default. With
-            `masters`, parameters are bfloat16.
+        packages: For each group the entry of `PACKAGES` that describes its optimizer. The first
+            entry's arguments are defaults of the constructor.
+        name: The class of all groups. If it is None, each group has the first class of its entry.
+            If these classes differ, the optimizer is a `Mixed`.
+        arguments: Arguments of the constructor. With `masters`, parameters are bfloat16.
     """
     dtype = torch.bfloat16 if arguments.get("masters") else torch.float32
     names = [name or package.into[0] for package in packages]
@@ -110,15 +110,16 @@ def _make_optimizer(
         ]
         groups.append({"params": params, **({"rule": rule} if is_mixed else {})})
     options = {**packages[0].arguments, **arguments}
+    # Without momentum, the optimizer has no slot for the buffer in the file.
     if "momentum" in packages[0].fixed or names[0] == "SGD":
-        options.setdefault("momentum", 0.9)  # without which there is no slot
+        options.setdefault("momentum", 0.9)
     return class_named("Mixed" if is_mixed else names[0])(groups, **options)
 
 
 def _shape_of(entries: object) -> tuple[int, ...]:
     """Return a parameter's shape, from a slot such as "exp_avg" in its state `entries`.
 
-    Return (0,) if there is no slot of this kind.
+    Return (0,) if there is no such slot.
     """
     has_entries = isinstance(entries, Mapping)
     outer: Mapping[str, Any] = cast("Mapping[str, Any]", entries) if has_entries else {}

@@ -16,12 +16,15 @@ import numpy as np
 
 _FIRST_BLOCK, _MAX_BLOCK = 1 << 8, 1 << 16
 _MAX_STEPS = 1 << 27
-_MAX_DIGITS = 5  # decimal digits of a beta
-_MAX_EXPLANATIONS = 3  # pairs of step count and betas in a note
+# The most decimal digits of a beta.
+_MAX_DIGITS = 5
+# The most pairs of step count and betas in a note.
+_MAX_EXPLANATIONS = 3
 _COMMON_BETAS = {
     "beta1": (0.9, 0.5, 0.8, 0.95, 0.85, 0.6, 0.7, 0.99),
     "beta2": (0.999, 0.99, 0.98, 0.997, 0.95, 0.9, 0.9999, 0.995, 0.9995),
 }
+# All betas with two decimals, those from 0.9 on with three, and the common betas.
 _SHORT_BETAS = sorted({*(n / 100 for n in range(1, 100)), *(n / 1000 for n in range(900, 1000)),
                *(beta for betas in _COMMON_BETAS.values() for beta in betas)})  # fmt: skip
 
@@ -44,10 +47,10 @@ class Steps:
 
 
 def power_blocks(beta: Any) -> Iterator[np.ndarray]:
-    """Yield the powers beta, beta**2, ... (stored after 0, 1, ... steps) in 1-D arrays.
+    """Yield the powers beta, beta**2, ... in one-dimensional arrays of the dtype of `beta`.
 
-    Powers are rounded to the dtype of `beta`, a NumPy scalar; subnormal powers are 0. The last
-    array ends with 0. With a beta of 1, the iterator is endless.
+    The first power is the power after 0 steps. Subnormal powers are 0, and the last array ends with
+    0. With a beta of 1, the iterator is endless.
     """
     dtype = beta.dtype.type
     smallest = np.finfo(dtype).tiny
@@ -72,10 +75,9 @@ def power_after(beta: Any, steps: int) -> Any:
 
 
 def steps_of(power: Any, beta: Any) -> int | None:
-    """Return the number of steps after which the power of `beta` is `power`; None if unknown.
+    """Return the only step count after which the power of `beta` is `power`; else None.
 
-    The count is unknown if no step count or several step counts give `power`. Several do if `power`
-    is 0, if `beta` is 1, or if rounding leaves a power unchanged.
+    Several step counts give a power of 0, or a power that rounding leaves unchanged.
     """
     if not 0 < power < 1 or not 0 < beta < 1:
         return None
@@ -85,6 +87,7 @@ def steps_of(power: Any, beta: Any) -> int | None:
         if len(indices):
             return offset + int(indices[0]) if len(indices) == 1 else None
         offset += len(block)
+        # Powers decrease, so all later powers are smaller, too.
         if block[-1] < power or offset > _MAX_STEPS:
             break
     return None
@@ -106,12 +109,12 @@ def beta_of(power: Any, steps: int) -> Any:
 def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -> Steps:
     """Return the step count and the betas that give an optimizer's powers to the bit.
 
-    A count in `counters` is preferred, then common betas such as 0.9. If no pair or several explain
-    the powers, the count is None and the notes have the reason. If all powers are 0, the count is
-    the first of `counters`, or None.
+    A step count in `counters` is preferred, then a step count with common betas such as 0.9. If no
+    step count or several step counts explain all powers, the result has count None, and notes with
+    the reason. If all powers are 0, the count is the first of `counters`, or None.
 
     Args:
-        powers: The powers by the names of their betas: {"beta1": ..., "beta2": ...}.
+        powers: {name of the beta: power}, such as {"beta1": 0.9}.
         counters: {name: step count} of variables in the file.
     """
     # Powers that underflowed to 0 imply nothing.
@@ -141,13 +144,14 @@ def steps_and_betas(powers: Mapping[str, object], counters: Mapping[str, int]) -
 
 
 def _likely_steps(powers: Mapping[str, Any]) -> Iterable[int]:
-    """Return the sorted step counts after which a beta of few digits has one of these powers."""
+    """Return the sorted step counts after which a beta in `_SHORT_BETAS` has one of the powers."""
     step_counts: set[int] = set()
     for power in powers.values():
         if not 0 < power < 1:
             continue
         betas = np.array(_SHORT_BETAS, power.dtype)
         logs, log = np.log(betas, dtype=np.float64), math.log(power)
+        # An estimate that only saves time: `power_after` decides by the bits.
         counts = np.rint(log / logs) - 1
         errors = np.abs((counts + 1) * logs - log)
         is_close = (errors <= (counts + 2) * np.finfo(power.dtype).eps / 2) & (counts < _MAX_STEPS)

@@ -30,14 +30,11 @@ class Candidate:
 
     make: Callable[..., Any]
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    group: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    group: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def with_arguments(self, **arguments: object) -> Candidate:
-        """Return a copy with further arguments.
-
-        Raise ConformError if the optimizer has no argument of a given name.
-        """
+        """Return a copy with further arguments; raise ConformError for an unknown argument."""
         parameters = self._parameters()
         kinds = {parameter.kind for parameter in parameters.values()}
         has_kwargs = inspect.Parameter.VAR_KEYWORD in kinds
@@ -83,11 +80,11 @@ class Candidate:
         return first in ("model", "module", "net", "network")
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Return the parameters of the constructor after the first, by name."""
+        """Return {name: parameter} of the constructor; the first is that of the parameters."""
         try:
             return inspect.signature(self.make).parameters
+        # Functions in C have no signature.
         except (TypeError, ValueError):
-            # Functions in C have no signature.
             return {}
 
     def _list_arguments(self) -> str:
@@ -104,7 +101,11 @@ def as_side(candidate: Any, name: str = "") -> Candidate:
 
 
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
-    """Return {name: value} of external arguments for unset native arguments of similar type."""
+    """Return {name: value} of the arguments of `external` to copy to `native`.
+
+    The value may be a default of `external`. Copied are arguments that `native` knows and has not
+    set, if the value has the type of the default in `native`. `MACHINERY` is left out.
+    """
     defaults = native.defaults()
     return {
         name: value
@@ -116,16 +117,16 @@ def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
     }
 
 
-def _is_like(argument: object, default: object) -> bool:
-    """Return True if both values are bools, numbers or tuples of one length.
+def _is_like(argument: Any, default: Any) -> bool:
+    """Return True if an argument has the type of a default: bool, number, or tuple of equal length.
 
-    A number also fits a default of None, and a required argument.
+    A number also fits the default None, and an argument without a default.
     """
     if isinstance(argument, bool) or isinstance(default, bool):
         return type(argument) is type(default)
     if isinstance(argument, int | float):
-        # The default may also be None, or mark a required argument.
+        # None often stands for a number, and `Parameter.empty` for a required argument.
         return not isinstance(default, str | tuple | list)
-    if isinstance(argument, tuple | list):
-        return isinstance(default, tuple | list) and len(argument) == len(default)
+    if isinstance(argument, tuple | list) and isinstance(default, tuple | list):
+        return len(argument) == len(default)  # pyright: ignore[reportUnknownArgumentType]
     return False

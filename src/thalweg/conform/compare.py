@@ -1,5 +1,7 @@
 """Comparison of two optimizers over the same gradients."""
 
+# torch does not annotate `norm`.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -26,12 +28,13 @@ Steps = list[list[Tensor]]
 
 @dataclass(frozen=True)
 class Divergence:
-    """First element in which two optimizers differ, by more than rounding for the verdict "parts".
+    """Element with the largest difference in the first step and parameter with a difference.
+
+    For the verdict "parts", differences that count as rounding are ignored.
 
     Attributes:
         step: The number of the step, from 1.
         parameter: The index of the parameter, from 0.
-        shape: The parameter's shape.
         element: The index of the element that differs most.
         theirs: The element's value by the external optimizer.
         ours: The element's value by this library's optimizer.
@@ -50,11 +53,10 @@ class Outcome:
     """Result of a comparison.
 
     Attributes:
-        verdict: "bits" for equal bits; "rounding" for a difference of at most 1e-5 of the movement;
-            or "parts".
+        verdict: "bits" for equal bits; "rounding" for a difference of at most 1e-5 of the movement
+            (distance from the start); or "parts" for a larger difference.
         difference: The largest norm of a parameter's difference after the last step, divided by
             the norm of the parameter's movement.
-        steps: The number of steps taken.
         way: The protocol of the external optimizer: "list", "groups" or "model"; "closure".
         theirs: The external optimizer's arguments.
         ours: The arguments of this library's optimizer.
@@ -70,8 +72,8 @@ class Outcome:
     theirs: dict[str, Any]
     ours: dict[str, Any]
     parting: Divergence | None = None
-    closed_by: list[str] = field(default_factory=list)
-    tried: list[str] = field(default_factory=list)
+    closed_by: list[str] = field(default_factory=list[str])
+    tried: list[str] = field(default_factory=list[str])
 
     @property
     def agrees(self) -> bool:
@@ -132,7 +134,7 @@ def compare(theirs: object, ours: object, *, steps: int = STEPS, search: bool = 
 def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None]:
     """Return (verdict, relative difference after the last step, first divergence or None).
 
-    The arguments are lists of all parameters after each step.
+    `external` and `native` are results of `drive`.
     """
     movements = [_movement_of(external, index) for index in range(len(external[0]))]
     largest = 0.0
@@ -145,21 +147,24 @@ def judge(external: Steps, native: Steps) -> tuple[str, float, Divergence | None
                 continue
             first = first or _find_divergence(step, index, param, native_param)
             gap = _difference_of(param, native_param)
+            # `not <=` instead of `>`: a NaN counts as a difference.
             if not float(gap.norm()) <= _allowed_gap(param, movements[index]):
                 return (
                     PARTS,
                     _last_difference(external, native, movements),
                     _find_divergence(step, index, param, native_param),
                 )
+            # The difference of a parameter that does not move is taken as it is.
             largest = max(largest, float(gap.norm()) / (movements[index] or 1.0))
     return (BITS if first is None else ROUNDING), largest, first
 
 
 def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> Steps:
-    """Return all parameters after each step; raise ConformError if a second run differs.
+    """Return the result of `drive`.
 
-    Also raise if no parameter moves.
+    Raise ConformError if a second run differs, or if no parameter moves.
     """
+    # Another seed reveals optimizers that draw random numbers.
     snapshots, repeats = (drive(candidate, protocol, steps, seed) for seed in (0, 1))
     for step, (params, repeated_params) in enumerate(zip(snapshots, repeats, strict=True)):
         if not all(map(_has_same_bits, params, repeated_params)):
@@ -173,10 +178,7 @@ def _drive_twice(candidate: Candidate, protocol: StepProtocol, steps: int) -> St
 
 
 def _check_finite(snapshots: Steps, name: str) -> None:
-    """Raise ConformError if a parameter is not finite after a step.
-
-    The message names the first step, the parameter and an element.
-    """
+    """Raise ConformError, which names the step and parameter, if a parameter is not finite."""
     for step, params in enumerate(snapshots):
         for index, param in enumerate(params):
             bad_indices = (~param.isfinite()).flatten().nonzero()
@@ -208,6 +210,7 @@ def _movement_of(snapshots: Steps, index: int) -> float:
 def _difference_of(first: Tensor, second: Tensor) -> Tensor:
     """Return the absolute difference; infinite where only one tensor is finite."""
     gap = first.double() - second.double()
+    # Equal infinities have a NaN as difference, and NaNs are unequal.
     is_equal = (first == second) | (first.isnan() & second.isnan())
     return torch.where(is_equal, 0.0, torch.where(gap.isfinite(), gap, torch.inf)).abs()
 
@@ -220,6 +223,7 @@ def _allowed_gap(param: Tensor, movement: float) -> float:
 
 def _has_same_bits(first: Tensor, second: Tensor) -> bool:
     """Return True if all bits of two tensors are equal."""
+    # As integers, 0 and -0 differ, and equal NaNs are equal.
     return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 

@@ -1,5 +1,7 @@
 """Execution of a torch-style optimizer on fixed gradients."""
 
+# torch does not annotate all of its random functions.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import warnings
@@ -47,7 +49,10 @@ class StepProtocol:
 
 
 def find_ways(*sides: Candidate) -> list[StepProtocol]:
-    """Return a working protocol for each side, with all shapes, or with matrices for both.
+    """Return a protocol for each candidate, with which the candidate can take a step.
+
+    All protocols use parameters of several shapes. If a candidate rejects a shape, all protocols
+    use only matrices.
 
     Raises:
         ConformError: An argument is missing, or no protocol works; lists the causes.
@@ -62,7 +67,7 @@ def find_ways(*sides: Candidate) -> list[StepProtocol]:
 
 
 def _find_way(side: Candidate, shapes: Shapes) -> StepProtocol:
-    """Return the first protocol by which `side` takes a step; raise ConformError if none works."""
+    """Return the first protocol with which `side` can take a step; raise ConformError if none."""
     side.check_arguments()
     kinds = ["groups"] if side.group else ["model"] if side.wants_model() else list(KINDS)
     # The first message of each cause.
@@ -85,7 +90,6 @@ def drive(side: Candidate, protocol: StepProtocol, steps: int, seed: int = 0) ->
 
     Args:
         side: The constructor of the optimizer and its arguments.
-        protocol: The protocol of construction and steps.
         seed: The seed of torch's CPU generator; the generator's state is restored afterwards.
 
     Raises:
@@ -132,6 +136,7 @@ def _drive(side: Candidate, protocol: StepProtocol, steps: int) -> list[list[Ten
         _set_gradients(params, grads)
         try:
             optimizer.step(loss) if protocol.closure else optimizer.step()
+        # Code of other packages may even call `sys.exit`.
         except (Exception, SystemExit) as error:
             raise ConformError(
                 f"{side.name} fails in step {step + 1}: {_describe(error)}."

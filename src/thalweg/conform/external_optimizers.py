@@ -15,11 +15,11 @@ from thalweg.errors import did_you_mean
 
 
 def load_class(name: str) -> tuple[Candidate, str]:
-    """Return (candidate, note on the import) for `PACKAGE:CLASS` or `file.py:CLASS`.
+    """Return (candidate, note) for `PACKAGE:CLASS` or `file.py:CLASS`.
 
-    If the parent package needs a module that is not installed, import the class's module alone.
-    This changes `sys.modules`. The note is empty otherwise. Raise ConformError if the import fails,
-    or the module has no optimizer class of that name.
+    The top-level package may need a module that is not installed. Then import the module of the
+    class alone, with an empty top-level package in `sys.modules`, and describe this in the note.
+    Otherwise the note is "". Raise ConformError if the import fails or the class is missing.
     """
     if ".py:" in name:
         from thalweg._cli.race.entry import load as load_file
@@ -43,7 +43,7 @@ def load_class(name: str) -> tuple[Candidate, str]:
 
 
 def _import_module(package: str) -> tuple[ModuleType, str]:
-    """Return (module, note); the note tells of an import without the parent, and is "" otherwise.
+    """Import the module `package`; return (module, note) as `load_class` does.
 
     Raise ConformError if the import fails.
     """
@@ -83,13 +83,14 @@ _SIBLINGS = {"timm.optim": {"timm.models": ("group_parameters",)}}
 
 
 def _import_alone(package: str, top: str) -> ModuleType:
-    """Return the module, imported with an empty module `top` as its parent.
+    """Return the module `package`, imported with an empty module `top` as its top-level parent.
 
-    The empty parent stays in `sys.modules`; if the import fails, it is removed.
+    The empty parent stays in `sys.modules`. If the import fails, `sys.modules` is restored.
     """
     # The parent package needs what is not installed, but not all of its modules do.
     names = [name for name in sys.modules if _is_within(top, name)]
     saved_modules = {name: sys.modules.pop(name) for name in names}
+    # The search path of the parent makes its modules importable without its `__init__`.
     spec = importlib.util.find_spec(top)
     parent = ModuleType(top)
     parent.__path__ = list((spec and spec.submodule_search_locations) or [])

@@ -1,5 +1,7 @@
 """Parameters and gradients for both optimizers."""
 
+# torch does not annotate `from_numpy`.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import numpy as np
@@ -28,6 +30,7 @@ def gradients_of(step: int, shapes: Shapes) -> list[Tensor]:
 def _values(shape: tuple[int, ...], seed: int, scale: float) -> Tensor:
     """Return a tensor of pseudorandom integers in [-128, 128], divided by `scale`."""
     # A linear congruence of integers has the same values on every machine and version.
+    # Values are multiples of a power of 2, which float32 holds exactly.
     count = int(np.prod(shape, dtype=np.int64))
     mixed = (np.arange(count, dtype=np.uint64) + np.uint64(1000003 * (seed + 1))) * np.uint64(
         6364136223846793005

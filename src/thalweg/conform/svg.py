@@ -114,9 +114,9 @@ def _title_of(cell: Cell) -> str:
 
 
 def _draw_notes(atlas: Atlas) -> Iterator[str]:
-    """Yield the text of each note that is too long for a cell, with the classes or packages.
+    """Yield a line for each note too long for a cell, and for each list of extra arguments.
 
-    Arguments of a class are a note, too.
+    A line begins with the class, or with the packages if several classes share the note.
     """
     names_by_note: dict[str, list[str]] = {}
     for _, _, cell in atlas.list_cells():

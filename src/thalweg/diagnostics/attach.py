@@ -41,8 +41,8 @@ def attach(optimizer: Any, every: int = 1, sinks: Iterable[SinkLike] = ()) -> Di
     Raises:
         InvalidTypeError: `optimizer` has another type.
         FailedPreconditionError: The optimizer is measured already.
-        NotImplementedError: Methods of a subclass update variables one by one, or were called once,
-            when a graph was built.
+        NotImplementedError: Methods of a subclass update variables one by one. Or the optimizer is
+            in a graph, which calls methods of a subclass only once, when it is built.
 
     Example:
         >>> from thalweg import Variable, diagnostics, keras
@@ -84,8 +84,10 @@ def detach(optimizer: Any) -> None:
     with innermost._locked():
         if innermost._recorder is None:
             raise FailedPreconditionError(f"{_title(innermost)} is not measured.")
-        innermost._recorder.settle()
-        vars(innermost).pop("_recorder").config.detach()
+        recorder = innermost._recorder
+        recorder.settle()
+        vars(innermost).pop("_recorder")  # pyright: ignore[reportUnknownMemberType]
+        recorder.config.detach()
 
 
 def to(optimizer: Any, *sinks: SinkLike) -> Diagnostics:
@@ -147,7 +149,7 @@ def find_optimizer(optimizer: Any) -> Any:
         if not isinstance(candidate, SlotOptimizer):
             candidate = getattr(candidate, name, candidate)
     if isinstance(candidate, SlotOptimizer):
-        return candidate._innermost()
+        return candidate._innermost()  # pyright: ignore[reportPrivateUsage]
     is_torchs = isinstance(optimizer, torch.optim.Optimizer)
     suggestion = f" Steps of thalweg.optim's are measured if you {_MAKE}." if is_torchs else ""
     raise InvalidTypeError(
@@ -157,7 +159,7 @@ def find_optimizer(optimizer: Any) -> Any:
 
 
 class _Watch(StepWatch):
-    """Measurements of a step; a low-precision copy replaces its float32 master."""
+    """Measurements of a step. The table lists low-precision copies instead of float32 masters."""
 
     def owners_of(self, hooks: Any, request: StepRequest) -> list[Tensor]:
         """Return the parameters of variables; copies stand for their masters."""
@@ -224,7 +226,9 @@ class Attached(TableRecorder):
 
     @contextmanager
     def around(self, hooks: Any) -> Generator[None]:
-        """Return a context manager that counts a step and measures it if due; used without replay.
+        """Return a context manager that counts the step in its block; measure it if `is_due()`.
+
+        `hooks.watch` becomes the step's `_Watch`, or None. An uncommitted step is not counted.
 
         Raises:
             NotImplementedError: Variables are distributed over ranks.
@@ -251,7 +255,7 @@ class Attached(TableRecorder):
 
 
 class Between:
-    """Wrapper of a replayed step; measured steps are not replayed. See `ReplayedStep`."""
+    """Wrapper of a replayed step, which does not replay steps that are measured."""
 
     is_due = False
     # The step may call functions of the user.
@@ -275,7 +279,11 @@ class Between:
         return not self._recorder.is_due() and self._step.is_over(pairs)
 
     def take(self, optimizer: Any, plan_cache: PlanCache, inputs: Any) -> bool:
-        """Replay the step and return True; return False if it is measured or a guard fails."""
+        """Replay the step and return True; return False if it is measured or a guard fails.
+
+        `inputs` has the step's arguments, such as gradients. If the optimizer has another recorder
+        now, return False and delete the replay from `plan_cache`.
+        """
         if optimizer._recorder is not self._recorder:
             plan_cache.replay = None
             return False

@@ -94,6 +94,7 @@ class NumberBand:
         """
         self._safe_limit = -math.inf
         if len(self.values) >= WARM_UP - UPDATE_ROWS:
+            # `UPDATE_ROWS` new numbers move the median by at most so many positions.
             low = sorted(self.values)[(len(self.values) - 1) // 2 - UPDATE_ROWS]
             self._safe_limit = low + self._fraction * abs(low)
 
@@ -125,6 +126,7 @@ class RunningMedian:
         usable = np.isfinite(values)
         if not usable.all():
             values = np.where(usable, values, self.measure()[0])
+        # So the median needs no mask: every row has a number for each layer with a history.
         first = usable & (self._counts == 0)
         self._ring[:, first] = values[first]
         self._ring[self.rows % WINDOW] = values
@@ -136,8 +138,8 @@ class RunningMedian:
     def measure(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (medians, deviations) as arrays over layers, NaN without finite values.
 
-        A deviation is 1.4826 times the median absolute deviation. Both arrays are cached; with a
-        full window, for `UPDATE_ROWS` rows.
+        A deviation is 1.4826 times the median absolute deviation. After `WINDOW` rows, both arrays
+        are computed only after every `UPDATE_ROWS` further rows.
         """
         if self._statistics is None:
             ring = self._ring[: max(1, min(self.rows, WINDOW))]

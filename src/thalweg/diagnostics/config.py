@@ -77,7 +77,7 @@ class Diagnostics:
             raise InvalidTypeError(f"every must be an integer from 1 on, not {show_value(every)}.")
         if every < 1:
             raise InvalidArgumentError(f"every must be 1 or more, not {every}.")
-        if isinstance(sinks, str | bytes) or not isinstance(sinks, Iterable):
+        if isinstance(sinks, str | bytes) or not isinstance(sinks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidTypeError(f"sinks must be a list of sinks, not {show_value(sinks)}.")
         self.every = every
         self.sinks: list[SinkLike] = []
@@ -111,8 +111,8 @@ class Diagnostics:
     def log_loss(self, loss: Any, after: bool = False) -> None:
         """Send the loss of the next step to the sinks; call this method before `step`.
 
-        The loss of a measured step is sent with its table, another loss alone. `step(closure)` logs
-        the loss that the closure returns.
+        The loss of a measured step is sent with the table; the loss of any other step, alone.
+        `step(closure)` logs the loss that the closure returns.
 
         Args:
             loss: A number, or a tensor with one element, which synchronizes with its device.
@@ -170,7 +170,7 @@ class Diagnostics:
         self._last_table, self._source = self.table, None
 
     def _send(self, method: str, *args: Any) -> None:
-        """Call a method of each sink, and functions for "table" only; warn of errors."""
+        """Call `method` of each `Sink`; call functions if `method` is "table". Warn of errors."""
         # Iterates over a copy: a sink may remove itself.
         for sink in tuple(self.sinks):
             try:
@@ -202,11 +202,7 @@ class Diagnostics:
 
 
 def as_loss(loss: Any) -> float:
-    """Return a loss as a number.
-
-    Raises:
-        InvalidTypeError: `loss` is not a number.
-    """
+    """Return a loss as a number; raise InvalidTypeError if it is not a number."""
     try:
         return float(loss.detach() if isinstance(loss, Tensor) else loss)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:

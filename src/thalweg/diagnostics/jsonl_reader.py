@@ -229,6 +229,7 @@ class _NumberCache(dict[bytes, float]):
 
         Parse only the `selected` columns; None selects all.
         """
+        # Rows are found as text, because tokens of most rows are cached or equal the latest row.
         begin, end = line.find(b"["), 0
         head = line[: line.rfind(b",", 0, max(0, begin))]
         if not (head.startswith(b'{"step"') and line.rstrip().endswith(b"]}")):
@@ -281,7 +282,7 @@ def _make_record(fields: dict[str, Any], header: LogHeader, rows: dict[str, np.n
 
 def _read_row(values: list[Any], count: int) -> np.ndarray:
     """Return a row of `count` numbers as an array; raise ValueError if malformed."""
-    if not isinstance(values, list) or len(values) != count:
+    if not isinstance(values, list) or len(values) != count:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError("a column of another length")
     if None in values:
         values = [UNMEASURED if value is None else value for value in values]

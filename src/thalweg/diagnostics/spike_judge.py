@@ -183,8 +183,8 @@ class SpikeJudge:
     def decide(self, stats: GradientStats) -> Decision:
         """Return the decision to take the step or not, with calls that update the history.
 
-        A callable `action` is called with the warning. A copy of the state that is due, and the
-        warning of a rollback, are made at once. Everything else changes only when the calls run.
+        The history changes only when the calls run. At once, this method may call the callable
+        `action`, copy parameters and state for later rollbacks, and warn of a rollback.
         """
         norm = float(stats.global_norm)
         warning = self._find_departure(norm)
@@ -201,11 +201,12 @@ class SpikeJudge:
         steps old; a call stores the copy.
 
         Args:
-            norms: The gradient norm, or nothing; read when the calls run.
+            norms: [gradient norm], or [] if the norm is not finite; read when the calls run.
         """
         step, interval = self.step + 1, (self.keep + 1) // 2
         calls = self._history_calls(norms)
         if self.keep and not (self._copies and step - self._copies[-1][0] < interval):
+            # The older copy lets a rollback take back more than `keep / 2` steps.
             copies = (*self._copies[-1:], (step, self.source.copy_state()))
             calls.append(partial(vars(self).update, {"_copies": copies}))
         return calls
@@ -266,7 +267,7 @@ class SpikeJudge:
         """
         first = warning.step
         copies = [copy for copy in self._copies if warning.step - copy[0] <= self.keep]
-        step, restore = copies[0] if action == "rollback" and copies else (first, list)
+        step, restore = copies[0] if action == "rollback" and copies else (first, list[Call])
         if calls := restore():
             first = step
             # The copy is of the state before the next step, too.

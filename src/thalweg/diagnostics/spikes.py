@@ -199,7 +199,7 @@ class Spikes:
             names: The names of the parameters. If they change, the history is discarded.
             step: The number of the step.
             loss: The loss; None if unknown.
-            sizes: The number of elements of each parameter; if empty, first weights are not judged.
+            sizes: The number of elements of each parameter; () to omit checks of initial weights.
         """
         loss_warnings = [] if loss is None else self._judge_loss(step, loss)
         departures: list[Departure] = []
@@ -280,7 +280,7 @@ class _Layers:
     def judge(self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray) -> list[Departure]:
         """Add the rows of a step; return departures that begin or are confirmed in this step.
 
-        A spike begins unconfirmed; `Band.judge` or `take_recent` confirms it.
+        A spike (a number above its band) is returned after several rows above the band.
         """
         departures = self._judge_first(rows, step, sizes) if self._rows == 0 else []
         not_finite = self._judge_nonfinite(rows, step)
@@ -305,7 +305,7 @@ class _Layers:
         return [departure for band in self._bands.values() for departure in band.take_recent()]
 
     def warn(self, departures: Sequence[Departure], names: Sequence[str]) -> Iterable[Warned]:
-        """Yield one warning per departure; a step in which most layers leave gets a single one."""
+        """Yield a warning per departure, or one per step in which most layers left their band."""
         for step, layer, description, measurement, baseline, _, warning_kind in departures:
             crowd = self._crowds.get(step, []) if description in _BAND_DESCRIPTIONS else []
             if not crowd:
@@ -319,7 +319,7 @@ class _Layers:
                 )
 
     def _keep_crowd(self, rows: dict[str, np.ndarray], step: int, leaving: set[int]) -> None:
-        """Store `leaving` for the step if it has most of the measured layers; drop old steps."""
+        """Store `leaving`, layers that left their band, if they are most layers; drop old steps."""
         # A resumed training repeats earlier steps.
         self._crowds.pop(step, None)
         self._reported_batches.discard(step)
@@ -365,7 +365,10 @@ class _Layers:
         ]
 
     def _judge_moments(self, rows: dict[str, np.ndarray], step: int) -> list[Departure]:
-        """Return [departure] if the cosine to the momentum is NaN in most layers, else []."""
+        """Return [departure] if the cosine to the momentum has become NaN in most layers, else [].
+
+        The departure has the layer with the largest update.
+        """
         if "cosine" not in rows:
             return []
         cosine, running_median = rows["cosine"], self._cosine
@@ -375,7 +378,7 @@ class _Layers:
         running_median.add(cosine)
         if not empty.any() or empty.sum() < EMPTY_FRACTION * comparable.sum():
             return []
-        # Reports only the layer with the largest update.
+        # One cause empties all momenta, such as a resume without them: one warning suffices.
         layer = int(np.argmax(np.where(empty, rows.get("ratio", cosine * 0), -np.inf)))
         description = f"momentum is empty, here and in {empty.sum() - 1:,} others"
         return [Departure(step, layer, description, math.nan, math.nan, math.inf)]
@@ -383,10 +386,9 @@ class _Layers:
     def _judge_silent(
         self, rows: dict[str, np.ndarray], step: int, sizes: np.ndarray
     ) -> list[Departure]:
-        """Return departures of layers that have lacked a gradient or an update for long.
+        """Return departures of layers without a gradient or update for a `Duration`.
 
-        `Duration` defines how long. An update is also lacking if rounding loses most elements'
-        updates.
+        A layer also lacks an update if rounding loses the updates of most of its elements.
         """
         if "gradient_norm" not in rows:
             return []

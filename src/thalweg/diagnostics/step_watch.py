@@ -180,10 +180,10 @@ _update_cache: WeakKeyDictionary[DensePlan, tuple[Stages, dict[int, DiagnosedUpd
 def _updates_of(
     plan: DensePlan, request: StepRequest, stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Return {id(group): update that also measures} for the kernel groups of a plan.
+    """Return {id(group): update that also measures} for the groups of variables in a plan.
 
-    An update replaces the call of its group. Unsupported groups are missing. The dict is cached for
-    the plan until `stages` change; do not modify it.
+    One kernel call updates a group; the returned update replaces the call. Groups that cannot be
+    measured so are missing. The dict is cached until `stages` change; do not modify it.
 
     Args:
         request: The variables, gradients and slots of the step.

@@ -152,7 +152,7 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
         InvalidTypeError: `columns` is not an iterable of strings.
         InvalidArgumentError: A name is not in `COLUMNS`.
     """
-    if isinstance(columns, str) or not isinstance(columns, Iterable):
+    if isinstance(columns, str) or not isinstance(columns, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTypeError(f"columns must be a list of names, not {show_value(columns)}.")
     names = tuple(columns)
     for name in names:

@@ -59,7 +59,7 @@ def sum_gradients(
     """Return new (gradient sum, variable) pairs, without gradients that are None on all ranks.
 
     Args:
-        owner: The optimizer.
+        owner: The optimizer. In eager mode, call `commit_sums(owner)` after the step.
         strategy: The strategy, with several replicas.
         pairs: (gradient or None, variable) pairs of this rank, concrete or symbolic.
         fingerprint: Description of the step. It must be equal on all ranks.
@@ -72,6 +72,7 @@ def sum_gradients(
     if is_deferred(*chain.from_iterable(pairs)):
         return _sum_in_graph(strategy, pairs, fingerprint)
     variables = [var for _, var in pairs]
+    # The reducer calls this, and reports an error to the other ranks, which wait for a message.
     make_pairs = partial(convert_pairs, pairs)
     sums = sum_concrete_gradients(owner, strategy, make_pairs, variables, fingerprint)
     return [(grad, var) for grad, var in sums if grad is not None]
@@ -90,10 +91,10 @@ def sum_concrete_gradients(
     `commit_sums(owner)` after the sums were applied.
 
     Args:
-        owner: The optimizer.
+        owner: The optimizer, which selects the buffers of earlier steps.
         strategy: The strategy, with several replicas.
         make_pairs: `make_pairs()` returns (gradient, variable) pairs; its error is raised here.
-        variables: The variables of the pairs.
+        variables: The variables of the pairs, which the ranks compare.
         fingerprint: Description of the step. It must be equal on all ranks.
 
     Raises:
@@ -110,7 +111,8 @@ def convert_pairs(pairs: Pairs) -> Pairs:
     """Return new (gradient, variable) pairs; each gradient is a tensor, `IndexedSlices` or None.
 
     Raises:
-        TypeError, ValueError: A gradient or variable has an unsupported type, or shapes differ.
+        TypeError, ValueError: A gradient or variable has an unsupported type, or a gradient does
+            not have the shape of its variable.
         FailedPreconditionError: A variable is a DTensor.
         LayoutError: The memory of a gradient or variable was freed.
     """
@@ -156,13 +158,13 @@ def _sum_in_graph(strategy: Strategy, grads_and_vars: Pairs, fingerprint: StepFi
 def report_errors(owner: object, strategy: Strategy | None = None) -> AbstractContextManager[None]:
     """Return a context manager that reports an error in its block to the other ranks.
 
-    This rank raises the error. A rank that waits in `sum_gradients` raises ReplicaMismatchError. Do
-    nothing in graph mode or with one rank.
+    This rank raises the error. A rank that waits in `sum_gradients` raises ReplicaMismatchError.
+    The context manager does nothing in graph mode or with one rank.
 
     Args:
-        owner: The optimizer.
-        strategy: The strategy. None selects the strategy of this thread, and does nothing in the
-            cross-replica context.
+        owner: The optimizer whose gradients the other ranks sum.
+        strategy: The strategy; by default the strategy of this thread. Without this argument, the
+            context manager does nothing in the cross-replica context.
     """
     active_strategy = get_strategy() if strategy is None else strategy
     is_cross_replica = strategy is None and in_cross_replica_context()
@@ -187,8 +189,8 @@ def fill_missing_gradients(pairs: Pairs) -> Pairs:
 def guard_backward(owner: object) -> AbstractContextManager[None]:
     """Return a context manager that overlaps a backward pass with the all-reduce of gradients.
 
-    An error in the block is reported to the other ranks. Do nothing in graph mode, with one rank,
-    or in the cross-replica context.
+    An error in the block is reported to the other ranks. The context manager does nothing in graph
+    mode, with one rank, or in the cross-replica context.
     """
     strategy = get_strategy()
     if strategy.ranks.is_alone or in_cross_replica_context() or not executing_eagerly():

@@ -41,6 +41,7 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
     if not pairs or ranks.is_alone:
         return pairs
     local_marks = [GradientKind.of(grad, var).to_marks() for grad, var in pairs]
+    # The maximum of flags is their union over the ranks.
     marks = torch.tensor(local_marks, dtype=torch.uint8, device=ranks.device)
     ranks.take_maximum(marks)
     kinds = [GradientKind.from_marks(row) for row in marks.tolist()]
@@ -50,13 +51,13 @@ def fill_missing(pairs: Iterable[Any], ranks: Ranks) -> list[Any]:
 
 
 def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
-    """Compare the gradients of all ranks; return the pairs as `fill_missing` does.
+    """Return the pairs; a None becomes zeros if another rank has a gradient.
 
-    All ranks must call this function. It compares number, shapes, dtypes and sparsity. If all are
-    equal, one short message is sent, and the pairs are returned unchanged.
+    All ranks must call this function. One short message compares number, shapes, dtypes and
+    sparsity of the gradients. Only if these differ, further messages and `fill_missing` follow.
 
     Raises:
-        ReplicaMismatchError: Gradients that are not None differ. Every rank raises it.
+        ReplicaMismatchError: Gradients that are not None differ. Every rank raises this error.
     """
     local_kinds = [None if grad is None else (kind_of(grad), _shape_of(grad)) for grad, _ in pairs]
     if (
@@ -65,8 +66,10 @@ def match_kinds(pairs: Sequence[MaybePair], ranks: Ranks) -> list[MaybePair]:
         .are_equal[0]
     ):
         return list(pairs)
+    # `fill_missing` sends a tensor, which needs one shape on all ranks.
     compare_lines(ranks, [f"the number of values: {len(pairs)}"])
     filled_pairs, names = fill_missing(pairs, ranks), _names_of(pairs)
+    # Before filling, a None would differ from the shape on other ranks.
     shapes = ["None" if grad is None else str(_shape_of(grad)) for grad, _ in filled_pairs]
     compare_lines(ranks, [f"the shape of {name}: {shape}" for name, shape in zip(names, shapes)])
     return filled_pairs
@@ -101,7 +104,7 @@ def sum_pairs(
 
     Raises:
         ReplicaMismatchError: Number, shapes, dtypes or sparsity of gradients differ. Every rank
-            raises it.
+            raises this error.
         ReplicaLostError: A rank did not answer.
     """
     pairs = list(pairs)
@@ -117,13 +120,13 @@ def sum_matched_pairs(
     """Return new (gradient sum, variable) pairs over all ranks, in order.
 
     A dense sum is a view of a bucket of `sender`. A sparse sum has the rows of all ranks. None
-    stays None. All ranks must pass the same kinds of gradients.
+    stays None. All ranks must pass gradients of equal kinds, which is not checked.
 
     Args:
         pairs: (gradient, variable) pairs.
         sender: Sends the dense gradients. If `sender.scatters`, a dense sum is only this rank's
             part.
-        early_sums: {index of a pair: dense sum} of gradients that were sent earlier.
+        early_sums: {index of a pair: dense sum}; these gradients are not sent again.
     """
     gradients: list[Any] = [grad for grad, _ in pairs]
     variables = [var for _, var in pairs]
@@ -136,6 +139,7 @@ def sum_matched_pairs(
     for bucket in buckets:
         bucket.put(bucket.indices, [gradients[index] for index in bucket.indices])
         sender.send_bucket(bucket, variables)
+    # The buckets are in flight while this rank waits for the rows.
     sparse = [index for index, grad in enumerate(gradients) if isinstance(grad, IndexedSlices)]
     rows = gather_rows([gradients[index] for index in sparse], sender.ranks)
     for index, slices in zip(sparse, rows, strict=True):

@@ -53,12 +53,12 @@ class Sender:
         """Return buckets for dense gradients, in descending order of the gradients' indices.
 
         Wait for earlier transfers first. Return the buckets of the last call if the templates are
-        equal and no caller holds a sum. Otherwise allocate new buckets.
+        equal and every sum of that call was freed. Otherwise allocate new buckets.
 
         Args:
             templates: (index, tensor) pairs, one per gradient. Only shape, dtype and device of a
                 tensor matter.
-            variables: All variables, by index.
+            variables: All variables; the index of a gradient is that of its variable.
         """
         # A failed step may have left transfers pending.
         for bucket in self._buckets:
@@ -73,6 +73,7 @@ class Sender:
             # The buckets keep these variables alive, so that an id stays unique.
             bucket_vars = [variables[index] for index, _ in templates]
             layout += [(id(var), self._shards.pieces(var)) for var in bucket_vars]
+        # A step must not overwrite a sum that a caller still holds.
         holders = [bucket.count_holders() for bucket in self._buckets]
         if layout != self._layout or self._holders != holders:
             # Free the old buckets before the new ones are allocated.

@@ -96,7 +96,7 @@ class Bucket:
         self.copies[index].zero_()
 
     def compress(self, dtype: torch.dtype, count: int) -> list[Tensor]:
-        """Round a copy of the buffer to 16 bits, for `send`; return the rounding errors.
+        """Round a copy of the buffer to 16 bits, which `send` then sends; return rounding errors.
 
         The copy is divided by `count`, so that the sum does not overflow. An element that is not
         finite in 16 bits has an error of 0.
@@ -113,6 +113,7 @@ class Bucket:
                 self._low_precision = torch.empty_like(self._flat, dtype=dtype)
         self._divisor = count
         residuals = self._flat / count
+        # An error that is not finite would spoil the gradients of all later steps.
         residuals.copy_(self._low_precision.copy_(residuals))
         torch.sub(self._flat, residuals, alpha=count, out=residuals).nan_to_num_(0.0, 0.0, 0.0)
         sizes = [copy.numel() for copy in self.copies.values()]
@@ -141,7 +142,7 @@ class Bucket:
     def wait_for_sums(self) -> dict[int, Tensor]:
         """Wait; return the sums by index, in the tensors' shapes, as views of the buffer."""
         self.wait()
-        # Each time new tensors: `count_holders` sees those that somebody keeps.
+        # New tensors at each call, so that `count_holders` detects a sum that a caller holds.
         return {index: copy.detach() for index, copy in self.copies.items()}
 
     def count_holders(self) -> int:
@@ -159,7 +160,9 @@ def plan_buckets(
     size: int,
     make_bucket: Callable[[Sequence[int], Sequence[Tensor]], BucketT],
 ) -> list[BucketT]:
-    """Group tensors by dtype and device into buckets, in order; return the buckets.
+    """Group tensors by dtype and device into buckets; return the buckets.
+
+    Full buckets come first; a bucket has its tensors in the order of `numbered_templates`.
 
     Args:
         numbered_templates: (index, tensor) pairs, with equal shapes and dtypes on all ranks.
@@ -184,6 +187,7 @@ def plan_buckets(
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into the target at the same position, in place."""
+    # The function of torch raises an error for empty lists.
     if targets:
         torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
@@ -209,6 +213,7 @@ class Compression:
 
     def __init__(self, dtype: torch.dtype | None, count: int) -> None:
         self._dtype, self._count = dtype, count
+        # A WeakKeyDictionary would compare tensors with `==`, which is elementwise.
         self._residuals = WeakTensorKeyDictionary()
         # Residuals of a step that may still fail.
         self._next_residuals: dict[int, tuple[Tensor, Tensor]] = {}

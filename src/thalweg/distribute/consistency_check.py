@@ -1,4 +1,4 @@
-"""Checks that all ranks are about to execute the same step, and text of their arguments."""
+"""Comparison of ranks before a step, and description of arguments as lines to compare."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """Comparison of ranks before a step: always of a hash, every 1,000 steps of all facts.
+    """Comparison of the facts of all ranks before a step.
 
     The facts are names, shapes, dtypes and values of the variables in order, and the lines of the
-    optimizer's fingerprint. All facts are also compared when hashes differ.
+    optimizer's fingerprint. A step compares a hash of some facts. All facts are compared every
+    1,000 steps, and when hashes differ.
 
     Args:
         ranks: The ranks.
@@ -81,11 +82,11 @@ class Agreement:
             variables: The variables of the step.
             fingerprint: Other facts that must be equal.
             trouble: The error that kept this rank from computing its gradients, or None.
-            doubt: True if this rank may have sent gradients that are outdated.
-            kinds: One byte per gradient for its kind. Different kinds are reported, not an error.
-            extra_digest: A further number that must be equal. `fingerprint` has lines that explain
-                it.
-            collective: The action that follows. It must be equal, too.
+            doubt: True if this rank may have sent outdated gradients; see `Agreed.is_doubted`.
+            kinds: One byte per gradient for its kind. The result reports a difference.
+            extra_digest: A number that must be equal on all ranks. Lines of `fingerprint` must
+                differ if the number differs.
+            collective: The action that follows. It must be equal on all ranks, too.
 
         Raises:
             ReplicaMismatchError: The ranks differ, or another rank failed.
@@ -98,6 +99,7 @@ class Agreement:
                 digest ^= _hash_numbers(*fingerprint.numbers())
             except Exception as error:
                 trouble = error
+        # The maximum of a flag: a full check that one rank requires is made by all ranks.
         is_scheduled = self._steps % CHECK_INTERVAL == 0
         digests, flags = (digest, hash_bytes(kinds)), (is_scheduled, doubt)
         message = RankMessage(self._ranks, collective, digests, flags, trouble).receive()
@@ -140,12 +142,13 @@ class Agreement:
             lines = [*fingerprint.words(), *_describe_variables(variables, self._values)]
         except Exception as error:
             trouble = error
+        # A rank without lines must not leave the other ranks waiting for its lines.
         RankMessage(self._ranks, PendingCollective.STEP, trouble=trouble).receive()
         compare_lines(self._ranks, lines, _HINTS)
 
 
 class Vote:
-    """Vote of all ranks that does not block until its result is needed."""
+    """Vote of all ranks on sending gradients during the backward pass; only reading it blocks."""
 
     def __init__(self, message: RankMessage) -> None:
         self._message = message
@@ -161,6 +164,7 @@ class Vote:
 
 def hash_bytes(text: bytes) -> int:
     """Return a hash of 56 bits, equal in all processes."""
+    # Python's hash of bytes differs between processes.
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
 
 
@@ -219,7 +223,7 @@ def in_words(arguments: Mapping[str, object]) -> list[str]:
 
 
 def _describe_value(argument: object) -> str:
-    """Return an argument as text: functions by name, objects with `get_config` by configuration."""
+    """Return an argument as text, equal in all processes; see `in_words`."""
     if isinstance(argument, float | np.floating):
         return repr(float(np.float32(argument)))
     if argument is None or isinstance(argument, bool | int | str | np.integer):
@@ -235,6 +239,7 @@ def _describe_value(argument: object) -> str:
     if isinstance(argument, Mapping):
         pairs = (f"{name}: {_describe_value(entry)}" for name, entry in argument.items())
         return f"{{{', '.join(pairs)}}}"
+    # The order of a set of strings differs between processes.
     if isinstance(argument, frozenset | set):
         return f"[{', '.join(sorted(map(_describe_value, argument)))}]"
     if isinstance(argument, Sequence):

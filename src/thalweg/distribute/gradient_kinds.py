@@ -37,7 +37,8 @@ class GradientKind(NamedTuple):
     def of(cls, grad: Any, var: object) -> GradientKind:
         """Return the kind of a gradient (dense, sparse or None) on this rank.
 
-        `var` is the gradient's variable, or None. Without it, None cannot be replaced by zeros.
+        `var` is the gradient's variable, or None. A None gradient without variable is `missing`,
+        because zeros need a shape.
         """
         if grad is None:
             return cls(missing=var is None)
@@ -74,10 +75,10 @@ class GradientKind(NamedTuple):
             )
 
     def fill(self, grad: object, var: Any) -> Any:
-        """Return the gradient in the kind of all ranks.
+        """Return this rank's gradient, converted to the kind that all ranks have in common.
 
         None becomes zeros, or `IndexedSlices` without rows, if another rank has a gradient. Row
-        indices become int64 if another rank has int64. Otherwise return `grad` itself.
+        indices become int64 if another rank has int64. Any other `grad` is returned unchanged.
         """
         if isinstance(grad, IndexedSlices) and self.wide:
             return IndexedSlices(grad.values, grad.indices.long(), grad.dense_shape)

@@ -82,6 +82,7 @@ class RankMessage:
         self._other_groups = other_groups
         values = [1 if trouble is not None else 0, *flags]
         values += [0] * (1 + _NUM_MAXIMA - len(values))
+        # A number is equal on all ranks if the maxima of the number and its negative add up to 0.
         for integer in (collective, *digests, *[0] * (_NUM_COMPARED - len(digests))):
             values += [integer, -integer]
         self._values = torch.tensor(values, dtype=torch.int64, device=ranks.device)
@@ -126,15 +127,14 @@ class RankMessage:
         raise ReplicaMismatchError(text)
 
     def _raise_trouble(self) -> None:
-        """Raise this rank's error; without an error, raise ReplicaMismatchError with another rank's
-        text.
-        """
+        """Raise this rank's error, or else ReplicaMismatchError about another rank's error."""
         trouble, text = self._trouble, ""
         if trouble is not None:
             rank = distributed.get_rank() if self._other_groups else self._ranks.rank
             cause = f"{type(trouble).__name__}: {trouble}"
             cause = textwrap.shorten(cause, 300, placeholder=" ...")
             text = f"rank {rank} raised an error {self._collective.stage}: {cause.rstrip('.')}."
+        # An empty text arrives as a space, which is less than any message.
         for ranks in (self._ranks, *self._other_groups):
             text = max(ranks.gather_texts(text)).strip()
         if trouble is not None:
@@ -195,8 +195,8 @@ def _describe_difference(
     """Return a message about the first line that differs between two ranks.
 
     Args:
-        first, second: The lines of the two ranks.
-        hints: As for `compare_lines`.
+        first, second: The lines of the two ranks, which differ.
+        hints: (prefix, advice) pairs; advice is added if the line begins with the prefix.
         global_ranks: The numbers of the two ranks.
     """
     pairs = zip_longest(first, second, fillvalue=": nothing")

@@ -47,8 +47,8 @@ class InFlightAllReduce:
     def take_gradient(self, var: Tensor) -> None:
         """Copy the complete gradient `var.grad` into its bucket; then send full buckets in order.
 
-        Ignore a sparse gradient, a second gradient, a dtype other than `var.dtype`, and a variable
-        without bucket. Send nothing if the ranks have voted against it.
+        Do nothing for a sparse gradient, a second gradient of `var`, a gradient of another dtype
+        than `var`, or a variable without bucket. Send nothing if a rank has declined the vote.
         """
         index, grad = self._indices.get(id(var), -1), var.grad
         bucket = self._buckets_by_index.get(index)
@@ -59,6 +59,7 @@ class InFlightAllReduce:
         bucket.put([index], [grad])
         self._sent_grads[index] = grad, grad._version
         self._num_missing[id(bucket)] -= 1
+        # Backward passes of ranks may differ in order; their collectives must not.
         while (
             self._num_sent < len(self._buckets)
             and not self._num_missing[id(self._buckets[self._num_sent])]

@@ -109,6 +109,7 @@ class Ranks:
                 `outputs[self.rank]` is unchanged.
         """
         if not outputs[self.rank].is_cpu:
+            # The collective also writes this rank's output, which must stay unchanged.
             destinations = list(outputs)
             destinations[self.rank] = torch.empty_like(inputs[self.rank])
             return Pending(
@@ -154,6 +155,7 @@ class Ranks:
             tensors: `tensors[r]` has the same shape on all ranks. Rank 0 overwrites it with the
                 tensor of rank r.
         """
+        # Rank 0 receives all other tensors; each other rank sends its own tensor.
         with self._detect_loss():
             works = [
                 distributed.irecv(tensor, group=self._group, group_src=rank)
@@ -171,6 +173,7 @@ class Ranks:
             # All backends support bytes.
             byte_view = contiguous.view(-1).view(torch.uint8)
             self._run_collective(distributed.broadcast, byte_view, group_src=source)
+            # `contiguous` returns a copy of a tensor with other strides.
             if contiguous.data_ptr() != tensor.data_ptr():
                 with no_grad():
                     tensor.copy_(contiguous)
@@ -181,6 +184,7 @@ class Ranks:
         encoded = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
         size = torch.tensor([len(encoded)], dtype=torch.int64, device=self.device)
         sizes = self.all_gather(size)
+        # An all-gather needs one size on all ranks.
         padded = encoded.new_zeros(int(torch.stack(sizes).max()))
         padded[: len(encoded)] = encoded
         pairs = zip(self.all_gather(padded), sizes, strict=True)
@@ -229,7 +233,7 @@ class Ranks:
             ReplicaLostError: A rank is lost.
         """
         for arg in args:
-            # Gloo would take as many bytes from where it begins.
+            # Gloo would send consecutive bytes from the tensor's first element on.
             if isinstance(arg, Tensor) and not arg.is_contiguous():
                 raise ValueError(f"a tensor of strides {arg.stride()} cannot be sent")
         with self._detect_loss():
@@ -253,10 +257,12 @@ class Ranks:
             raise ReplicaLostError(self._loss_message)
         try:
             yield
+        # Torch raises a timeout or a closed connection as a RuntimeError.
         except RuntimeError as error:
             cause = _first_line(error)
             self._loss_message = f"{self._describe_silence()}: {cause}."
             raise ReplicaLostError(self._loss_message) from error
+        # The other ranks may still wait for messages that this rank did not send.
         except BaseException:
             self.give_up(f"rank {self.rank} was interrupted while it sent messages to the others.")
             raise
@@ -328,6 +334,7 @@ def ranks_of(global_ranks: Sequence[int]) -> Ranks:
     subgroups = _subgroups.setdefault(default_group(), {})
     key = tuple(global_ranks)
     if key not in subgroups:
+        # By default all ranks of the default group, not just the subset, would have to call this.
         group = distributed.new_group([*global_ranks], use_local_synchronization=True)
         subgroups[key] = Ranks(group)
     return subgroups[key]
@@ -339,6 +346,7 @@ def _join_torchrun(timeout: timedelta | None) -> None:
         device = os.environ.get("LOCAL_RANK", "0")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(device) % torch.cuda.device_count())
+        # NCCL cannot send tensors on the CPU.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=timeout, **_rendezvous_options())
         if backend == "gloo":
@@ -346,10 +354,11 @@ def _join_torchrun(timeout: timedelta | None) -> None:
 
 
 def _leave_group(group_ref: weakref.ref[object], process: int) -> None:
-    """Destroy the default group at exit if it is `group_ref()` and was made in process `process`.
+    """Destroy the default group at exit, so that no thread of Gloo outlives the interpreter.
 
-    A Gloo thread that holds a tensor would abort the interpreter.
-    (https://github.com/pytorch/pytorch/pull/179291)
+    Such a thread would abort the process if it held a tensor
+    (https://github.com/pytorch/pytorch/pull/179291). Do nothing if `group_ref()` is not the default
+    group, or in a process whose id is not `process`.
     """
     # A forked process does not have the threads.
     is_same_process = os.getpid() == process
@@ -361,8 +370,8 @@ def _rendezvous_options() -> dict[str, Any]:
     """Return arguments of `init_process_group` that separate restarts of `torchrun`.
 
     `torchrun` keeps one store over all restarts, with addresses of ended ranks
-    (https://github.com/pytorch/pytorch/issues/135712). Return {} without `torchrun`, and on several
-    machines, which may not know the number of restarts.
+    (https://github.com/pytorch/pytorch/issues/135712). Return {} without `torchrun`. Return {} with
+    several machines, because they may count different numbers of restarts.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if restarts is None or os.environ.get("GROUP_WORLD_SIZE") != "1":

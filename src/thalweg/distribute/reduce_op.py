@@ -16,7 +16,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, reduce_op: object) -> ReduceOp:
-        """Return the operation for a `ReduceOp`, or for "sum" or "mean" in any case.
+        """Return the operation for a `ReduceOp`, or for "sum" or "mean" in upper or lower case.
 
         Raises:
             InvalidArgumentError: `reduce_op` has another value.

@@ -59,8 +59,8 @@ class Reducer:
     ) -> list[MaybePair]:
         """Return new (gradient sum, variable) pairs; None stays None if all ranks have None.
 
-        All ranks must call this method. They first compare `fingerprint`, the variables and their
-        actions.
+        All ranks must call this method. The ranks first compare `fingerprint` and the variables,
+        and raise if another rank does something else, such as an all-reduce of values.
 
         Args:
             make_pairs: `make_pairs()` returns this rank's pairs; its error makes all ranks raise.
@@ -74,8 +74,10 @@ class Reducer:
         with self._explain_loss():
             all_pairs, early_sums = self._reach_agreement(make_pairs, variables, fingerprint)
             sums = sum_matched_pairs(all_pairs, self._sender, early_sums)
+            # A sum that was sent early for a gradient that is now missing or sparse is dropped.
             self._sender.compression.keep_errors_of(variables[index] for index in self._dense)
         self._steps += 1
+        # Until `commit_sums`, this rank may fail while other ranks apply the sums.
         self._is_in_doubt = True
         return sums
 
@@ -96,7 +98,8 @@ class Reducer:
 
         Returns:
             (pairs, step). Without `scatters` the pairs have full sums. With `scatters` the step has
-            this rank's parts of dense sums, and the pairs keep this rank's dense gradients.
+            this rank's parts of dense sums. The pairs then have this rank's dense gradients, and
+            full sums of sparse gradients.
         """
         shards = self._require_shards()
 
@@ -181,12 +184,14 @@ class Reducer:
             # A rank has changed its gradients since they were sent.
             underway.wait_for_sums()
             underway = None
+        # With sums in flight, `guard_backward` has begun the step.
         if underway is None:
             self._sender.compression.begin_step()
         if scatters != self._sender.scatters:
             self._sender = self._make_sender(scatters)
         all_pairs = list(pairs) if agreement.has_equal_kinds else fill_missing(pairs, self._ranks)
         self._variables = list(variables)
+        # All ranks have the same kinds now, so that they send the same buckets early.
         pairs_by_index = enumerate(all_pairs)
         self._dense = [index for index, (grad, _) in pairs_by_index if isinstance(grad, Tensor)]
         sums = {} if underway is None else underway.wait_for_sums()
@@ -235,6 +240,7 @@ class Reducer:
         Nothing is reported if `sum_gradients` was called in the block, or if the error is a
         ReplicaLostError or ReplicaMismatchError.
         """
+        # `sum_gradients` resets this, and reports its own errors.
         self._expects_sums = True
         try:
             yield
@@ -265,6 +271,7 @@ class Reducer:
         except (ReplicaLostError, ReplicaMismatchError):
             raise
         except Exception as error:
+            # The other ranks wait for this rank's buckets before they read its error.
             self._end_backward()
             raise_on_all(self._ranks, PendingCollective.STEP, error)
         # An interrupted rank cannot wait for the others.

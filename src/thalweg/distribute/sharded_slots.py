@@ -85,7 +85,7 @@ def sum_for_shards(
         have this rank's dense gradients.
 
     Raises:
-        FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
+        FailedPreconditionError: In graph mode, or if functions of the user update variables.
         ReplicaMismatchError: The ranks differ, or another rank failed.
         ReplicaLostError: A rank did not answer.
         TypeError, ValueError: A gradient or a variable of this rank is invalid.
@@ -117,16 +117,17 @@ def share_summed_step(
 
     Args:
         owner: The optimizer.
+        grads_and_vars: The (gradient sum, variable) pairs.
         adapter: The adapter of the optimizer.
         transforms: The gradient transforms of the step.
         fingerprint: Optional. The description that must be equal on all ranks.
 
     Returns:
-        (pairs, step) of (gradient, variable) pairs. Without sharding and DTensors,
-        `(grads_and_vars, None)`.
+        (pairs, step). The pairs are those of the argument; DTensor gradients are placed like their
+        variables. Without sharding and DTensors, `(grads_and_vars, None)`.
 
     Raises:
-        FailedPreconditionError: As `shards_of` and `sum_for_shards`.
+        FailedPreconditionError: Slots cannot be sharded, or are sharded by another strategy.
     """
     shards = shards_of(owner)
     if shards is not None:
@@ -158,8 +159,8 @@ def _make_matrix_group(
 ) -> MatrixProcessGroup | None:
     """Return the group of ranks that exchange messages about DTensors in a step.
 
-    Return None without DTensors. Return None if the step has no reduction, no check of numbers, and
-    no gradient to redistribute.
+    Return None without DTensors. Return None for a step without messages: no gradient transforms, a
+    rule without reductions, no `check_numerics`, and no gradient to redistribute.
     """
     on_mesh = [(grad, var) for grad, var in pairs if is_on_mesh(var)]
     rule = adapter.step_rule()
@@ -178,10 +179,10 @@ def _make_matrix_group(
 
 
 def _shared_slots(owner: Any, pairs: Pairs, adapter: StepAdapter) -> Sequence[Slot]:
-    """Return the slots to shard: slots of the optimizer's rule with the shape of a variable.
+    """Return the slots to shard: the slots of the optimizer's rule that have a variable's shape.
 
     Raises:
-        FailedPreconditionError: In graph mode, or if variables are not updated by a rule alone.
+        FailedPreconditionError: In graph mode, or if functions of the user update variables.
         NotImplementedError: The steps are recorded by diagnostics.
     """
     if owner._recorder is not None:
@@ -226,6 +227,7 @@ def arrange_slots(
         return
     shards.cut_new(variables)
 
+    # The old pieces are needed until `remake` has gathered the values.
     def keep_whole() -> None:
         """Assign variables with sparse rows that parts would divide to one rank each."""
         for var in cut:

@@ -151,8 +151,8 @@ class Strategy:
         """Call `fn(*args, **kwargs)` as the replica of this rank; return its result.
 
         Args:
-                fn: The function. It is called once in this process.
-                args, kwargs: The arguments of `fn`.
+            fn: The function. It is called once in this process.
+            args, kwargs: The arguments of `fn`.
             options: Ignored; accepted for compatibility.
 
         Returns:
@@ -244,6 +244,7 @@ class Strategy:
 
         self.sending.micro_batches = micro_batches
         first = self.ranks.rank * local_batches
+        # The other ranks would wait in `apply_gradients` for a rank whose `loss` failed.
         with report_error(self.ranks, PendingCollective.STEP):
             sums = over_batches(first, first + local_batches, of_one)
         return list(zip(sums, params, strict=True))

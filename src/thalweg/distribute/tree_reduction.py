@@ -22,7 +22,7 @@ Sums = list[Gradient]
 def over_batches(low: int, high: int, gradients: Callable[[int], Sums]) -> Sums:
     """Return the sums of gradients over micro-batches `low` to `high - 1`, added in tree order.
 
-    Memory holds at most one more list of gradients than the depth of the tree.
+    At a time, memory holds at most as many lists of gradients as the tree has levels.
 
     Args:
         low, high: Numbers of micro-batches; `high` is above `low`.

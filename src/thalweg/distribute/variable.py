@@ -59,6 +59,7 @@ def of_all(
         ReplicaMismatchError: Another replica has an invalid value, or another variable.
         TypeError, ValueError: `value` is invalid.
     """
+    # An error is raised in `check`, which also reports it to the ranks that wait for this one.
     operand, trouble = variable, None
     try:
         operand = Variable._operand(variable, value)

@@ -55,14 +55,15 @@ class MixedOptimizers(OptimizersContainer):
             Mixed(_groups(module, config.param_groups), **config.options) for module in model_parts
         ]
         params = [param for module in model_parts for param in module.parameters()]
+        # Schedulers and torchtitan's checkpoints expect a `torch.optim.Optimizer`.
         Optimizer.__init__(self, [param for param in params if param.requires_grad], {})
 
 
 def _groups(module: nn.Module, configs: list[ParamGroupConfig]) -> list[dict[str, Any]]:
-    """Return one group of trainable parameters per pattern; a parameter joins its first match.
+    """Return a group of trainable parameters for each element of `configs`.
 
-    Raises:
-        InvalidArgumentError: A pattern matches no parameter, or a parameter has no pattern.
+    A parameter is in the group of the first `config.pattern` that its name matches. Raise
+    InvalidArgumentError if a group would be empty, or a parameter matches no pattern.
     """
     groups: list[dict[str, Any]] = [
         {"params": [], "rule": config.optimizer_name, **config.optimizer_kwargs}

@@ -62,7 +62,7 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
 
     Returns:
         (optimizer class, options). For an optimizer of matrices, (function, options), where
-        `function()` returns the class's `for_model`.
+        `function()` returns the method `for_model` of the class.
 
     Raises:
         InvalidArgumentError: The name is unknown, or an entry of `optim_args` is not "key=value".
@@ -81,11 +81,15 @@ def optimizer_cls_and_kwargs(name: str, args: Any) -> tuple[Any, dict[str, Any]]
     if isinstance(adamw, dict):
         read_options["adamw"] = {**_shared_options(class_named("AdamW"), args), **adamw}
     make: Callable[..., Any] = cls.for_model
+    # The Trainer calls a function that is no class without arguments, and its result with a model.
     return lambda: make, {**_shared_options(cls, args), **read_options}
 
 
 def _shared_options(cls: Any, args: Any, excluded_name: str = "") -> dict[str, Any]:
-    """Return {option: setting} from `args` for options of `cls`, without `excluded_name`."""
+    """Return `lr`, `betas`, `eps` and `weight_decay` from `args`, the `TrainingArguments`.
+
+    Leave out options that the constructor of `cls` lacks, and `excluded_name`.
+    """
     options = {
         "lr": args.learning_rate,
         "betas": (args.adam_beta1, args.adam_beta2),
@@ -120,8 +124,9 @@ def _handlers() -> Any:
 
 
 def _added_member(name: str) -> Any:
-    """Return the member of `OptimizerNames` with a value; add the member if missing."""
+    """Return the member of the enum `OptimizerNames` with the value `name`; add it if missing."""
     members: Any = OptimizerNames
+    # Enums with members cannot be extended, but `TrainingArguments` accepts only members.
     if name not in members._value2member_map_:
         member = str.__new__(members, name)
         member._name_, member._value_ = name.upper(), name
@@ -133,8 +138,7 @@ def _added_member(name: str) -> Any:
 def _read_options(text: str | None) -> dict[str, Any]:
     """Return {option: value} from a text such as "ema_decay=0.999,nesterov=true".
 
-    Raises:
-        InvalidArgumentError: An entry has no "=".
+    Raise InvalidArgumentError if an entry has no "=".
     """
     options: dict[str, Any] = {}
     for entry in (text or "").replace(" ", "").split(","):

@@ -10,11 +10,7 @@ def require_version(package: str, minimum: str) -> None:
     """Raise ImportError if a package is missing or older than `minimum`.
 
     Args:
-        package: The name of the distribution.
         minimum: The first supported version, such as "5.1".
-
-    Raises:
-        ImportError: The package is older, or is not installed.
     """
     installed = version(package)
     installed_version, minimum_version = (

@@ -18,14 +18,14 @@ from thalweg.variable import name_of, tensor_of, to_tensor
 
 
 def get_session(op_input_list: Sequence[object] = ()) -> Any:
-    """Return the session of graph mode.
+    """Return the session of graph mode; initialize `iterations` and hyperparameters in it.
 
-    This is the running session, else the default session, else the session passed to `set_session`.
-    If none exists, create a session of the default graph and store it for later calls. Optimizers'
-    `iterations` and hyperparameters that have no value in the session are initialized.
+    The result is the running session, else the default session, else the session passed to
+    `set_session`. If none exists, create a session of the default graph, and store it for later
+    calls.
 
     Args:
-        op_input_list: Optional. Tensors and variables of the graph that the session shall run.
+        op_input_list: Optional. Tensors and variables of a graph; the session must run this graph.
 
     Raises:
         FailedPreconditionError: No module that builds graphs was imported.
@@ -77,6 +77,7 @@ def batch_set_value(tuples: Iterable[tuple[object, object]]) -> None:
     """
     requests = [(tensor_of(x), value) for x, value in tuples]
     pairs = [(x, to_tensor(value, x.dtype).detach()) for x, value in requests]
+    # All shapes are checked before the first write.
     for x, value in pairs:
         if x.shape is not UNKNOWN and tuple(value.shape) != tuple(x.shape):
             raise InvalidArgumentError(

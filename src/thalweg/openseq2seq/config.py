@@ -55,12 +55,12 @@ def with_penalties(
 ) -> Any:
     """Return a loss in float32 plus the penalties of weights.
 
-    In mixed precision the penalties of float16 and bfloat16 weights are left to the optimizer. A
-    symbolic loss also gets the penalties of its graph's collection.
+    In mixed precision the optimizer adds the penalties of float16 and bfloat16 weights, not this
+    function. If the loss is symbolic, add the collection REGULARIZATION_LOSSES of the graph, too.
 
     Args:
         loss: A callable without arguments, or a symbolic tensor.
-        regularizer: `regularizer(weight)` returns a penalty or None.
+        regularizer: `regularizer(weight)` returns a penalty or None. None adds no penalties.
         weights: The weights to penalize.
         is_mixed: True in mixed precision.
 
@@ -72,6 +72,7 @@ def with_penalties(
         penalize = mp_regularizer_wrapper(penalize)
 
     def total() -> Any:
+        # In mixed precision a penalty is None if `mp_regularizer_wrapper` stored its function.
         penalties = [penalize(weight) for weight in weights] if penalize else []
         return sum((penalty.to(torch.float32) for penalty in penalties if penalty is not None), 0.0)
 
@@ -87,11 +88,11 @@ Chooses = Callable[[str, Any], bool]
 
 
 def listed(variables: Variables) -> list[Any]:
-    """Return the variables that require a gradient, as a list.
+    """Return the variables that require a gradient, and all graph variables, as a list.
 
     Args:
-        variables: A module, (name, variable) pairs, or variables. Variables of modules and pairs
-            are named, in place.
+        variables: A module, (name, variable) pairs, or variables. Each variable of a module or
+            of a pair gets the name as an attribute.
 
     Raises:
         TypeError: An item is not a variable.
@@ -121,7 +122,7 @@ def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any
 
 
 def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
-    """Return the variables whose names `frozen` does not match at the beginning.
+    """Return the variables whose names do not begin with a match of `frozen`.
 
     Raises:
         ValueError: No variable is left.
@@ -199,20 +200,20 @@ class TrainingConfig:
     ) -> Any:
         """Return a training step, made by `optimize_loss`.
 
-        The loss is cast to float32, and the regularizer's penalties are added. In mixed precision,
-        penalties of float16 and bfloat16 variables are not in the loss: their gradients are added
-        at the float32 masters. In graph mode the graph's collection REGULARIZATION_LOSSES is added,
-        too.
+        The loss is cast to float32, and the regularizer's penalties are added. In mixed precision
+        the loss lacks the penalties of float16 and bfloat16 variables: the optimizer adds gradients
+        of these penalties at the float32 masters. In graph mode the collection
+        REGULARIZATION_LOSSES of the graph is added to the loss, too.
 
         Args:
             loss: A callable without arguments; in graph mode a symbolic tensor.
-            variables: The model, its named parameters, or variables. A variable is not trained if
-                it needs no gradient or `freeze_variables_regex` matches its name.
-            regularize: Optional. `regularize(name, variable)` returns True to penalize a variable,
-                with a name such as "conv.weight:0". By default variables of two or more dimensions
-                are penalized.
-            skip_update_ph: Optional, for an `iter_size` above 1. By default every `iter_size`-th
-                call makes an update in eager mode; a graph needs a placeholder.
+            variables: The model, its named parameters, or variables. A variable is not trained
+                if it needs no gradient, or if `freeze_variables_regex` matches its name.
+            regularize: Optional. `regularize(name, variable)` returns True to penalize the
+                variable; `name` is for example "conv.weight:0". By default variables of two or more
+                dimensions are penalized.
+            skip_update_ph: For an `iter_size` above 1, see `optimize_loss`; required in graph mode.
+                By default in eager mode every `iter_size`-th call makes an update.
             model, global_step, all_reduce, summary_writer: See `optimize_loss`.
 
         Returns:
@@ -279,8 +280,9 @@ def from_config(
         dataset_size: Examples in the data of all workers; needed with `num_epochs`.
         workers: The number of workers. By default 1; with `use_horovod`, the size of
             torch.distributed's default group if it is initialised.
-        as_shipped: True to reproduce defects of OpenSeq2Seq: see `optimize_loss`. An `iter_size`
-            above 1 also raises without `use_horovod`, and the first update has one batch alone.
+        as_shipped: True to reproduce defects of OpenSeq2Seq: see `optimize_loss`. In addition, an
+            `iter_size` above 1 raises without `use_horovod`, and the first batch alone makes an
+            update.
 
     Raises:
         ValueError: A key is missing or unknown, a value is invalid, a name of an optimizer, summary

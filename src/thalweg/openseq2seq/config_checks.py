@@ -37,9 +37,10 @@ _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEY
 
 @contextlib.contextmanager
 def of_key(key: str) -> Iterator[None]:
-    """Prefix errors of the `with` block with a key of the config; keep their classes."""
+    """Prefix messages of errors in the `with` block with a key of the config."""
     try:
         yield
+    # The library's errors come first, to keep their classes: they derive from ValueError, too.
     except (ThalwegError, ZeroDivisionError, OverflowError) as error:
         raise type(error)(f"{key}: {error}") from error
     except TypeError as error:
@@ -96,8 +97,8 @@ def check_policy(
 
     Args:
         policy: `policy(global_step=..., **params)` returns the learning rate.
-        params: The completed parameters.
-        last_step: The length of the training.
+        params: The parameters, completed by `policy_params`.
+        last_step: The number of updates in the training.
 
     Raises:
         TypeError: A parameter is unknown, missing or of another type.
@@ -123,7 +124,7 @@ def _compute_rate(
     """Return the learning rate of a policy at a step as a tensor of shape ().
 
     Raises:
-        InvalidTypeError: The policy fails, and an argument is None or a string.
+        InvalidTypeError: The policy raised TypeError, and a parameter is None or a string.
         InvalidArgumentError: The rate is not a scalar.
     """
     try:
@@ -146,8 +147,8 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
 
     Raises:
         ValueError: A name is unknown, or a parameter is missing, unknown or of another type.
-        AttributeError: There are both `max_grad_norm` and `larc_params`, or `as_shipped` is True
-            and the static loss scale is not a float.
+        AttributeError: There are both `max_grad_norm` and `larc_params`. With `as_shipped`, also if
+            the static loss scale is not a float.
         TypeError: The static loss scale is not a number.
     """
     with of_key("summaries"):
@@ -206,7 +207,7 @@ def _explain_mismatch(
     label: str,
     error: object,
 ) -> str:
-    """Return a message that names the arguments that do not bind to the signature."""
+    """Return a message that names unknown and missing arguments; `error` if there are none."""
     parameters = signature.parameters
     accepted = [name for name, parameter in parameters.items() if parameter.kind in _KEYWORD_KINDS]
     if supplied not in accepted and not _takes_any_keyword(signature):

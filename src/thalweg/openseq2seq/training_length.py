@@ -47,7 +47,7 @@ def training_length(
 
     Raises:
         ValueError: Both lengths or none are set, a required number is missing or not positive, or
-            there are fewer examples than one update needs.
+            there are too few examples for one update.
 
     Reference: OpenSeq2Seq, models.Model
     """
@@ -76,9 +76,9 @@ def policy_params(
 ) -> dict[str, Any]:
     """Return a policy's parameters, completed from the length of the training, as a new dict.
 
-    A missing `decay_steps` becomes the number of updates after `begin_decay_at`. `begin_decay_at`
-    is raised to the end of the warm-up then. A missing `steps_per_epoch` becomes
-    `length.steps_in_epoch`. Only parameters in the policy's signature are added.
+    If `decay_steps` is missing, `begin_decay_at` is raised to the end of the warm-up, and
+    `decay_steps` is the number of updates after `begin_decay_at`. A missing `steps_per_epoch`
+    becomes `length.steps_in_epoch`. Only parameters in the policy's signature are added.
 
     Args:
         policy: `policy(global_step=..., **params)` returns a learning rate.

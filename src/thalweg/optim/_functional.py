@@ -1,4 +1,4 @@
-"""`torch.optim._functional` itself, by this name, too."""
+"""Alias of the module `torch.optim._functional`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`torch.optim._multi_tensor` itself, by this name, too."""
+"""Alias of the module `torch.optim._multi_tensor`."""
 
 import sys
 

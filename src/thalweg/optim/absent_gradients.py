@@ -1,9 +1,9 @@
-"""Plan of a step in which gradients may be absent, for sets of gradients that change between steps.
+"""Plans for steps in which a changing set of parameters has no gradient.
 
 Mixtures of experts, LayerDrop and GANs with one optimizer give gradients to different parameters in
-each step. Rules of elements have one plan of all parameters with state; the native call that
-replays it skips those without a gradient. Other rules have a plan and a replay for each of the last
-sets.
+each step. An elementwise rule has one plan for all parameters with state; the native call skips
+parameters without a gradient. Any other rule has a plan for each recent set of parameters with a
+gradient.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _MOST_SETS = 4
 def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep | None:
     """Return a replayable step in which parameters with state may lack a gradient.
 
-    Return None if no gradient is absent, or if the step cannot be planned. Then the optimizer keeps
-    plans for each set of gradients; see `select_set`.
+    If the step cannot be planned, or if no gradient is absent, return None. Then `select_set` keeps
+    separate plans for each set of parameters with a gradient.
 
     Args:
-        optimizer: The optimizer. Only its plans and the blocks of its step counts change.
-        kind: `ReplayedStep` or a subclass: the class of the result.
+        optimizer: The optimizer. Its plans change, and new tensors may replace its step counts.
+        kind: The class of the result: `ReplayedStep` or a subclass.
     """
     absent, adapters = _make_stand_ins(optimizer), ()
-    # Errors are reported by a careful step, if it comes to that.
+    # An error here means no replay. The step with all checks raises the error to the user.
     with suppress(*ERRORS), writable():
         adapters = _plan_rules(optimizer, absent) if absent else ()
     replay = kind.of(optimizer, adapters, absent) if adapters else None
@@ -51,7 +51,7 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
     if replay is not None:
         cache.sets = None
         return replay
-    # Numbers of all parameters move to common blocks, so that no set needs another block.
+    # A plan is bound to the tensor that holds its step counts. One common tensor serves all sets.
     cache.blocks.gather(optimizer.state, optimizer._single, are_in_blocks=True)
     if cache.sets is None:
         cache.sets, cache.gradient_set = {}, gradient_set_of(optimizer.param_groups)
@@ -59,19 +59,21 @@ def plan_with_absent(optimizer: Any, kind: type[ReplayedStep]) -> ReplayedStep |
 
 
 def select_set(optimizer: Any) -> None:
-    """Switch the step cache to the plans and the replay of the present set of gradients.
+    """Switch the step cache to the plans for the parameters that have a gradient now.
 
-    The plans of the last step's set move to `step_cache.sets`, which must not be None. If `sets` is
-    full, the set that was used least recently is dropped.
+    Do nothing if the last step had gradients of exactly these parameters. Store the last step's
+    plans in `step_cache.sets`, which must not be None. If `sets` is full, drop its oldest plans.
     """
     cache, gradient_set = optimizer.step_cache, gradient_set_of(optimizer.param_groups)
     if gradient_set == cache.gradient_set:
         return
+    # The replay is exchanged below, and with it the steps that only the replay has counted.
     cache.settle()
     plans = cache.parts, cache.replay, cache.due_adapters, cache.rebind_target
     cache.sets[cache.gradient_set], cache.gradient_set = plans, gradient_set
     plans = cache.sets.pop(gradient_set, ({}, None, (), None))
     cache.parts, cache.replay, cache.due_adapters, cache.rebind_target = plans
+    # Dicts keep the order of insertion, and `pop` removes a set in use: the first key is oldest.
     if len(cache.sets) >= _MOST_SETS:
         del cache.sets[next(iter(cache.sets))]
 
@@ -95,6 +97,7 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
                     lacking.append(param)
     if not all(type(param) in _PARAM_CLASSES and param.is_cpu for param in params):
         return {}
+    # Nothing reads the values: they only give the plan a tensor of the right form.
     return {
         id(param): torch.empty_like(param, dtype=param.dtype, device=param.device)
         for param in lacking
@@ -102,10 +105,10 @@ def _make_stand_ins(optimizer: Any) -> dict[int, Tensor]:
 
 
 def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStepAdapter]:
-    """Plan a step over parameters with a gradient or an entry in `absent`; cache the plans.
+    """Plan a step in which `absent[id(param)]` replaces each missing gradient; cache the plans.
 
-    Return the adapter of each rule. Return () if a rule does not support absent gradients, or if a
-    plan needs new state.
+    Return the `TorchStepAdapter` of each rule. Return () if a rule does not support absent
+    gradients, or if a parameter lacks slots.
     """
     members_by_rule = optimizer._members_by_rule(absent)
     parts = optimizer.step_cache.parts
@@ -124,6 +127,7 @@ def _plan_rules(optimizer: Any, absent: dict[int, Tensor]) -> Sequence[TorchStep
         part, plan = adapter.part, plan_step(adapter, adapter.part.plans, pairs, transforms, copies)
         if plan is None:
             return ()
+        # A cached plan must not keep the stand-ins alive; each step binds its own gradients.
         plan.ready.release_gradients()
         keep_plan(part.plans, plan)
         if not plan.ready.is_single or not part.publishes_numbers_only:

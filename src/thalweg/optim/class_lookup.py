@@ -17,7 +17,8 @@ def kind_of(rule: object) -> Any:
     """Return the optimizer class of this package for the `rule` of a group.
 
     Args:
-        rule: The class, its name, or a user-defined `Rule`, whose class is created once.
+        rule: The class, its name, or a user-defined `Rule`. The first call creates a class for a
+            `Rule`; later calls return this class.
 
     Raises:
         InvalidTypeError: `rule` has another type, or is a class of another package.
@@ -30,6 +31,7 @@ def kind_of(rule: object) -> Any:
         return class_of(rule)
     if not isinstance(rule, str):
         name: Any = getattr(rule, "__name__", None)
+        # A class of another package may have the name of one of these.
         if not isinstance(rule, type) or name not in KINDS or class_named(name) is not rule:
             raise InvalidTypeError(
                 "rule must be a class of thalweg.optim or its name, or a thalweg.Rule, not"
@@ -45,12 +47,12 @@ def kind_of(rule: object) -> Any:
 
 
 def is_named(name: str) -> bool:
-    """Return True if a class of this package has this name."""
+    """Return True if a class of this package has the name `name`."""
     return name in KINDS
 
 
 @cache
 def class_named(name: str) -> Any:
-    """Return the class of this package with this name."""
+    """Return the class of this package with the name `name`."""
     module = importlib.import_module(f"thalweg.optim.{HOMES.get(name, 'classes')}")
     return getattr(module, name)

@@ -35,7 +35,7 @@ class Adam(FusedTorchOptimizer, torch.optim.Adam):
 
 
 class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW`: Adam with decoupled decay, in one pass; decay is multiplied by the rate.
+    """`torch.optim.AdamW` in one pass; decay is decoupled and multiplied by the learning rate.
 
     Args:
         weight_decay: The fraction of each parameter that a step subtracts, times the rate.
@@ -44,7 +44,8 @@ class AdamW(FusedTorchOptimizer, torch.optim.AdamW):
     """
 
     _sparse = Adam._sparse
-    fixed_options = {"decoupled_weight_decay": True}  # torch before 2.7 has no such key
+    # Groups and states of torch before 2.7 lack this key.
+    fixed_options = {"decoupled_weight_decay": True}
     _choose_rule = staticmethod(Adam._choose_rule)  # pyright: ignore[reportAssignmentType]
 
 
@@ -74,14 +75,14 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
         return group["momentum"] == 0 and group["weight_decay"] == 0
 
     def _check_memories(self) -> None:
-        """Raise if torch's step would write outside a tensor; replace some momenta by copies.
+        """Raise if torch's step would write outside a tensor; copy momenta with an offset.
 
-        Torch would add a sparse gradient to a momentum with a storage offset at the wrong elements.
-        A copy replaces such a momentum in `state`.
+        Torch adds a sparse gradient at the wrong elements of a momentum with a storage offset.
+        So a copy without an offset replaces this momentum in `state`.
 
         Raises:
-            InvalidArgumentError: A dense gradient has a sparse momentum, or a row index is out of
-                range.
+            InvalidArgumentError: A gradient is dense and its momentum sparse, or a row index is out
+                of range.
             LayoutError: A tensor has no memory for its elements.
         """
         super()._check_memories()
@@ -99,7 +100,7 @@ class SGD(FusedTorchOptimizer, torch.optim.SGD):
                         f"The gradient of '{name}' is dense, and its momentum sparse, to which"
                         " torch adds none. Have all of its gradients dense, or all sparse."
                     )
-                # Ours lies in a block, which is beside its place for what torch adds.
+                # Momenta of this package are views of one larger tensor, most with an offset.
                 has_offset = not momentum.is_sparse and momentum.storage_offset()
                 if has_offset and param.grad.is_sparse and is_misplaced(param.grad):
                     entries["momentum_buffer"] = momentum.clone()
@@ -155,6 +156,7 @@ class Adagrad(FusedTorchOptimizer, torch.optim.Adagrad):
     def _initials_of_group(self, group: Group) -> dict[str, object]:
         """Return the initial accumulator of a group as the start of "sum"."""
         name = "initial_accumulator_value"
+        # As in torch, the argument of the constructor counts for all groups.
         return {"sum": self.defaults.get(name, group.get(name, 0.0))}
 
 
@@ -207,7 +209,7 @@ class RAdam(FusedTorchOptimizer, torch.optim.RAdam):
 
 
 class SparseAdam(FusedTorchOptimizer, torch.optim.SparseAdam):
-    """`torch.optim.SparseAdam` in one pass over the rows of a sparse gradient; all else stays.
+    """`torch.optim.SparseAdam` in one pass; changes only the rows of a sparse gradient.
 
     `state[p]` holds `step`, a Python number, `exp_avg` and `exp_avg_sq`.
 
@@ -247,7 +249,7 @@ class ASGD(FusedTorchOptimizer, torch.optim.ASGD):
     _single = ("step", "eta", "mu")
 
     def _initials_of_group(self, group: Group) -> dict[str, float]:
-        """Return the starts of "eta" and "mu" for a group."""
+        """Return the start of "eta" for a group: the learning rate of the first step."""
         return {"eta": float(group["lr"])}
 
 

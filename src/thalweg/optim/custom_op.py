@@ -28,16 +28,14 @@ from thalweg._core.param_groups import params_of
 _SCHEMA = "(str optimizer, Tensor(a!)[] parameters, Tensor(b!)[] slots, Tensor?[] gradients) -> ()"
 _dispatch: Any = torch._C
 _numbers = count()
+# Weak: a compiled graph keeps the handle, but must not keep the optimizer alive.
 _optimizers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class Operands:
-    """Operands of the step operation of an optimizer, as Dynamo sees them.
+    """Tensors that the operation `thalweg::step` of an optimizer reads and writes in graphs.
 
     The lists change only between calls, since an operation must find the tensors of its graph.
-
-    Args:
-        optimizer: The optimizer.
 
     Attributes:
         handle: Key by which the operation finds the optimizer: a number as text, because Dynamo
@@ -67,9 +65,10 @@ class Operands:
             self.read(optimizer)
 
     def reading(self, optimizer: object, excluded_ids: Container[int] = ()) -> list[Call]:
-        """Return calls that store the parameters and slots of an optimizer as operands.
+        """Return a list with a callable that stores an optimizer's present tensors as the operands.
 
-        Return [] if the operands were never read. Leave out slots with an `id` in `excluded_ids`.
+        The tensors are the parameters, and slots whose `id` is not in `excluded_ids`. Return [] if
+        no operands are stored so far.
         """
         if not self.parameters:
             return []
@@ -79,10 +78,11 @@ class Operands:
         return [partial(vars(self).update, updates)]
 
     def check(self, optimizer: Any) -> None:
-        """Set `is_stale`: True if the optimizer's parameters or slots differ from the operands.
+        """Set `is_stale` to True if the optimizer's tensors are not the operands, else to False.
 
-        Do nothing after a step that ran the plan of the step before.
+        Skip the comparison if all steps since the last `check` reused the last plan.
         """
+        # A step that reuses the last plan keeps the rebind target, and replaces no tensor.
         current_target = optimizer.step_cache.rebind_target
         if current_target is None or current_target is not self._rebind_target:
             self._rebind_target = current_target
@@ -110,14 +110,14 @@ def _find_operands(optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
 def can_be_taken(handle: str) -> bool:
     """Update the operands of an optimizer; return True if a graph may contain its steps.
 
-    Return False if the optimizer accumulates, updates in the backward pass or differentiates its
-    steps, or if a tensor is not a plain dense CPU tensor. Dynamo calls this function while it
-    traces, and treats the result as a constant.
+    `handle` is `Operands.handle` of the optimizer. Return False if the optimizer accumulates,
+    updates in the backward pass or differentiates its steps. Also return False if a tensor is not a
+    plain dense CPU tensor. Dynamo calls this function during tracing, and treats the result as a
+    constant.
     """
     optimizer = _optimizers[handle]
     operands, options = optimizer.step_cache.operands, optimizer.step_options
     operands.read(optimizer)
-    # Called while Dynamo traces: the result is a constant of the graph.
     gradients = [param.grad for param in operands.parameters if param.grad is not None]
     return (
         not options.kinds.sums
@@ -127,7 +127,7 @@ def can_be_taken(handle: str) -> bool:
     )
 
 
-# What `torch.compiler.assume_constant_result` does, which imports Dynamo.
+# Equals `torch.compiler.assume_constant_result`, whose call would import Dynamo.
 can_be_taken._dynamo_marked_constant = True
 
 
@@ -146,7 +146,7 @@ def put_in_graph(operands: Operands) -> bool:
     if not can_be_taken(operands.handle) or operands.is_stale:
         return False
     params = operands.parameters
-    # No `torch.no_grad()`: where a graph raises, it does not come to the end of one.
+    # No `torch.no_grad()` here: a graph that raises would not leave it.
     _step(
         operands.handle,
         [param.detach() for param in params if param.grad is not None],
@@ -171,10 +171,13 @@ def _step(
     slots: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
 ) -> None:
-    """Take a step of the optimizer with the handle `optimizer`.
+    """Take a step of an optimizer on tensors of the graph, in place.
 
-    The step updates tensors of the graph: `parameters`, which have a gradient, and `slots`.
-    `gradients` has an entry for each parameter of the optimizer; None skips the parameter.
+    Args:
+        optimizer: The handle of the optimizer.
+        parameters: The graph's tensors for parameters with a gradient.
+        slots: The graph's tensors for the slots.
+        gradients: A gradient for each parameter of the optimizer, or None to skip the parameter.
     """
     taker = _optimizers[optimizer]
     operands = taker.step_cache.operands
@@ -206,11 +209,13 @@ def _share_versions() -> Generator[None]:
 
 
 def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
-    """Copy a graph's tensors into the optimizer's for a `with` block, and results back after it.
+    """Return a context manager in which an optimizer steps on values of a graph's tensors.
 
-    After the block, the optimizer's tensors also get their former values back: the graph decides
-    whether to write the results to them. `pairs` are (tensor of the optimizer, tensor of the
-    graph). A pair that shares memory is skipped.
+    On entry, copy the graph's tensors to the optimizer's. On exit, copy the results to the graph's
+    tensors, and restore the optimizer's former values.
+
+    Args:
+        pairs: (tensor of the optimizer, tensor of the graph). Pairs that share memory are skipped.
     """
     copies = [(var.detach(), copy) for var, copy in pairs if var.data_ptr() != copy.data_ptr()]
     backups = [target.clone() for target, _ in copies]
@@ -224,7 +229,10 @@ def _copy_operands(pairs: Sequence[tuple[Tensor, Tensor]]) -> ContextSetting:
 
 
 def _set_gradients(params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> ContextSetting:
-    """Set `param.grad` of parameters for a `with` block, and restore it at the end."""
+    """Return a context manager that sets `param.grad` of all `params` to `gradients`.
+
+    On exit, restore the gradients that the parameters have at the call of this function.
+    """
     former_grads = [param.grad for param in params]
     if all(map(is_, former_grads, gradients)):
         return ContextSetting(lambda: ([], []))

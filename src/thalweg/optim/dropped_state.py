@@ -1,4 +1,4 @@
-"""Removal of option entries from a state that the target optimizer does not use."""
+"""Removal of state entries that no option of the optimizer uses."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SUMS = (
 def drop_option_state(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return (state without entries that no option of the optimizer uses, warnings about them).
+    """Return (state without entries that no option of the optimizer uses, list of warnings).
 
-    An unused entry would go stale, but a later load with the option would use it. An entry that
-    torch's loader has cast to 16 bits is dropped, too.
+    Steps would not update an unused entry, and a later load with the option would read old values.
+    An entry of 16 bits is also removed if its option is on, since torch's loader has rounded it.
 
     Args:
         saved_state: The state dict, in a valid form; not changed.
@@ -52,11 +52,12 @@ def drop_option_state(
     for key, entries in param_states.items():
         removed_names = lacking.intersection(entries)
         if optimizer.step_options.kinds.is_split and CORRECTION not in entries:
-            removed_names.discard(MASTER)  # of which corrections are made
+            removed_names.discard(MASTER)  # The loader computes the correction from it.
         old = {name for name in stale.intersection(entries) if _is_narrow(entries[name])}
         dropped_names |= removed_names
         reduced_names |= old
-        if CORRECTION in removed_names and has_codes:  # which is refused, or converted
+        if CORRECTION in removed_names and has_codes:
+            # The loader converts an encoded correction, or raises for it.
             removed_names.remove(CORRECTION)
             if optimizer.step_options.kinds.masters:
                 dropped_names.discard(CORRECTION)

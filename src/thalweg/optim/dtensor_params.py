@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 def make_local_shards(params: Sequence[Tensor]) -> LocalShards | None:
-    """Return a map from DTensors to their local parts, or None if no parameter is a DTensor."""
+    """Return a map from DTensors to local parts; return None if no parameter is a DTensor."""
     if not any_on_mesh(params):
         return None
+    # Imported late: programs without DTensors need nothing of `thalweg.distribute`.
     from thalweg.distribute.sharding.dtensor_step import LocalShards
 
     return LocalShards()
 
 
 def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> LocalStep:
-    """Return the object with which an adapter reduces norms and gathers matrices over ranks.
+    """Return the object that reduces norms and gathers matrices over ranks in one step.
 
     Args:
-        shards: The local parts of DTensors.
         team: The process group of the step; None if the step sends no messages.
     """
     from thalweg.distribute.sharding.dtensor_step import LocalStep
@@ -48,10 +48,8 @@ def make_local_step(shards: LocalShards, team: MatrixProcessGroup | None) -> Loc
 def guard_ranks(optimizer: Any) -> Iterator[None]:
     """Report an error in the `with` block to all ranks, so that no rank takes the step alone.
 
-    Do nothing without DTensors, or if the step sends no messages.
-
-    Args:
-        optimizer: A `FusedOptimizer`. In the block its `step_cache.team` is the process group.
+    In the block, `step_cache.team` of the optimizer is the process group. Do nothing if the
+    optimizer has no DTensors, or if its step sends no messages.
     """
     team = None
     if is_imported() and any_on_mesh(params_of(optimizer.param_groups)):
@@ -78,8 +76,7 @@ def place_pairs_on_mesh(
     All ranks call this. A gradient that is not a DTensor stays unchanged.
 
     Args:
-        pairs: Gradients and parameters.
-        team: Optional. The process group, which synchronizes if a gradient is redistributed.
+        team: Optional. The process group. Its ranks synchronize before they redistribute gradients.
 
     Raises:
         FailedPreconditionError: A gradient is a DTensor, but its parameter is not.
@@ -114,7 +111,10 @@ def positions_of(param: Tensor) -> Positions:
 
 
 def cuts_blocks(param: Any, block: int) -> bool:
-    """Return True if the local part of some rank cuts a block of `block` elements of a codec."""
+    """Return True if some rank's shard splits a block of `block` elements in the last dimension.
+
+    Blocks begin at multiples of `block`. A short block at the end also counts as split.
+    """
     from thalweg.distribute.sharding.shard_index import sharded_tensor
 
     tensor = sharded_tensor(param)

@@ -1,4 +1,4 @@
-"""`Mixed` for a model: a rule of matrices with the layout of each, and AdamW for the rest."""
+"""`Mixed` for a model: a rule such as Muon for its matrices, and AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ def mixed_for_model(
 
     Args:
         rule: The name of a class for matrices, such as "Muon".
-        module: The model.
-        adamw: Options of AdamW.
-        layouts, output, inputs: As in `matrix_layouts`.
-        options: Options of the rule, and of the step.
+        layouts, output, inputs: Arguments of `matrix_layouts`, which selects the matrices.
+        options: Options of the rule, and options of the constructor of `Mixed`.
 
     Raises:
         InvalidArgumentError: A layout is undecided, or an option is unknown.
@@ -60,6 +58,7 @@ def mixed_for_model(
     step_options = {name: options[name] for name in options if name in KEYWORDS}
     groups = _groups(rule, module, decisions, rule_options, dict(adamw or {}))
     optimizer = Mixed(groups, **step_options)
+    # `str(optimizer)` shows the reasons of these decisions.
     optimizer.layouts = decisions
     return optimizer
 
@@ -76,8 +75,6 @@ def _check_names(
 
     Args:
         label: The name of the argument or function that took the options, for the message.
-        options: The options by name.
-        names: The valid names.
         more_names: Further names that the message may suggest.
     """
     for name in options:
@@ -99,8 +96,8 @@ def _groups(
 ) -> list[Group]:
     """Return parameter groups: one per layout for `rule`, and up to two for AdamW.
 
-    The first AdamW group has matrices without a layout. The second has vectors and scalars, with a
-    weight decay of 0.
+    `decisions` has the layout of each parameter, or None for AdamW. The first AdamW group has
+    parameters of two or more dimensions. The second has vectors and scalars, without weight decay.
     """
     params = dict(module.named_parameters())
     groups: dict[tuple[str, bool], Group] = {}

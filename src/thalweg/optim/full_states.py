@@ -1,4 +1,4 @@
-"""States of full tensors for DTensor parameters: each rank takes or gathers parts."""
+"""States with full tensors for DTensor parameters: cutting of shards, and gathering."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.optim.state_mismatch import members_here, sizes
 
 
 def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state whose full tensors of DTensor parameters are replaced by DTensors.
+    """Return a state in which DTensors replace the full tensors of DTensor parameters.
 
     Every rank passes the full tensors and cuts its own part, so nothing is sent. An entry whose
     shape does not fit stays unchanged; the loader raises for it.
@@ -33,7 +33,8 @@ def cut_state(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
             elements.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
-    if sizes(groups) != sizes(saved_groups):  # the loader raises for them
+    # The loader raises for groups of other sizes.
+    if sizes(groups) != sizes(saved_groups):
         return saved_state
     states, problems = dict(saved_state["state"]), list[str]()
     for group, saved_group in zip(groups, saved_groups, strict=True):
@@ -117,7 +118,7 @@ def _cut_like(full: Tensor, param: Any, template: Tensor) -> Tensor:
 
 
 def _cut_shaped(full: Tensor, param: Any, slot: Slot) -> Tensor:
-    """Return this rank's part of a slot not shaped like its parameter, as a DTensor.
+    """Return this rank's part, as a DTensor, of a slot whose shape differs from its parameter's.
 
     Return `full` itself if it has an unexpected shape.
     """
@@ -140,9 +141,9 @@ def _read_part(full: Tensor, param: Any, tensor: ShardedTensor) -> Tensor:
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor on the CPU of rank 0, and an empty tensor on other ranks.
+    """Return the full tensor of a DTensor on the CPU of rank 0; return an empty tensor elsewhere.
 
-    All ranks call this. A tensor that is not a DTensor is returned unchanged.
+    All ranks call this function. A tensor that is not a DTensor is returned unchanged.
     """
     shards = make_local_shards([tensor])
     if shards is None:

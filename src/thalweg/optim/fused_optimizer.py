@@ -126,10 +126,12 @@ class FusedOptimizer(GroupChecks):
         self.defaults.update(options.on)
         # Torch's constructor may have made slots.
         self.step_cache.blocks.gather(self.state, self._single)
+        # Torch's constructor makes slots on the device of the parameters.
         if options.kinds.device is not None:
             for entries in self.state.values():
                 tensors = {key: x for key, x in entries.items() if isinstance(x, Tensor)}
                 entries |= {key: x.to(options.kinds.device) for key, x in tensors.items()}
+        # `GradScaler.step` then passes scale and overflow flag to `step`, and leaves gradients.
         if options.of(Unscaling).fused_unscale:
             self._step_supports_amp_scaling = True
         with self._drop_hooks_on_error():
@@ -140,6 +142,7 @@ class FusedOptimizer(GroupChecks):
         # The name of the options in older pickles.
         names = {"_around": "step_options"}
         state = {names.get(name, name): value for name, value in state.items()}
+        # Torch's method expects `step` in the state of each parameter.
         with set_aside(state.get("state", {})), host_allocations():
             super().__setstate__(state)  # pyright: ignore
         self.step_cache.blocks.gather(self.state, self._single)
@@ -153,8 +156,8 @@ class FusedOptimizer(GroupChecks):
             param_group: The parameters under `params`, and options of the group.
 
         Raises:
-            TypeError, ValueError: The argument is not a group, an option is not a number, or an
-                option belongs to the constructor.
+            TypeError, ValueError: The argument is not a group, an option is not a number, or only
+                the constructor accepts an option.
         """
         check_no_step(self.step_cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)
@@ -173,7 +176,7 @@ class FusedOptimizer(GroupChecks):
             self._begin()
 
     def _complete(self) -> None:
-        """Prepare the last group of `param_groups`, and validate it, before its first step."""
+        """Prepare and validate the last group of `param_groups` before its first step."""
 
     def _warn_of_zeros(self, params: Sequence[Tensor], group_indices: Sequence[int]) -> None:
         """Warn of each new all-zero parameter on which the rule or an option has no effect."""
@@ -198,6 +201,7 @@ class FusedOptimizer(GroupChecks):
             groups = self.param_groups[count:]
             del self.param_groups[count:]
             for param in params_of(groups):
+                # `in` would compare tensors element by element.
                 if not any(param is former_param for former_param in former_params):
                     self.state.pop(param, None)
             for key in cache.heard.keys() - heard:
@@ -219,10 +223,11 @@ class FusedOptimizer(GroupChecks):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply options to new parameters: formats, hooks, flat buffers, diagnostics, `spikes`.
+        """Apply the constructor's options to new parameters, such as hooks and flat gradients.
 
         Args:
-            is_copy: True if all parameters are new; False if those of the last group are.
+            is_copy: True for a copied or unpickled optimizer, whose parameters are all new. False
+                if only the parameters of the last group are new.
         """
         self.record_format(self.param_groups, self.state)
         self.step_cache.operands.read_again(self)
@@ -386,6 +391,7 @@ class FusedOptimizer(GroupChecks):
                 from thalweg.optim.absent_gradients import select_set
             select_set(self)
         is_due = bool(cache.due_adapters) or cache.changes.needs_plan
+        # In all other cases `step` has just tried the replay in vain.
         may_replay = has_closure or is_due or has_sets
         if may_replay and self.step_options.accumulate == 1 and self._try_replay():
             return
@@ -434,12 +440,16 @@ class FusedOptimizer(GroupChecks):
                 self._take_due_step()
 
     def _take_due_step(self) -> None:
-        """Take a step with the gradients or their sums; reuse the last plan if possible."""
+        """Update parameters by their gradients or gradient sums; reuse the last plan if possible.
+
+        Measure the step if the option `diagnostics` is on.
+        """
         cache = self.step_cache
         recording = (
             nullcontext() if cache.diagnosing is None else cache.diagnosing.measure_step(self)
         )
         with recording:
+            # Replays by `grad` were tried before; sums exist only now.
             is_replayed = cache.sums is not None and self._try_replay(has_sums=True)
             if not (is_replayed or self._try_rebind()):
                 self._check_options_held()
@@ -484,6 +494,7 @@ class FusedOptimizer(GroupChecks):
             set_to_none: True to set gradients to None.
         """
         flat = self.step_cache.flat
+        # Torch's method disables Dynamo, and would break the graph.
         if flat is None and set_to_none and is_dynamo_compiling():
             forget_gradients(self.step_cache.operands)
         elif flat is None:
@@ -517,12 +528,12 @@ class FusedOptimizer(GroupChecks):
     def _try_replay(self, has_sums: bool = False) -> bool:
         """Repeat the last step with new gradients in one native call; return True if it was taken.
 
-        Return False, with nothing changed, if there is no replay or a guard fails. If
-        `due_adapters` or `changes.needs_plan` of `step_cache` is set, plan a new
-        `step_cache.replay` first.
+        Return False, with no tensor changed, if there is no replay or the replay no longer applies.
+        If the step cache requests a new replay, first plan a replay and store it in
+        `step_cache.replay`.
 
         Args:
-            has_sums: True for a step with the sums of accumulated gradients instead of `grad`.
+            has_sums: True to read gradients from `step_cache.sums` instead of `param.grad`.
         """
         cache = self.step_cache
         if cache.due_adapters or cache.changes.needs_plan:
@@ -545,10 +556,10 @@ class FusedOptimizer(GroupChecks):
         return None
 
     def _try_rebind(self) -> bool:
-        """Run the last plan with new gradients or rates.
+        """Run the kernels of the last plan with new gradients or learning rates.
 
         Return True if the step was taken, or skipped by GradScaler or `spikes`. Return False, with
-        nothing written, if the plan is for other parameters, options or gradients.
+        nothing written, if the plan does not fit the present parameters, options or gradients.
         """
         cache = self.step_cache
         if cache.rebind_target is None:
@@ -599,9 +610,10 @@ class FusedOptimizer(GroupChecks):
         return True
 
     def _keep_rebind_target(self, param_state: ParamState, group_indices: Sequence[int]) -> None:
-        """Store the two arguments for `_try_rebind`.
+        """Set `step_cache.rebind_target`, by which `_try_rebind` finds the last plan.
 
-        Store None if the step did not update all parameters, or if options exclude a rebind.
+        The value is (param_state, group_indices). The value is None if the last step did not update
+        all parameters, or if options require new tensors to update in each step.
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
@@ -649,6 +661,7 @@ class FusedOptimizer(GroupChecks):
         if cache.last_step is None or not cache.last_step.taken:
             return cache.last_step
         report = cache.last_step
+        # Numbers on a GPU are read here, not in the step, which would have to wait for them.
         if cache.counter is not None:
             report = report._replace(count=cache.count + int(cache.counter.item()))
         if cache.last_apply_flag is not None and not cache.last_apply_flag.item():
@@ -701,7 +714,8 @@ class FusedOptimizer(GroupChecks):
             count = add_to_sums(
                 self.param_groups,
                 self.state,
-                unscaling=cast("float | None", self.unscaling()),  # no device decides on sums
+                # A float: with `accumulate`, the host decides about overflows.
+                unscaling=cast("float | None", self.unscaling()),
                 sum_in_float32=self.step_options.of(Accumulation).wide_sums
                 or self.step_options.kinds.masters,
                 report_count=self._report_waiting,
@@ -720,9 +734,9 @@ class FusedOptimizer(GroupChecks):
         return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradient or accumulated sum of each parameter; None where there is none.
+        """Return the gradient of each parameter, or its accumulated sum; None if both are missing.
 
-        A sum is rounded to the parameter's dtype, unless the optimizer keeps masters.
+        A sum is rounded to the parameter's dtype, unless the optimizer keeps float32 masters.
         """
         sums = self.step_cache.sums
         if sums is None:
@@ -772,15 +786,15 @@ class FusedOptimizer(GroupChecks):
     def _end_calls(
         self, grad_report: GradientReport, single_param: Tensor | None = None
     ) -> list[Call]:
-        """Return calls that record a step as taken; the step runs them with its writes.
+        """Return callables that record a step as taken; the caller runs them if the step succeeds.
 
-        Further calls clear accumulated sums and free gradients that `in_backward` left. If a device
-        decides on the step, a call adds the decision to a counter on the device.
+        The callables also clear accumulated sums, and gradients that `in_backward` left. If a GPU
+        decides whether the step is applied, a callable counts applied steps on the GPU.
 
         Args:
-            grad_report: Receives norm and clip factor of the gradients; becomes the cached report.
-            single_param: The only parameter of an update in the backward pass. Its gradient is
-                freed; `step` records the step later.
+            grad_report: Norm and clip factor of the gradients, which becomes `step_cache.report`.
+            single_param: The only parameter of an update in the backward pass. The callables then
+                only free its gradient; `step` records the step later.
         """
         cache = self.step_cache
         if single_param is not None:
@@ -800,7 +814,8 @@ class FusedOptimizer(GroupChecks):
         updates["progress"] = (f"{TAKEN}." if cache.apply_flag is None else LEFT,)
         if cache.sums is not None:
             calls += self.clearing_sums()
-        if self.step_options.in_backward:  # of parameters that nobody listened to yet
+        if self.step_options.in_backward:
+            # A parameter that was just unfrozen had no hook in the last backward pass.
             params_with_grad = [
                 param for param in params_of(self.param_groups) if param.grad is not None
             ]

@@ -1,4 +1,4 @@
-"""`FusedTorchOptimizer`: base class that replaces the steps of a `torch.optim` class."""
+"""`FusedTorchOptimizer`: `torch.optim` classes whose steps run in engines (fused kernels)."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ _SubStep = tuple[TorchStepAdapter, list[tuple[Tensor, Tensor]]]
 
 
 class _BoundPlan(NamedTuple):
-    """Plan of a sub-step, bound to its gradients.
+    """Plan of a sub-step (the update by one rule), with the gradients of the sub-step.
 
     Attributes:
         plan: The plan, or None if `run_step` has to plan the sub-step.
-        was_rebound: True if it is the plan of the last step.
+        was_rebound: True if the plan is that of the last step.
     """
 
     plan: CachedPlan | None
@@ -88,10 +88,10 @@ class FusedTorchOptimizer(TorchGroups):
     def __init_subclass__(cls) -> None:
         if FusedTorchOptimizer in cls.__bases__:
             cls._torch = cls.__bases__[-1]
-        # Classes of users keep the message of the class that they are derived from.
+        # A subclass by a user has no `_rule` of its own and inherits the message.
         if "_rule" in vars(cls) and "_sparse" not in vars(cls):
             cls._sparse = f"{cls.__name__} does not support sparse gradients"
-        # What a constructor takes is read by people and by frameworks.
+        # Frameworks inspect the signature to find out which options they may pass.
         signature = cls._signature()
         cls.constructor_signature = with_options(signature)
         if cls.__module__.startswith("thalweg."):
@@ -107,13 +107,15 @@ class FusedTorchOptimizer(TorchGroups):
     def __init__(self, *args: Any, **keywords: object) -> None:
         try:
             self.constructor_signature.bind(self, *args, **keywords)
-        except TypeError:  # which Python tells before anybody looks at a value
+        except TypeError:
+            # Torch's constructor raises with its own message; else the error of `bind` is raised.
             torch_keywords = {name: keywords[name] for name in keywords if name not in KEYWORDS}
             self._torch.__init__(self, *args, **torch_keywords)
             raise
         try:
             super().__init__(*args, **keywords)
-        except LookupError as error:  # of a number that torch takes an item of
+        except LookupError as error:
+            # Torch indexes `betas` and the like before it validates them.
             arguments = self.constructor_signature.bind(self, *args, **keywords).arguments
             pairs = [name for name in PAIRS if name in arguments]
             unfit = [name for name in pairs if not are_numbers(arguments[name], self._betas)]
@@ -130,7 +132,10 @@ class FusedTorchOptimizer(TorchGroups):
             self.state.clear()
 
     def _take_step(self, single_param: Tensor | None = None) -> None:
-        """Take a step of all parameters, or of `single_param`, by the engines or by torch."""
+        """Update all parameters, or only `single_param`, by the engines or by torch's code.
+
+        If a group requires torch's step, torch updates all parameters.
+        """
         if any(map(self.is_torchs_group, self.param_groups)):
             return self._step_of_torch()
         members_by_rule = (
@@ -150,11 +155,11 @@ class FusedTorchOptimizer(TorchGroups):
         return self._take_sub_steps(steps, single_param)
 
     def _take_sub_steps(self, steps: Sequence[_SubStep], single_param: Tensor | None) -> None:
-        """Run the updates of all rules as one step, or let torch take the step.
+        """Run the updates of all rules as one step, or let torch's code take the step.
 
         Args:
             steps: (adapter, (gradient, parameter) pairs) of each rule.
-            single_param: The only parameter of the step, in the backward pass; else None.
+            single_param: The only parameter of a step in the backward pass; None in `step`.
         """
         if not self._supports_step(steps):
             return self._step_of_torch()
@@ -178,7 +183,10 @@ class FusedTorchOptimizer(TorchGroups):
         return None
 
     def _note_taken(self, steps: Sequence[_SubStep], was_rebound: bool) -> None:
-        """Record a step that was taken, so that the next step may reuse its plans."""
+        """Record a taken step, so that the next step may reuse its plans.
+
+        `was_rebound` is True if this step itself reused the plans of the step before.
+        """
         if len(steps) == 1:
             adapter = steps[0][0]
             self._keep_rebind_target(adapter.part, adapter.places)
@@ -200,13 +208,13 @@ class FusedTorchOptimizer(TorchGroups):
     def part_of(
         self, rule: Rule, group_index: int, param_states: dict[Rule, ParamState]
     ) -> ParamState:
-        """Return the state of a rule from `param_states`; create it there if missing.
+        """Return `param_states[rule]`; create it if missing.
 
-        The class of the group at `group_index` defines the numbers of a new state. Before a state
-        is created, states of rules that no group uses are deleted.
+        The class of the group at `group_index` defines the per-parameter numbers of a new state.
+        Before a state is created, states of rules that no group uses are deleted.
         """
         if rule not in param_states:
-            # Options may have chosen other rules since the last step.
+            # Changed options may select other rules; states of former rules would keep memory.
             for stale_rule in param_states.keys() - self._rules():
                 del param_states[stale_rule]
             kinds, blocks = self.step_options.kinds, self.step_cache.blocks
@@ -227,14 +235,15 @@ class FusedTorchOptimizer(TorchGroups):
     def _write(
         self, steps: Sequence[_SubStep], make_transforms: Callable[..., GradientTransforms]
     ) -> tuple[list[BaseException], bool, bool]:
-        """Run the updates of all rules; several rules write in one commit.
+        """Run the updates of all rules. With several rules, write all results together at the end.
 
         Return (errors raised after the writes, True if all plans were reused, True if the step was
         taken).
 
         Args:
             steps: (adapter, (gradient, parameter) pairs) of each rule.
-            make_transforms: `make_transforms(count)` returns the transforms of `count` gradients.
+            make_transforms: `make_transforms(count)` returns the unscaling and clipping of `count`
+                gradients.
 
         Raises:
             _LeftToTorch: Torch must take the step; nothing was written.
@@ -242,10 +251,11 @@ class FusedTorchOptimizer(TorchGroups):
         with no_grad():
             targets = [adapter.aim(pairs) for adapter, pairs in steps]
         adapters, batch = [adapter for adapter, _ in steps], WriteBatch()
+        # Several sub-steps only collect writes in the batch, so that an error leaves all unwritten.
         for adapter in adapters if len(steps) > 1 else ():
             adapter.gathered, adapter.begun = batch, batch.begun
         transforms = [make_transforms(len(pairs)) for pairs, _ in targets]
-        # Each sub-step is bound after the one before has run, except for a common norm.
+        # Lazy: a sub-step is bound after the previous one has run. A common norm needs all first.
         bound: Iterable[_BoundPlan] = map(self._bind, steps, targets, transforms)
         try:
             with note_not_applied(adapters[-1].begun), writable():
@@ -276,12 +286,12 @@ class FusedTorchOptimizer(TorchGroups):
     def _bind(
         self, step: _SubStep, target: UpdatePairs, transforms: GradientTransforms
     ) -> _BoundPlan:
-        """Return a plan of one rule's update with its gradients; reuse the last plan if possible.
+        """Return a plan for one rule's update of these gradients; reuse the last plan if possible.
 
         Args:
             step: The adapter and the (gradient, parameter) pairs of the rule.
-            target: The result of `aim` of the adapter.
-            transforms: The transforms of the gradients.
+            target: The result of `adapter.aim(pairs)`: pairs for the kernels, and copies.
+            transforms: Unscaling and clipping of the gradients.
 
         Raises:
             _LeftToTorch: The engines do not support the step; nothing was written.
@@ -292,7 +302,7 @@ class FusedTorchOptimizer(TorchGroups):
         plan = rebind_plan(*plan_args) if may_repeat else None
         was_rebound = plan is not None
         if plan is None:
-            # A step that is not the one before is validated as a first one is.
+            # `_supports_step` skipped this check because the adapter expected to repeat its plan.
             if adapter.repeats and not self._supports_sub_step(step):
                 raise _LeftToTorch
             plan = plan_step(*plan_args)
@@ -301,7 +311,10 @@ class FusedTorchOptimizer(TorchGroups):
         return _BoundPlan(plan, was_rebound)
 
     def _plan_with_absent(self, kind: type[ReplayedStep]) -> ReplayedStep | None:
-        """Return a replayable step in which gradients may be absent; None if options exclude it."""
+        """Return a replayable step of class `kind` in which gradients may be absent.
+
+        Return None if planning fails, or if an option does not allow such a step.
+        """
         options = self.step_options
         if options.accumulate > 1 or options.in_backward or options.kinds.device is not None:
             return None
@@ -317,7 +330,11 @@ class FusedTorchOptimizer(TorchGroups):
         return TorchStepAdapter(self, param_state, params, places)
 
     def _updates_all(self, param_state: ParamState, gradients: Sequence[object]) -> bool:
-        """Return True if the rule of `param_state` still updates all groups with `gradients`."""
+        """Return True if the rule of `param_state` still updates the parameters of all groups.
+
+        If no option changed, return True at once. If an option changed, return False if a group
+        needs another rule or torch's step, or if a gradient is sparse.
+        """
         if param_state.hold(self.param_groups):
             return True
         self._check_options_held()
@@ -347,10 +364,11 @@ class FusedTorchOptimizer(TorchGroups):
         return bool(group.get("differentiable")) or (has_tensors and not group.get("capturable"))
 
     def _supports_sub_step(self, step: _SubStep) -> bool:
-        """Return True if the engines support one rule's update; False leaves the step to torch.
+        """Return True if the engines support one rule's update; return False if torch must take it.
 
         Raises:
-            RuntimeError: The class rejects the layout of a gradient, sparse or dense.
+            RuntimeError: The class does not support a sparse gradient, or does not support a dense
+                gradient.
         """
         adapter, pairs = step
         options = self.step_options
@@ -392,9 +410,7 @@ class FusedTorchOptimizer(TorchGroups):
         """Return True if two parameters share one state tensor, such as a step count.
 
         Torch's step increases a shared count once for each parameter; the engines increase it once.
-
-        Raises:
-            NotImplementedError: A tensor is shared, and options exclude torch's step.
+        Raise NotImplementedError if a tensor is shared, and options exclude torch's step.
         """
         scalars = {slot.name for adapter, _ in steps for slot in adapter.part.rule.scalar_slots}
         params = [param for _, pairs in steps for _, param in pairs]
@@ -461,11 +477,11 @@ class FusedTorchOptimizer(TorchGroups):
 
         Args:
             state_dict: A dict from `state_dict`.
-            convert: True to convert slots in another codec, or stored as numbers, and states of
-                other packages (see docs/migrate-optimizers.md); and to ignore saved `round` and
-                `seed` that differ from the optimizer's. Otherwise these states raise.
-            allow_loss: True to leave out, with a warning, parts of other packages without a
-                counterpart. Otherwise these parts raise.
+            convert: True to convert slots of another codec or without codec, and states of other
+                packages (see docs/migrate-optimizers.md). True also ignores saved `round` and
+                `seed` that differ from the optimizer's. False raises for all of these.
+            allow_loss: True to leave out parts of another package's state that have no counterpart
+                here, with a warning. False raises for these parts.
 
         Raises:
             CheckpointMismatchError: The optimizer cannot step with the state, such as a state of
@@ -478,10 +494,9 @@ class FusedTorchOptimizer(TorchGroups):
             load(self, state_dict, partial(plan_torch_load, load=torch_load), convert, allow_loss)
 
     def _step_of_torch(self) -> None:
-        """Take the step by torch's code; restore parameters and state on an error.
+        """Take the step by torch's code; on an error, restore parameters and state.
 
-        Raises:
-            NotImplementedError: An option excludes torch's step, or torch has no such class.
+        Raise NotImplementedError if an option excludes torch's step, or torch has no such class.
         """
         self.check_flat_buffers(self.param_groups)
         if self.step_options or self._is_unscaling():
@@ -489,12 +504,14 @@ class FusedTorchOptimizer(TorchGroups):
         if self._skip_overflowed_step():
             return
         if not getattr(self._torch, "_has_step", True):
-            self._torch.step(self)  # refuses, before anything is written
+            # Raises, since torch has no such class; nothing is written yet.
+            self._torch.step(self)
         self._check_memories()
+        # Torch's step writes as it goes: an error of another rank must be known before.
         if self.step_cache.team is not None:
             self.step_cache.team.agree()
         step = self._torch.step
-        # The hooks around a step of torch are around this one already.
+        # `step` of this class has already called the hooks that torch's wrapper would call.
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         with importing:
             from thalweg.optim.torch_fallback import whole
@@ -503,7 +520,7 @@ class FusedTorchOptimizer(TorchGroups):
         run(self._end_calls(GradientReport()))
 
     def _raise_unsupported(self) -> None:
-        """Raise NotImplementedError: the step requires torch's code, which options exclude."""
+        """Raise NotImplementedError for a step that needs torch's code, which options exclude."""
         if self.step_options.kinds.device:
             raise NotImplementedError(
                 f"state_device='cpu' of {type(self).__name__} takes steps on real tensors,"
@@ -543,14 +560,13 @@ def _run_all(
     transforms: Sequence[GradientTransforms],
     bound: Iterable[_BoundPlan],
 ) -> tuple[list[BaseException], bool, bool]:
-    """Run the updates of all rules one after the other; plan those that have no plan.
+    """Run the update of each rule, in order; first plan an update whose plan is None.
 
-    Args:
-        adapters, targets, transforms, bound: The adapter, result of `aim`, transforms and plan of
-            each rule.
+    Arguments have an element for each rule. `targets` are the results of `adapter.aim`, `bound` the
+    plans.
 
     Returns:
-        The errors and the two flags of `FusedTorchOptimizer._write`.
+        (errors raised after the writes, True if all plans were reused, True if the step was taken).
     """
     errors: list[BaseException] = []
     are_rebound = takes_step = True

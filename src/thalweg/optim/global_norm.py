@@ -1,4 +1,4 @@
-"""Global gradient norm over several rules, measured by their plans before the first update."""
+"""Global gradient norm over the gradients of several rules, measured before the first update."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def clip_factor(
 
     Args:
         adapters: The adapter of each rule.
-        targets: The result of `aim` of each adapter.
-        bound: (plan with these gradients or None, flag that is ignored) of each rule.
-        transforms: The transforms of all gradients. Its `watch` receives the statistics.
+        targets: The result of `adapter.aim` for each rule.
+        bound: For each rule, (plan bound to its gradients or None, unused flag).
+        transforms: Unscaling and clipping of all gradients. `transforms.watch`, unless None, is
+            called with the statistics of the gradients.
     """
     flush = adapters[0].selection.denormals == "flush"
     reduction_parts: list[tuple[Reductions, int]] = []

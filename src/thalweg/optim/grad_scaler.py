@@ -41,10 +41,10 @@ class GradScalerMixin:
         return self.step_options.of(Unscaling).fused_unscale
 
     def _found_finite(self) -> Tensor | None:
-        """Return a bool tensor on a device: True if GradScaler found no overflow.
+        """Return a bool tensor on the GPU that is True if GradScaler found no overflow.
 
-        Return None if the host decides: without a scaler, with step counts on the host, with
-        constraints or accumulation, or if the step creates state.
+        Return None if the host must decide on the step: there is no scaler, step counts are on the
+        host, a parameter has a constraint or no state, or `accumulate` or `in_backward` is on.
         """
         found_inf = vars(self).get("found_inf")
         options = self.step_options
@@ -71,7 +71,8 @@ class GradScalerMixin:
     def _skip_overflowed_step(self) -> bool:
         """Return True, and record a skipped step, if GradScaler found an overflow; else False."""
         found_inf = vars(self).get("found_inf")
-        if found_inf is None or not number(found_inf):  # 0 where there were no gradients to look at
+        # `GradScaler` sums flags over devices: without any gradient, the sum is the int 0.
+        if found_inf is None or not number(found_inf):
             return False
         count = self.step_cache.count
         if (counter := self.step_cache.counter) is not None:
@@ -82,14 +83,16 @@ class GradScalerMixin:
         return True
 
     def unscaling(self) -> float | Tensor | None:
-        """Return the factor that unscales gradients for `torch.amp.GradScaler`, or None.
+        """Return the factor that unscales gradients for `torch.amp.GradScaler`.
 
-        The factor is a tensor if a device decides on the step. Accumulated sums need no factor.
+        Return a tensor if a GPU decides on the step, else a float. Return None without a scaler,
+        and for a step with accumulated sums, which are unscaled already.
         """
         scale = vars(self).get("grad_scale")
-        if scale is None or self.step_cache.sums is not None:  # the sums are unscaled
+        if scale is None or self.step_cache.sums is not None:
             return None
         if self.step_cache.apply_flag is not None:
+            # `GradScaler.unscale_` inverts in float64, too: an inverse of float32 could differ.
             return scale.detach().reshape(()).double().reciprocal().float()
         return 1 / number(scale)
 
@@ -105,7 +108,7 @@ StepNotes = list[tuple[Sequence[str], str]]
 
 
 def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
-    """Return `step` wrapped: an error gets notes about what was written.
+    """Return a wrapper of `step` that adds notes about completed writes to errors.
 
     `step(optimizer, closure, results)` appends the result of `_describe_progress` to `results`.
 

@@ -24,7 +24,7 @@ from thalweg.optim.step_cache import StepCache
 
 
 class GroupChecks(GradScalerMixin):
-    """Base class of optimizers that validates their groups: options, matrices, flat buffers."""
+    """Base class of optimizers with checks of groups: options, matrices, flat buffers."""
 
     defaults: dict[str, Any]
     step_cache: StepCache
@@ -89,7 +89,9 @@ class GroupChecks(GradScalerMixin):
             place: The index of the group.
 
         Raises:
-            InvalidArgumentError, InvalidTypeError: As `check_matrices` of the engines.
+            InvalidArgumentError: A parameter has fewer than two dimensions, or does not fit the
+                layout.
+            InvalidTypeError: A parameter is not float32, float64 or bfloat16.
             NotImplementedError: A parameter is on another device than its state.
         """
         with importing:
@@ -108,16 +110,16 @@ class GroupChecks(GradScalerMixin):
                 )
 
     def check_flat_buffers(self, groups: Sequence[Group]) -> None:
-        """Raise if rules or options of groups need whole parameters, and a library has joined them.
+        """Raise if a parameter is a flat buffer, and its rule or an option does not support it.
 
-        FSDP and DeepSpeed join parameters in flat buffers. All parameters of the optimizer are
-        searched for flat buffers.
+        FSDP and DeepSpeed join parameters in flat buffers. `accumulate` does not support flat
+        buffers. Rules and options that depend on shapes or norms of parameters do not, either.
 
         Args:
-            groups: The groups whose rules are checked.
+            groups: The groups whose rules are checked, with the parameters of all groups.
 
         Raises:
-            InvalidArgumentError: As `check_reductions` and `_check_accumulation`.
+            InvalidArgumentError: Names the buffer, and the rule or option.
         """
         transforms = self.step_options.base_transforms
         is_accumulating = self.step_options.of(Accumulation).accumulate > 1
@@ -131,6 +133,7 @@ class GroupChecks(GradScalerMixin):
         ):
             return
         params = params_of(self.param_groups)
+        # Some libraries mark their buffers; DeepSpeed ZeRO puts unmarked ones into groups.
         flat = find_marked(params) or self.step_cache.added_params.find_replacement(params)
         if flat is not None:
             (title,) = parameter_names(self.param_groups, [flat.param])
@@ -144,14 +147,14 @@ class GroupChecks(GradScalerMixin):
         raise NotImplementedError
 
     def _check_options(self, group: Group, place: int, complete: bool = True) -> None:
-        """Raise if a group lacks an option, or has an option that a step would ignore.
+        """Raise if a group lacks an option, or sets an option that only the constructor may set.
 
         Args:
             place: The index of the group.
             complete: False if torch adds defaults later, so that options may be missing.
 
         Raises:
-            InvalidArgumentError: The group sets an option of the constructor; names the option.
+            InvalidArgumentError: The group sets an option of the constructor.
             NotFoundError: An option is missing.
         """
         problems = of_strange(group, self._invalid_options(group), place)
@@ -167,7 +170,7 @@ class GroupChecks(GradScalerMixin):
             check_options_held(group)
 
     def _unfit_options(self, group: Group, place: int) -> list[str]:
-        """Return a message for each option of a group that prevents a step; [] for none."""
+        """Return messages about options with which no step of a group is possible; [] if none."""
         if cut := [name for name, tensor in tensors_in(group) if is_cut(tensor)]:
             return [f"'{cut[0]}' of group {place} is {told(group[cut[0]])}"]
         kind = self._kind_of(group)
@@ -203,7 +206,7 @@ class GroupChecks(GradScalerMixin):
         return []
 
     def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Return {option: reason} of the options that a group may not have."""
+        """Return {option: reason against it} of options that only the constructor may set."""
         names = self.step_options.others(group)
         if isinstance(group.get("state_storage"), dict) and "state_storage" in names:
             with importing:
@@ -232,10 +235,9 @@ class GroupChecks(GradScalerMixin):
 
 
 def _check_accumulation(flat: FlatBuffer, title: str) -> None:
-    """Raise if a library calls `step` once per flat buffer: calls cannot be counted then.
+    """Raise InvalidArgumentError if the library of `flat` calls `step` for each flat buffer.
 
-    Raises:
-        InvalidArgumentError: `flat` is a buffer of such a library.
+    The option `accumulate` cannot count such calls. `title` is the name of the buffer.
     """
     if flat.is_stepped_alone:
         raise InvalidArgumentError(

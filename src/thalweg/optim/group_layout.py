@@ -29,7 +29,8 @@ def layout_of(group: Mapping[str, Any]) -> MatrixLayout | None:
             f"heads={show_value(heads)} and layout={str(layout)!r} both describe the matrices of a"
             " parameter: leave out heads."
         )
-    if isinstance(heads, list):  # of a file, say
+    # A loaded file may have a list; layouts need tuples, which are hashable.
+    if isinstance(heads, list):
         heads = tuple(cast("list[int]", heads))
     if not isinstance(heads, tuple):
         check_count("heads", heads)

@@ -1,4 +1,4 @@
-"""Options of parameter groups as hyperparameters of rules."""
+"""Options of parameter groups, and their conversion to hyperparameters of rules."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ class Options:
     """Snapshot of the options of a group.
 
     Args:
-        group: The group.
-        rule: The rule of the group.
         fixed: {hyperparameter: value} of those that the group may lack.
 
     Attributes:
@@ -92,7 +90,10 @@ class Options:
         return rate if self._moving == ["learning_rate"] else None
 
     def hold_beside_rate(self, group: Group) -> bool:
-        """Return True if a group still has these options; its `lr` may differ."""
+        """Return True if a group's options other than `lr` are unchanged since this snapshot.
+
+        Options are compared by identity. Their names must have the same order.
+        """
         names, snapshot = self._names, self._snapshot
         return (
             list(group) == names
@@ -104,9 +105,10 @@ class Options:
         )
 
     def with_rate(self, group: Group) -> Options | None:
-        """Return a copy of these options with the `lr` of a group.
+        """Return a copy of this snapshot with the `lr` of a group.
 
-        Return None if another option differs or is a tensor, or if `lr` is not a float below 1e30.
+        Return None if another option changed or is a tensor, or if `lr` is not a float of magnitude
+        below 1e30.
         """
         rate: Any = group.get("lr")
         if type(rate) not in FLOAT_CLASSES or not -MOST_READ < rate < MOST_READ or self._moving:
@@ -157,7 +159,7 @@ def as_options(hypers: Mapping[str, object]) -> Group:
 
 
 def hypers_of(group: Group, rule: Rule) -> dict[str, Any]:
-    """Return {hyperparameter: value} of a rule from a group; missing ones have their defaults.
+    """Return {hyperparameter: value} of a rule from a group; defaults replace missing options.
 
     Raises:
         InvalidTypeError: A value is not a number; names the hyperparameter.
@@ -233,9 +235,9 @@ def _arguments_of(prepare: Callable[..., object] | None) -> tuple[str, ...]:
 
 
 def _number_entries(group: Mapping[str, Any], hypers: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Return {option: hyperparameters that the option sets} of options with floats only.
+    """Return {option: hyperparameters that it sets} for options that are floats or pairs of floats.
 
-    If several options set one hyperparameter, leave out all of them.
+    If several options set one hyperparameter, leave out all these options.
     """
     entries: dict[str, tuple[str, ...]] = {}
     for key, value in group.items():
@@ -254,7 +256,8 @@ def hypers_by_name(
 
     Args:
         rule: Optional. Options that the rule does not read are left out.
-        hyper_names: Without a rule, all names of hyperparameters.
+        hyper_names: Needed without a rule: the names of hyperparameters, which show whether `betas`
+            has two or three numbers.
 
     Raises:
         InvalidTypeError: An option such as `betas` has the wrong number of numbers.

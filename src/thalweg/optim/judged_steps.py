@@ -1,6 +1,4 @@
-"""Interface of optimizers to `Spikes`, which judges steps: copies of state, records of skipped
-steps.
-"""
+"""Interface of optimizers to `Spikes`, which skips or rolls back steps with an unusual loss."""
 
 from __future__ import annotations
 
@@ -28,9 +26,10 @@ class JudgedSteps(StepSource):
     """Interface of a `FusedOptimizer` to `Spikes`."""
 
     def copy_state(self) -> Callable[[], list[Call]]:
-        """Copy the parameters and the state; return a function.
+        """Copy the parameters and the state now; return a function `restore()`.
 
-        `function()` returns the calls that restore the copies.
+        `restore()` returns callables that restore the copies, or [] if parameters were added or
+        reshaped meanwhile.
         """
         optimizer = self.optimizer
         params = [(param, _copy(param)) for param in params_of(optimizer.param_groups)]
@@ -43,16 +42,17 @@ class JudgedSteps(StepSource):
     def _restore_calls(
         self, params: list[tuple[Tensor, Any]], states: list[tuple[Tensor, dict[str, Any]]]
     ) -> list[Call]:
-        """Return calls that restore copies of parameters and state, and remove newer entries.
+        """Return callables that restore copies of parameters and state.
 
-        Return [] if parameters were added or reshaped since the copy.
+        State entries added after the copy are removed. Return [] if parameters were added or
+        reshaped after the copy.
 
         Args:
             params: (parameter, copy) pairs.
-            states: (parameter, {entry: copy}) pairs.
+            states: (parameter, {state key: copy}) pairs.
         """
         live_params = params_of(self.optimizer.param_groups)
-        # Groups may have changed since the copy, which is of no use then.
+        # A copy of other parameters cannot be restored.
         is_same = len(live_params) == len(params) and all(map(is_, live_params, dict(params)))
         if not (is_same and all(_fits(local(param).detach(), copy) for param, copy in params)):
             return []
@@ -119,7 +119,9 @@ def _restore_entry_call(entries: dict[str, Any], name: str, value: Any) -> Call:
 
 
 def split_history(optimizer: Any, saved_state: dict[str, Any]) -> tuple[dict[str, Any], list[Call]]:
-    """Return (state without the history of judged steps, calls that load this history).
+    """Separate a state from the history of losses and norms that `spikes` has stored in groups.
+
+    Return (state without history, callables that load the history into `spikes`).
 
     Raises:
         CheckpointMismatchError: The history is invalid.

@@ -1,4 +1,4 @@
-"""`matrix_layouts`: for each parameter of a model, its matrices or AdamW."""
+"""`matrix_layouts`: assignment of each parameter to a rule for matrices or to AdamW."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class MatrixLayouts(Sequence[ParamLayout]):
         return format_table(rows)
 
     def by_group(self, groups: Iterable[Mapping[str, Any]]) -> str:
-        """Return a table with one row for all parameters of a group with equal reasons.
+        """Return a table that counts the parameters of each group by reason.
+
+        A row has the rule and layout of a group, a reason, the number of parameters and an example.
 
         Args:
             groups: The groups of an optimizer, with the names of parameters in `param_names`.
@@ -112,14 +114,14 @@ def matrix_layouts(
 ) -> MatrixLayouts:
     """Return the decision for each parameter of a model: its matrix layout, or AdamW.
 
-    The forward pass of the model decides. It runs once on the CPU, on a copy whose weights have no
-    memory. It shows how each weight multiplies, and into which parts its outputs are split. AdamW
+    The forward pass runs once on the CPU, on a copy of the model whose weights have no memory. It
+    shows which dimension of a weight is multiplied, and how later code splits the product. AdamW
     updates embeddings, output layers, routers, norms, vectors, and weights that no product uses.
 
     Args:
         module: The model. It does not change, and may be on any device, "meta" included.
-        layouts: Layouts by name or pattern of parameters, such as `{"*.qkv.weight": "rows=3"}`,
-            which replace decisions; "AdamW" says that AdamW updates a parameter.
+        layouts: Your decisions, {name or pattern of parameters: layout}, such as
+            `{"*.qkv.weight": "rows=3"}`. The layout "AdamW" selects AdamW.
         output: The parameters of the output layer, by name or pattern; () for none. None takes the
             layer of `get_output_embeddings()`, or else the layer that computes the model's result.
         inputs: The inputs of the forward pass: a tuple of arguments, a dict of keyword arguments or
@@ -153,6 +155,7 @@ class _Decisions(Iterable[ParamLayout]):
         self._named_layouts = _layouts_by_name(layouts, self._params)
         self._run = DryRun(module, inputs)
         ends = output_ids(module, self._params, output)
+        # Without names or a getter, the output layer is that whose outputs the model returns.
         returned_ids = {key for key, use in self._run.uses.items() if use.is_output}
         self._ends = returned_ids if ends is None else ends
         if ends is None and self._run.error is not None:
@@ -187,8 +190,7 @@ class _Decisions(Iterable[ParamLayout]):
     def _decide(self, name: str, param: Tensor) -> tuple[MatrixLayout | None, str]:
         """Return (layout of a parameter or None for AdamW, reason).
 
-        Raises:
-            UndecidedError: Neither the name, the module's class nor the forward pass decides.
+        Raise UndecidedError if neither the name, the module's class nor the forward pass decides.
         """
         if name in self._named_layouts:
             return self._named_layouts[name], "layouts="
@@ -206,6 +208,7 @@ class _Decisions(Iterable[ParamLayout]):
         if id(param) in self._ends:
             return None, f"{class_names}: output layer"
         layout, reason = self._by_use(name, param, self._run.uses.get(id(param)))
+        # Orthogonalizing a single row or column would only normalize it.
         if layout is not None and all(1 in block.shape for block in layout.blocks(param.shape)):
             layout, reason = None, "a vector"
         return layout, f"{class_names}: {reason}"
@@ -213,10 +216,9 @@ class _Decisions(Iterable[ParamLayout]):
     def _by_use(
         self, name: str, param: Tensor, use: WeightUse | None
     ) -> tuple[MatrixLayout | None, str]:
-        """Return (layout or None for AdamW, reason) by the weight's use in the forward pass.
+        """Return (layout or None for AdamW, reason) from the record of a weight's uses.
 
-        Raises:
-            UndecidedError: The uses define no layout.
+        Raise UndecidedError if `use` is None, or the uses define no layout.
         """
         if use is None:
             raise UndecidedError("it is not a parameter of the model that runs")
@@ -230,6 +232,7 @@ class _Decisions(Iterable[ParamLayout]):
             return None, "no product uses it"
         try:
             layout = use.layout()
+        # The forward pass did not reach the weight, but its name or source may decide.
         except UnusedError:
             layers = self._params.modules[id(param)]
             if reason := unused_decision(layers, name.rsplit(".", maxsplit=1)[-1]):
@@ -251,6 +254,7 @@ class _Decisions(Iterable[ParamLayout]):
         name, param, reason = undecided[0]
         owner = self._params.modules[id(param)][0]
         tail = f" {len(undecided) - 1} more are undecided." if len(undecided) > 1 else ""
+        # One entry with a pattern decides for all layers of a stack.
         pattern = re.sub(r"\.\d+\.", ".*.", name)
         is_stack = param.dim() == 3 and not isinstance(owner, nn.Conv1d)
         return InvalidArgumentError(

@@ -1,10 +1,11 @@
-"""`torch.optim.lbfgs` itself, by this name, too."""
+"""Alias of the module `torch.optim.lbfgs`."""
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what checkers and editors see
+# Type checkers and editors read this import; the module is replaced at run time.
+if TYPE_CHECKING:
     from torch.optim.lbfgs import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
 
 sys.modules[__name__] = import_module("torch.optim.lbfgs")

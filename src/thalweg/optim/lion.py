@@ -1,4 +1,4 @@
-"""Lion, which torch lacks: in torch's form, as a loop over tensors, and in one pass."""
+"""Lion, which torch lacks: `PlainLion`, in tensor operations, and the fused `Lion`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class PlainLion(torch.optim.Optimizer):
         if "exp_avg" not in entries:
             entries["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         mean = entries["exp_avg"]
+        # Operations have the order of lucidrains' lion-pytorch; another order rounds otherwise.
         param.mul_(1 - group["lr"] * group["weight_decay"])
         step = (mean * beta1 + grad * (1 - beta1)).sign_()
         param.add_(step * -group["lr"])
@@ -90,4 +91,5 @@ class Lion(FusedTorchOptimizer, PlainLion):
     _counts = False
 
 
-PlainLion.__init__.__qualname__ = "Lion.__init__"  # by which Python's errors call it
+# Python's errors about arguments name the function by its qualified name.
+PlainLion.__init__.__qualname__ = "Lion.__init__"

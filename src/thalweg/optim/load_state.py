@@ -34,7 +34,8 @@ from thalweg.variable import REDUCED
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
 
-# What sets a state, and which slots of options it has none of.
+# The writes that load a state, and the names of optional slots that the state lacks. Options such
+# as `ema_decay` add optional slots, which start at the parameters.
 Plan = tuple[Loading, list[str]]
 
 
@@ -48,14 +49,13 @@ def load(
     """Load a state dict, with torch's hooks before and after; change nothing on an error.
 
     Args:
-        optimizer: A `FusedOptimizer`.
         state_dict: The state dict from the user; not changed.
         plan: `plan_torch_load` or `plan_load_in_place`. `plan(optimizer, state)` returns (writes
             that load the state, names of optional slots that the state lacks).
-        convert: True to convert slots in another codec, and states of other packages. Otherwise
-            these raise.
-        allow_loss: True to drop parts of other packages without a counterpart. Otherwise these
-            raise.
+        convert: True to convert slots in another codec, and states of other packages. False raises
+            for them.
+        allow_loss: True to drop parts of another package's state that have no counterpart here.
+            False raises for them.
 
     Raises:
         CheckpointMismatchError: The optimizer cannot step with the state.
@@ -95,16 +95,15 @@ def plan_torch_load(
 ) -> Plan:
     """Return the writes that load a state as torch's loader does.
 
-    Torch's loader may fail after some of its writes. So a copy of the optimizer, with the same
-    parameters, loads the state; the writes move the copy's state over.
+    Torch's loader may fail after some of its writes. So it loads the state into a copy of the
+    optimizer; the writes then move the state from the copy to the optimizer.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; not changed.
-        saved_state: The state dict.
         load: `load_state_dict` of the torch class.
 
     Returns:
-        The writes, and the names of optional slots that the state lacks.
+        The writes, and the names of missing slots that options add, such as averages.
 
     Raises:
         CheckpointMismatchError: The optimizer cannot step with the state.
@@ -114,6 +113,7 @@ def plan_torch_load(
     twin, kinds = _make_twin(optimizer), optimizer.step_options.kinds
     try:
         with host_allocations():
+            # Torch's loader would copy offloaded slots to the device of the parameters.
             load(twin, saved_state if kinds.device is None else _without_slots(saved_state))
     except (ValueError, TypeError, RuntimeError, MemoryError):
         raise
@@ -122,19 +122,20 @@ def plan_torch_load(
         reason = f"{type(error).__name__} while it was loaded: {error}"
         raise mismatch([reason], _describe_optimizer(optimizer)) from error
     _fit_twin(twin, optimizer, saved_state)
+    # Kernels read memory, which has other values than a lazily negated or conjugated tensor.
     for _, entries in states_of(twin.state):
         entries.update(dict(_resolve_views(entries)))
     optimizer.record_format(twin.param_groups, twin.state)
     separate_slots(twin, optimizer.step_options)
+    # Loaded step counts are separate tensors; a step reads those in one block at once.
     twin.step_cache.blocks.gather(twin.state, twin._single)
     return Loading(then=_move_calls(twin, optimizer)), lacking
 
 
 def _check_saved_entries(optimizer: Any, saved_state: dict[str, Any]) -> list[str]:
-    """Return the names of optional slots that a state lacks, once per parameter.
+    """Return the names of missing slots that options add, one name per slot and parameter.
 
-    Raises:
-        CheckpointMismatchError: The optimizer cannot step with the state.
+    Raise CheckpointMismatchError if the optimizer cannot step with the state.
     """
     problems, lacking = list[str](), list[str]()
     saved_groups = saved_state["param_groups"]
@@ -154,8 +155,8 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
 
     Args:
         twin: The copy of the optimizer that has loaded the state; its state is changed.
-        optimizer: The optimizer, for its options; not changed.
-        saved_state: The state dict, with dtypes before torch's loader cast them.
+        optimizer: The optimizer, which has the options; not changed.
+        saved_state: The state dict, which torch's loader has not cast.
     """
     options = optimizer.step_options
     keys = [key for group in saved_state["param_groups"] for key in group["params"]]
@@ -174,13 +175,12 @@ def _fit_twin(twin: Any, optimizer: Any, saved_state: dict[str, Any]) -> None:
 def _run_pre_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
     """Call torch's load pre-hooks with a shallow copy of the state; return the resulting state.
 
-    A hook changes the copy or returns another state.
-
-    Raises:
-        InvalidTypeError: `state_dict` is not a mapping.
+    A hook changes the copy or returns another state. Raise InvalidTypeError if `state_dict` is not
+    a mapping.
     """
     if not isinstance(state_dict, Mapping):
         raise InvalidTypeError(f"state_dict must be a dict, not a {type(state_dict).__name__}.")
+    # As in torch: a hook may replace entries without a change of the user's dict.
     loaded_state = dict(cast("Mapping[str, Any]", state_dict))
     for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
         replacement = hook(optimizer, loaded_state)
@@ -191,11 +191,11 @@ def _run_pre_hooks(optimizer: Any, state_dict: object) -> dict[str, object]:
 def drop_unused(
     optimizer: Any, saved_state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str], list[Call]]:
-    """Return a state without entries that no option of the optimizer uses, such as gradient sums.
+    """Remove entries that no option of the optimizer uses, such as gradient sums, from a state.
 
     Returns:
-        The state, new if an entry was removed; warnings about removed entries; and calls that load
-        the history of judged steps.
+        The state, as a new dict if an entry was removed; warnings about removed entries; and
+        callables that load the history of the option `spikes`.
     """
     groups, history_calls = saved_state["param_groups"], list[Call]()
     has_judge = optimizer.step_options.judge is not None
@@ -229,13 +229,13 @@ def fit_state(
     convert: bool = False,
     values: Mapping[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Return a state whose codecs, random bits and DTensors are as the optimizer stores them.
+    """Return a state whose codecs, random bits and DTensors are those of the optimizer.
 
-    Return `saved_state` itself if the state and the optimizer have none of these.
+    Return `saved_state` itself if state and optimizer use no codecs, random bits or DTensors.
 
     Args:
-        notes: Receives warnings.
-        convert: True to convert other codecs and random bits. Otherwise these raise.
+        notes: A list to which warnings are added.
+        convert: True to convert other codecs and random bits. False raises for them.
         values: {parameter: new value} of parameters that are loaded with the state.
 
     Raises:
@@ -289,7 +289,7 @@ def _make_twin(optimizer: Any) -> Any:
 
 
 def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
-    """Return calls that replace state, groups and defaults of `optimizer` by the twin's."""
+    """Return calls that replace state, groups and defaults of `optimizer` by those of `twin`."""
     # `step_cache` stays: it has the held lock and the hooks, and its plans notice the new state.
     excluded = ("step_cache", "step_options", "defaults", *_HOOKS)
     attributes = {name: value for name, value in vars(twin).items() if name not in excluded}
@@ -304,14 +304,13 @@ def _move_calls(twin: Any, optimizer: Any) -> list[Call]:
 def _iterate_members(
     optimizer: Any, saved_groups: list[Any], problems: list[str]
 ) -> Iterator[tuple[Group, Any, Tensor, Any]]:
-    """Yield (group, saved key, parameter, label for messages) for each parameter, by order.
+    """Yield (group, saved key, parameter, label for messages) for each parameter, matched by order.
 
-    The group is a new dict with the saved options and torch's defaults, or the optimizer's group if
-    a saved option is invalid.
+    The group is a new dict with the saved options and torch's defaults. If a saved option is
+    invalid, the group is the optimizer's group.
 
     Args:
-        saved_groups: The groups of the state.
-        problems: Receives messages about invalid options.
+        problems: A list to which messages about invalid options are added.
     """
     probe = _make_twin(optimizer)
     groups = [
@@ -336,17 +335,14 @@ def _restore_dtypes(
     rule: Rule,
     options: StepOptions,
 ) -> None:
-    """Restore the saved dtype of tensors that torch's loader has cast or moved.
-
-    `entries` receives a copy in place of each of these tensors.
+    """Replace tensors that torch's loader has cast or moved by copies of the saved tensors.
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
-        saved_entries: The state as saved.
-        param: The parameter.
-        rule: The rule of the parameter. Its scalar slots keep a wider dtype.
-        options: The options, which define devices. If no option changes dtypes, only gradient sums
-            are replaced.
+        rule: The rule of the parameter. A scalar slot gets the wider of the saved and the loaded
+            dtype.
+        options: The options of the optimizer. If no option changes dtypes or devices, only
+            gradient sums are replaced.
     """
     kinds, scalar_names = options.kinds, {slot.name for slot in rule.scalar_slots}
     for name, value in saved_entries.items():
@@ -374,13 +370,13 @@ def _is_kept(tensor: Tensor) -> bool:
 def _restore_numbers(
     entries: dict[str, Any], saved_entries: Mapping[str, Any], slots: Iterable[Slot]
 ) -> None:
-    """Replace numbers, and slots with a fixed dtype, by copies of the saved tensors.
+    """Replace scalar slots, and slots with a fixed dtype, by copies of the saved tensors.
 
-    Torch's loader has cast them to the dtype of the parameter. A number with a wider dtype stays.
+    Torch's loader cast these slots to the parameter's dtype. A scalar slot stays if the cast made
+    it wider.
 
     Args:
         entries: The state of a parameter as torch's loader made it; changed.
-        saved_entries: The state as saved.
         slots: The slots of the rule with all options.
     """
     for slot in slots:
@@ -402,8 +398,6 @@ def fit_slots(
     Args:
         optimizer: The optimizer, or the copy that loads the state.
         storage: The dtypes of slots with all options.
-        group: The group of the parameter.
-        param: The parameter.
         entries: The state of the parameter, changed in place.
     """
     rule = optimizer.base_rule(group, param)
@@ -420,7 +414,7 @@ def fit_slots(
 
 
 def _as_number(tensor: Tensor) -> Tensor:
-    """Return a tensor of one number with shape () and a dtype with enough range for counts."""
+    """Return a tensor of one element in shape (), in a dtype that can hold large counts."""
     tensor = tensor.reshape(()) if tensor.dim() else tensor
     if tensor.dtype.is_floating_point:
         return tensor if tensor.dtype in state_mismatch.REAL_DTYPES else tensor.to(scalar_dtype())
@@ -480,7 +474,7 @@ def plan_load_in_place(optimizer: Any, saved_state: dict[str, Any]) -> Plan:
     if problems:
         raise mismatch(problems, class_name)
     for saved_group in saved_groups:
-        hypers_of(saved_group, optimizer.rule)
+        hypers_of(saved_group, optimizer.rule)  # Raises for invalid numbers before any write.
     keys = keys_in(saved_state)
     users = {key: entry for key, entry in saved_state["state"].items() if key not in keys}
     calls.append(partial(optimizer.state.update, users))
@@ -502,11 +496,11 @@ def _find_missing_entries(
     saved_states: Mapping[Tensor, Mapping[str, object]],
     optional: Collection[str],
 ) -> list[tuple[str, dict[str, object]]]:
-    """Return (name, present state) of each optional entry that only the present state has.
+    """Return (name, current state) of each optional entry that the saved state lacks.
 
     Args:
-        states: (parameter, present state) pairs.
-        saved_states: {parameter: saved state}; other parameters are skipped.
+        states: (parameter, current state) pairs.
+        saved_states: {parameter: saved state}. Parameters without a saved state are skipped.
         optional: The names of optional entries.
     """
     return [
@@ -528,19 +522,19 @@ def plan_entries(
     names: Collection[str] | None = None,
     optional: Collection[str] = (),
 ) -> list[Call]:
-    """Return calls that, with the writes in `pairs`, load the saved state of one parameter.
+    """Plan the load of one parameter's state: writes into tensors, and callables for the rest.
 
-    Sums of gradients are copied to the device of the parameter.
+    Return the callables, which replace entries of the dict `entries`. Return [] if the saved state
+    does not fit.
 
     Args:
-        entries: The state of the parameter, which the calls change.
+        entries: The current state of the parameter.
         saved_entries: The state to load.
         label: The name of the parameter, for messages.
-        problems: Receives differences; if there are any, [] is returned.
-        pairs: Receives (existing tensor, saved tensor) of entries that are written in place.
-        names: Optional. Keys that the optimizer owns. All other keys are the user's: their saved
-            entries replace present ones.
-        optional: Keys that may be missing; these entries then start as the parameter.
+        problems: A list to which reasons are added if the saved state does not fit.
+        pairs: A list to which (existing tensor, saved tensor) writes are added.
+        names: Optional. Keys that the optimizer owns. All other keys belong to the user.
+        optional: Keys that `saved_entries` may lack.
     """
     specs = _entry_specs(entries, saved_entries, param, names, optional)
     allowed = () if names is None else entries
@@ -587,9 +581,9 @@ def _entry_specs(
 def _list_dtypes(tensor: Tensor, widens: bool) -> list[torch.dtype]:
     """Return the dtypes that a saved tensor may have: the dtype of `tensor`, then narrower dtypes.
 
-    `widens` is True if the optimizer keeps a master and the saved state does not.
+    16-bit dtypes are included for float32 scalars, and for all float32 tensors if `widens` is True.
     """
-    # Earlier releases kept numbers beside masters in 16 bits, and some others in float32.
+    # Earlier releases stored scalars beside masters in 16 bits, and some others in float32.
     is_number = not tensor.dim()
     is_wider = tensor.dtype == torch.float32 and (widens or is_number)
     narrower = (torch.float32,) if tensor.dtype == torch.float64 and is_number else ()

@@ -1,10 +1,11 @@
-"""`torch.optim.lr_scheduler` itself, by this name, too."""
+"""Alias of the module `torch.optim.lr_scheduler`."""
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what checkers and editors see
+# Type checkers and editors read this import; the module is replaced at run time.
+if TYPE_CHECKING:
     from torch.optim.lr_scheduler import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
     from torch.optim.lr_scheduler import _LRScheduler as _LRScheduler
 

@@ -1,4 +1,4 @@
-"""Bytes of a training before its first step, by type of tensor."""
+"""Bytes of the tensors of a training, computed before its first step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXCLUDED = tuple(field.name for kind in OPTIONS if kind.has_resources for field
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Bytes of all tensors of a training with one name, dtype and device.
+    """Total bytes of the tensors of a training with equal name, dtype and device.
 
     Attributes:
         name: "weights", "gradients"; for the state, the key of the entry, such as "exp_avg"; or
@@ -49,7 +49,7 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of a training, as `memory` returns them; `print` shows a table.
+    """Result of `memory`; printing shows a table.
 
     Attributes:
         title: Name of the optimizer's class, with the options that are on.
@@ -101,10 +101,10 @@ class MemoryUse:
 def memory(
     params: nn.Module | FusedOptimizer | Params, rule: object = None, /, **options: Any
 ) -> MemoryUse:
-    """Return the bytes that a training takes from its second step on, without allocating them.
+    """Return the bytes of weights, gradients, optimizer state and copies in a training.
 
-    Counted are weights, gradients, state, and copies of these; not activations and temporary
-    buffers. Parameters may be on the device "meta". Nothing is changed.
+    The bytes are those after the first step, and are not allocated. Activations and temporary
+    buffers are not counted. Parameters may be on the device "meta". Nothing is changed.
 
     Args:
         params: A module; parameters or groups, as for an optimizer's constructor; or an optimizer
@@ -114,11 +114,11 @@ def memory(
         **options: Arguments of the class.
 
     Raises:
-        InvalidTypeError: `rule` is not a class of `thalweg.optim`, its name or a rule, or `params`
-            is another optimizer.
-        InvalidArgumentError: `params` is an optimizer, and a rule or option is passed, too; or no
-            class has the name `rule`.
-        TypeError, ValueError: As the constructor of the class raises them.
+        InvalidTypeError: `rule` is not a class of `thalweg.optim`, a name or a rule. Or `params` is
+            an optimizer of another package.
+        InvalidArgumentError: No class has the name `rule`. Or `params` is an optimizer, and `rule`
+            or an option is set, too.
+        TypeError, ValueError: The constructor of the class rejects an argument.
 
     Example:
         >>> import torch
@@ -190,11 +190,15 @@ class _Twins:
         return [original for original, _ in self._twins.values()]
 
     def of(self, argument: Any) -> Any:
-        """Return a parameter's twin, or a copy of a group or (name, parameter) pair with twins."""
+        """Return the twin of a parameter; in groups and tuples, replace parameters by twins.
+
+        Groups and tuples are copied. Any other argument is returned unchanged.
+        """
         if isinstance(argument, Tensor):
             return self._twins.setdefault(id(argument), (argument, _twin_of(argument)))[1]
         if isinstance(argument, dict) and "params" in argument:
             group = cast("Group", argument)
+            # As in torch, a group may have a single tensor.
             params = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
             return {**group, "params": [self.of(param) for param in params]}
         if isinstance(argument, tuple):
@@ -210,6 +214,7 @@ def _twin_of(param: Tensor) -> Tensor:
     """Return a parameter on the device "meta"; a DTensor for a DTensor."""
     shard = torch.empty_like(local(param).detach(), device="meta")
     twin = beside(shard, param)
+    # Integer tensors cannot require a gradient.
     return nn.Parameter(twin, param.requires_grad) if twin.is_floating_point() else twin
 
 
@@ -244,6 +249,7 @@ def _make_state(optimizer: Any) -> dict[Tensor, dict[str, Any]]:
             states_and_params.append((optimizer.part_of(rule, members.places[0], {}), params))
     state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
     for param_state, params in states_and_params:
+        # Creates masters, at which some slots start.
         param_state.targets(state, params, False)
         param_state.make(state, params, {}, (None, CPU))
         for param in params:
@@ -257,8 +263,7 @@ def _use_of(
     """Return the bytes of weights, gradients, state and copies of a training.
 
     Args:
-        optimizer: The optimizer over twins.
-        options: The options of the training.
+        optimizer: An optimizer of twins.
         weights: All parameters.
         twins: The twins of the parameters that the optimizer updates.
     """
@@ -279,9 +284,8 @@ def _use_of(
             if isinstance(entry, Tensor):
                 entry_device = device if entry.is_meta and not is_offloaded else "cpu"
                 entries[name, entry.dtype, entry_device] += local(entry).nbytes
-        if (
-            is_offloaded and param.requires_grad
-        ):  # a step copies gradients to the CPU, and weights back
+        # A step copies gradients to the CPU, and the new weights from there.
+        if is_offloaded and param.requires_grad:
             counts["weights", dtype, "cpu"] += size * dtype.itemsize
             counts["gradients", sum_dtype, "cpu"] += size * sum_dtype.itemsize
     if (judge := options.judge) is not None and judge.copies:
@@ -300,7 +304,13 @@ def _use_of(
 def _count_copies(
     copies: int, entries: Mapping[tuple[str, torch.dtype, str], int], params: Sequence[Tensor]
 ) -> Counter[tuple[str, torch.dtype, str]]:
-    """Return the bytes of `copies` copies of parameters and state, by (name, dtype, device)."""
+    """Return the bytes of `copies` copies of parameters and state, by (name, dtype, device).
+
+    Gradient sums are not copied.
+
+    Args:
+        entries: Bytes of the state by (name, dtype, device).
+    """
     counts: Counter[tuple[str, torch.dtype, str]] = Counter()
     for (name, dtype, device), nbytes in entries.items():
         if name != SUM:

@@ -37,13 +37,15 @@ class MixedArguments(Arguments):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            if group.get("rule") in KINDS:  # what an older release of torch had not is as it was
+            # Torch's `__setstate__` adds options that older releases of torch did not save.
+            if group.get("rule") in KINDS:
                 kind: Any = class_named(group["rule"])
                 group_state = {"state": {}, "param_groups": [group], "defaults": {}}
                 kind._torch.__setstate__(kind.__new__(kind), group_state)
 
 
-MixedArguments.__init__.__qualname__ = "Mixed.__init__"  # by which Python's errors call it
+# Python's errors about arguments name the function by its qualified name.
+MixedArguments.__init__.__qualname__ = "Mixed.__init__"
 
 
 class Mixed(Means, FusedTorchOptimizer, MixedArguments):
@@ -91,12 +93,14 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
                 options.
 
         Raises:
-            NotFoundError, TypeError, ValueError: As the class.
+            NotFoundError: The group has no rule.
+            TypeError, ValueError: The rule or an option is invalid.
         """
         candidate: object = param_group
         former_rules = self._named
         try:
-            if isinstance(candidate, dict):  # else torch refuses it
+            # Torch raises for other types.
+            if isinstance(candidate, dict):
                 index = len(self.param_groups)
                 if isinstance(rule := param_group.get("rule"), Rule):
                     self._named = _with_rule(former_rules, rule, index)
@@ -112,7 +116,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return _kind_named(group, self._named)
 
     def _choose_rule(self, group: Group) -> Rule:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the `Rule` for a group's options; raise NotFoundError if one is missing."""
+        """Return the `Rule` for a group's options; raise NotFoundError if an option is missing."""
         kind = _kind_named(group, self._named)
         try:
             return kind._choose_rule(group)
@@ -144,7 +148,7 @@ class Mixed(Means, FusedTorchOptimizer, MixedArguments):
         return super()._unfit_options(group, index)
 
     def _invalid_options(self, group: Mapping[str, Any]) -> dict[str, str]:
-        """Return {option: reason} for options that a group may not have."""
+        """Return {option: reason against it} of a group's options that its rule does not have."""
         reasons = super()._invalid_options(group)
         reasons.pop("rule", None)
         if group.get("differentiable"):
@@ -171,7 +175,8 @@ def _with_rule(rules_by_name: Mapping[str, Rule], rule: Rule, index: int) -> Map
         InvalidArgumentError: A class or another rule has the name of `rule`.
         RuleError: The rule cannot take a step.
     """
-    kind_of(rule)  # which could take a step
+    # Raises RuleError for a rule that cannot take a step.
+    kind_of(rule)
     conflict = f"a class of thalweg.optim is {rule.name!r}, too" if rule.name in KINDS else ""
     if rules_by_name.get(rule.name, rule) is not rule:
         conflict = "another rule of this optimizer has that name"
@@ -189,10 +194,6 @@ def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) ->
     Args:
         index: The index that the group will have.
         user_rules: {name: rule} of the user's rules.
-
-    Raises:
-        NotFoundError: The group has no rule.
-        InvalidTypeError, InvalidArgumentError, ValueError: The rule or an option is invalid.
     """
     if "rule" not in group:
         raise NotFoundError(
@@ -222,6 +223,7 @@ def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) ->
     # Options are compared with those of the constructor; the stand-in need not fit them.
     names = group.keys() - _IGNORED
     init_names = [name for name in kind.constructor_signature.parameters if name in names]
+    # Expanded from one element, so that a large layout takes no memory.
     template = torch.zeros(1, 1, dtype=torch.float32, device="cpu").expand(_shape_for(kind, group))
     checked = kind([template], **{name: group[name] for name in init_names}).param_groups[0]
     del checked["params"]
@@ -231,8 +233,7 @@ def _complete_group(group: Group, index: int, user_rules: Mapping[str, Rule]) ->
 def _shape_for(kind: Any, group: Group) -> tuple[int, ...]:
     """Return a small shape that the matrix layout of a group fits.
 
-    Raises:
-        ValueError: The layout is invalid.
+    Raise ValueError if the layout is invalid.
     """
     if user_rule := getattr(kind, "_prepared_rule", None):
         return user_rule.layout.smallest_shape

@@ -40,25 +40,27 @@ class DryRun:
         self.uses: dict[int, WeightUse] = dict(zip(copies.weights, trace.uses, strict=True))
         self.error: Exception | None = None
         args, kwargs = _arguments(model, inputs)
+        # The pass must not advance the user's random generator.
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             try:
                 with trace:
                     outputs = copies.model(*args, **kwargs)
                 trace.mark_returned(outputs, of_model=True)
-            except Exception as error:  # of the model's own code
+            # The code of a model may raise anything.
+            except Exception as error:
                 self.error = error
             uses = {id(copies.weights[key]): use for key, use in self.uses.items()}
             _run_layers(copies.model, trace, uses)
 
 
 def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, WeightUse]) -> None:
-    """Run each submodule alone if the model's pass has used none of its weights.
+    """Run submodules whose weights were not used, so that `trace` records their use.
 
-    A module runs before its children, and its errors are ignored.
+    A submodule runs if it has several traced weights, and none was used so far. A module runs
+    before its children. Errors of modules are ignored.
 
     Args:
-        module: A copy of the model, or a part of it.
-        trace: Records the uses.
+        module: A copy of the model, or a submodule of the copy.
         uses: {id(weight): record of its use}.
     """
     unused = [
@@ -71,7 +73,8 @@ def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, We
     traced_params = [param for param in module.parameters() if id(param) in uses]
     is_layer = len(traced_params) > 1 and not isinstance(module, nn.ModuleList | nn.ModuleDict)
     if len(unused) == len(traced_params) and is_layer:
-        with suppress(Exception):  # A module with other arguments is run in parts.
+        # If the module needs other arguments, its children are run instead.
+        with suppress(Exception):
             args = _layer_arguments(module)
             with trace:
                 outputs = module(*args)
@@ -81,7 +84,7 @@ def _run_layers(module: nn.Module, trace: ProjectionTrace, uses: Mapping[int, We
 
 
 def _layer_arguments(module: nn.Module) -> list[Any]:
-    """Return arguments for a layer: activations for the first one, None for others it needs."""
+    """Return arguments for a layer: activations first, then None for each other required one."""
     required = [
         parameter
         for parameter in inspect.signature(module.forward).parameters.values()
@@ -94,9 +97,6 @@ def _layer_arguments(module: nn.Module) -> list[Any]:
 class StandIns:
     """Copy of a model without hooks, with meta tensors for parameters of two dimensions or more.
 
-    Args:
-        model: The model.
-
     Attributes:
         model: The copy, in evaluation mode.
         weights: The meta tensors by the `id` of the parameter.
@@ -106,6 +106,7 @@ class StandIns:
         self.weights: dict[int, Tensor] = {}
         self._copies: dict[int, Any] = {}
         self.model: nn.Module = self._module(model)
+        # Attributes may refer to modules anywhere in the model, so that all copies exist first.
         for module in list(self._copies.values()):
             if isinstance(module, nn.Module):
                 for name, attribute in list(module.__dict__.items()):
@@ -120,17 +121,20 @@ class StandIns:
         # parameters.
         if cls.__name__.startswith("FSDP"):
             cls = next((base for base in cls.__mro__ if not base.__name__.startswith("FSDP")), cls)
+        # `deepcopy` would copy the memory of weights; a constructor would need arguments.
         new = object.__new__(cls)
         self._copies[id(module)] = new
         new.__dict__ = dict(module.__dict__)
-        new.__dict__.pop("forward", None)  # a patch of this instance would run the original
+        # A patched `forward` is bound to the original module.
+        new.__dict__.pop("forward", None)
         for name in _HOOKS:
             if name in new.__dict__:
                 new.__dict__[name] = OrderedDict()
         new.__dict__["training"] = False
         if new.__dict__.get("_compiled_call_impl") is not None:
             new.__dict__["_compiled_call_impl"] = None
-        if "_disable_adapters" in new.__dict__:  # of PEFT: only the base layer is of interest
+        # PEFT then runs the base layer alone, whose outputs define the layout of `lora_B`.
+        if "_disable_adapters" in new.__dict__:
             new.__dict__["_disable_adapters"] = True
         new.__dict__["_parameters"] = {
             param_name: self._param(param) for param_name, param in module._parameters.items()
@@ -145,7 +149,10 @@ class StandIns:
         return new
 
     def _param(self, param: nn.Parameter | None) -> nn.Parameter | None:
-        """Return a parameter's stand-in: a meta tensor from two dimensions on, else zeros."""
+        """Return a stand-in for a parameter: a meta tensor, or zeros for fewer than two dimensions.
+
+        Return None for None.
+        """
         if param is None or id(param) in self._copies:
             return None if param is None else self._copies[id(param)]
         dtype = torch.float32 if param.is_floating_point() else param.dtype
@@ -191,7 +198,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (positional, keyword) arguments of a forward pass.
 
-    The arguments are `inputs`, or, if None, token ids or zeros that fit the signature.
+    If `inputs` is None, the arguments are token ids or zeros of shapes that fit the model.
     """
     if isinstance(inputs, Mapping):
         return (), dict(inputs)

@@ -1,4 +1,4 @@
-"""Decisions about parameters by the class of their module, and by its source."""
+"""Decisions about matrix layouts of parameters by the class and the source of their modules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from thalweg.optim.selectors import EMBEDDINGS
 Decision = tuple[MatrixLayout | None, str]
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# `RNNBase` is last because `LSTM` and `GRU` are subclasses of it.
 _GATES = ((nn.LSTM, 4), (nn.LSTMCell, 4), (nn.GRU, 3), (nn.GRUCell, 3), (nn.RNNBase, 1))
 _ROUTER = re.compile(r"router|gating", re.IGNORECASE)
 _NOT_MULTIPLIED = re.compile(r"bias|emb|pos|token|mask|scale", re.IGNORECASE)
 
 
 def class_decision(layers: Iterable[nn.Module], leaf: str, param: Tensor) -> Decision | None:
-    """Return (layout or None for AdamW, reason) if the class of an owner decides, else None.
+    """Return (layout or None for AdamW, reason) if the class of a module decides, else None.
 
     Args:
         layers: The modules that own the parameter.
@@ -56,10 +57,9 @@ def is_router(model: nn.Module, name: str) -> bool:
 def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> MatrixLayout | None:
     """Return the layout of a LoRA matrix of PEFT; None for any other parameter.
 
-    `lora_A` is one matrix. `lora_B` is split like the outputs of its base weight.
+    `lora_A` is one matrix. `lora_B` has as many blocks of rows as the weight that it adapts.
 
     Args:
-        name: The name of the parameter.
         layout_of: `layout_of(name)` returns the layout of the weight called `name`.
     """
     if re.search(r"\.lora_A\.[^.]+\.weight$", name):
@@ -72,11 +72,11 @@ def adapter_layout(name: str, layout_of: Callable[[str], MatrixLayout]) -> Matri
 
 
 def is_whole_by_source(model: nn.Module, name: str, owner: nn.Module) -> bool:
-    """Return True if source code shows that a layer's outputs stay in one piece.
+    """Return True if source code shows that no code splits the output of a layer.
 
-    True for each member of a `Sequential` except the last. True if the parent class calls the layer
-    in its source and never splits, slices or reshapes the result. False otherwise, also without
-    source.
+    In a `Sequential`, return True for each layer except the last. In any other module, return True
+    if the source of its class calls the layer and never splits, slices or reshapes the result.
+    Return False without source.
 
     Args:
         name: The name of the layer's weight among the parameters of `model`.

@@ -1,4 +1,4 @@
-"""Decides whether the engines or torch take a step of a `torch.optim` optimizer."""
+"""Decides if engines (fused kernels of this package) or torch's code take a step."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def engines_support(
     anywhere: bool = False,
     coded: Container[str] = (),
 ) -> bool:
-    """Return True if the engines compute steps of these gradients, parameters and states.
+    """Return True if the engines can update all parameters in `pairs`.
 
     Args:
         pairs: (gradient, parameter) pairs. A parameter that occurs twice is not supported.
-        state: The states of the parameters.
         names: The keys that a step reads from a state; other entries belong to the user.
-        allows_float32_sums: True if gradients of 16-bit parameters may be float32, as sums are.
-        anywhere: True to accept devices without an engine.
-        coded: The names of slots that may be stored as bytes of a codec.
+        allows_float32_sums: True to accept float32 gradients of 16-bit parameters, which
+            accumulation produces.
+        anywhere: True to accept tensors on any device, even without an engine.
+        coded: The names of slots that may be uint8 tensors of encoded values.
     """
     for grad, param in pairs:
         slots = [
@@ -62,14 +62,15 @@ def engines_support(
 def find_shared_scalar(
     params: Sequence[Tensor], state: Mapping[Tensor, Any], names: Container[str]
 ) -> tuple[str, list[Tensor]] | None:
-    """Return (state key, both parameters) of a number tensor that two parameters share, or None.
+    """Return (state key, [first, second parameter]) if two parameters share one tensor, else None.
 
-    Torch's step increases a shared tensor twice, the engines increase it once.
+    Torch's step would increase a shared step count twice; engines increase it once.
     """
     first_owner: dict[int, Tensor] = {}
     for param in params:
         for name, value in state.get(param, {}).items():
             if name in names and isinstance(value, Tensor):
+                # A tensor without memory has the address 0.
                 first = first_owner.setdefault(value.data_ptr() or id(value), param)
                 if first is not param:
                     return name, [first, param]

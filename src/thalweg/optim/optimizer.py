@@ -1,10 +1,11 @@
-"""`torch.optim.optimizer` itself, by this name, too."""
+"""Alias of the module `torch.optim.optimizer`."""
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what checkers and editors see
+# Type checkers and editors read this import; the module is replaced at run time.
+if TYPE_CHECKING:
     from torch.optim.optimizer import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
     from torch.optim.optimizer import ParamsT as ParamsT
     from torch.optim.optimizer import required as required

@@ -1,8 +1,8 @@
-"""Per-parameter numbers of an optimizer, such as step counts: one *column* for each state key.
+"""Per-parameter numbers such as step counts: a *column* has those of one state key.
 
-Torch keeps each number in a separate tensor of shape (). Here these are views of one tensor, so
-that all are read and written at once, and one version counter detects writes by other code. Tensors
-that other code put into the state, or that processes share, stay in place.
+Torch keeps each number in a separate tensor of shape (). Here these are views of one tensor, the
+*block*, so that all are read and written at once, and one version counter detects writes by other
+code. Tensors that other code put into the state, or that processes share, stay in place.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ class _StoredNumbers:
     """Base class of columns whose numbers are elements of tensors that the host reads.
 
     Args:
-        name: The key in the state of a parameter.
-        views: The tensors in the state.
         storages: The memory of the tensors.
     """
 
@@ -91,8 +89,8 @@ class Column(_StoredNumbers):
         block: A tensor of one dimension.
 
     Attributes:
-        common: The number that all parameters have; None if they differ.
-        reads: How often the numbers were read again after writes by other code.
+        common: The number of all parameters if their numbers are equal; else None.
+        reads: The number of times that `read` found numbers written by other code.
     """
 
     def __init__(self, name: str, views: Sequence[Tensor], block: Tensor) -> None:
@@ -105,6 +103,7 @@ class Column(_StoredNumbers):
         first, size = block.data_ptr(), block.element_size()
         positions = [(pointer - first) // size for pointer in self._pointers]
         self.places = None
+        # Without an index, one operation reads or writes the whole block.
         if positions != list(range(len(block))):
             self.places = torch.tensor(positions, dtype=torch.int64, device=block.device)
         kind = _SCALARS.get(block.dtype, float)
@@ -120,19 +119,18 @@ class Column(_StoredNumbers):
         return self._pointers
 
     def read(self) -> None:
-        """Update `values`, `common` and `reads` if other code wrote to the numbers.
+        """Read the block. If other code wrote to it, update `values`, `common` and `reads`.
 
-        Numbers on the CPU are compared in every call: writes through NumPy, `.data` and collectives
-        change no version. Numbers on a device are read only if the version changed, because a read
-        waits for the device.
+        A block on a GPU is read only if its version counter changed.
         """
+        # Writes through NumPy, `.data` and collectives change no version; a GPU is not waited for.
         if self.is_known and not self._is_on_host:
             return
         elements = self.block if self.places is None else self.block[self.places]
         scalars = elements.tolist()
         if not self.is_known or scalars != self.values:
             self.reads += 1
-            # A step's number is Python's, as torch has it; others keep the type of their state.
+            # Torch computes with step counts as Python numbers; others keep the type of the block.
             self._set_values(list(map(self._scalar, scalars)))
             self._version = self.block._version
 
@@ -158,7 +156,7 @@ class Column(_StoredNumbers):
         return self._version == self.block._version
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls that write new numbers into the block; the step runs them in its commit.
+        """Return a list of one callable that writes new numbers into the block.
 
         Args:
             values: One number per parameter, or a single number for all.
@@ -179,16 +177,18 @@ class Column(_StoredNumbers):
         return [partial(self.block.index_copy_, 0, self.places, tensor)]
 
     def wrote(self, values: Sequence[object]) -> None:
-        """Update `values` after new numbers were written, rounded to the dtype of the block.
+        """Store new numbers, rounded to the dtype of the block, after `writing` has written them.
 
-        Do nothing for numbers that are not step counts, float32 or float64: `read` updates them.
+        Do nothing for numbers that `read` updates: numbers in other dtypes than float32 and
+        float64, except step counts.
         """
         kind = _SCALARS.get(self.dtype)
         if kind is not None:
             values = [kind(_stored(value, self.dtype)).item() for value in values]
         if self.name == STEP or kind is not None:
             self._set_values(list(map(self._scalar, values)))
-            self._version += 1  # last: what is interrupted before is read again
+            # The last assignment: after an interruption before it, `read` reads the numbers again.
+            self._version += 1
 
 
 class ForeignColumn(_StoredNumbers):
@@ -223,21 +223,23 @@ class ForeignColumn(_StoredNumbers):
         self.common = self.values[0] if len({*scalars}) == 1 and self.kinds is None else None
 
     def writing(self, values: Sequence[object]) -> list[Call]:
-        """Return calls that write numbers into the state tensors; a step's commit runs the calls.
+        """Return callables that write numbers into the state tensors.
 
-        To a step count, a call adds the difference between the new count and the count that `read`
-        stored: increments by other code stay. A count shared by parameters is increased once.
+        A step count is not overwritten. Its callable adds the difference between the new count and
+        the last read count, so that increments by other code stay. A tensor of several parameters
+        is increased once.
 
         Args:
             values: One number per parameter, or a single number for all.
         """
         scalars = [*values] * len(self.views) if len(values) == 1 else values
-        if self.name == STEP:  # as torch counts, which others may do meanwhile
+        # Torch increases counts in place, too; other code may do so between `read` and the write.
+        if self.name == STEP:
             increments = map(operator.sub, scalars, self.values)
-            # Torch adds no float to an integer.
+            # `add_` of a float to an integer tensor raises.
             kinds = [float if view.is_floating_point() else int for view in self.views]
             updates = zip(self._pointers, self.views, kinds, increments, strict=True)
-            # One that several parameters have is counted once.
+            # Keys are addresses: a tensor that several parameters share has one entry.
             calls = {address: partial(view.add_, kind(x)) for address, view, kind, x in updates}
             return [*calls.values()]
         pairs = zip(self.views, scalars, strict=True)
@@ -251,7 +253,6 @@ class PlainColumn:
     """Per-parameter numbers that are Python numbers in the state.
 
     Args:
-        name: The key in the state of a parameter.
         owners: The states of the parameters.
         values: The numbers of the parameters before their first step.
     """
@@ -279,6 +280,7 @@ class PlainColumn:
 
     def writing(self, values: Sequence[Any]) -> list[Call]:
         scalars = [*values] * len(self._owners) if len(values) == 1 else values
+        # A loaded state may have tensors in place of Python numbers.
         return [
             partial(tensor.fill_, value)
             if isinstance(tensor := entries.get(self.name), Tensor)
@@ -294,6 +296,7 @@ class Blocks:
     """Registry of blocks: tensors that an optimizer created and whose elements are its numbers."""
 
     def __init__(self) -> None:
+        # Weak: a block lives as long as a view of it is in a state.
         self._blocks: dict[int, ref[Tensor]] = {}
 
     def views(self, block: Tensor) -> list[Tensor]:
@@ -320,7 +323,8 @@ class Blocks:
         # Its storage is another one after `scalar.data = other` or `scalar.set_(other)`.
         if block is None or weak is None or weak() is not block or scalar.dim():
             return None
-        if _is_shared(block):  # and what other processes write has no version here
+        # Writes by other processes do not change the version counter of this process.
+        if _is_shared(block):
             return None
         shares_storage = scalar.untyped_storage()._cdata == block.untyped_storage()._cdata
         return block if shares_storage and scalar.dtype == block.dtype else None
@@ -328,15 +332,15 @@ class Blocks:
     def gather(
         self, state: Mapping[Any, Any], names: Iterable[str], are_in_blocks: bool = False
     ) -> None:
-        """Move numbers that are single tensors in `state` to new blocks.
+        """Move numbers in `state` from single tensors to new blocks, one per key, dtype and device.
 
-        Numbers with one name, dtype and device share a block. Tensors of other code stay.
+        Shared tensors and tensors of subclasses stay.
 
         Args:
-            state: The state of an optimizer; changed.
+            state: The state of an optimizer, whose entries are replaced by views of the blocks.
             names: The keys of the numbers.
-            are_in_blocks: True to move numbers that are spread over several registered blocks
-                instead.
+            are_in_blocks: True to move numbers of several registered blocks into one block. Single
+                tensors then stay.
         """
         for name in names:
             owners_by_kind: dict[Any, list[dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""State of the parameters that one rule updates, from one step to the next."""
+"""State of the parameters that one rule updates: slots, and per-parameter numbers in columns."""
 
 from __future__ import annotations
 
@@ -88,11 +88,10 @@ def check_number(scalar: object, label: str) -> None:
 class ParamState:
     """State of the parameters that one rule updates.
 
-    The state of a parameter is created at its first gradient, and added to the optimizer's state
-    with the writes of the step: for torch, no state means no step yet.
+    A step first creates missing state as *new entries*, which `made_of` returns. They are added to
+    the optimizer's state with the writes of the step: for torch, no state means no step yet.
 
     Args:
-        rule: The rule.
         scalar_specs: {name: specification} of per-parameter numbers; the attribute `numbers`.
         has_python_scalars: True if the numbers are Python numbers.
         kinds: The storage of parameters and their state.
@@ -101,8 +100,8 @@ class ParamState:
     Attributes:
         plans: The cached plans of the rule's updates.
         columns: The per-parameter numbers, a column for each key.
-        scalar_devices: The device that alone has the numbers, or None; and their device if the host
-            has them.
+        scalar_devices: (GPU of numbers that the host does not read or None, device of other
+            numbers).
         first: The name of the rule's first slot.
         lacked: {slot that the step creates: flag per parameter, True if it lacked the slot}.
         locals: The local parts of parameters and slots, if any is a DTensor; else None.
@@ -138,9 +137,9 @@ class ParamState:
         self._settled_values: list[object] | None = None
 
     def stands(self, state: Mapping[Tensor, Entries], params: Sequence[Tensor]) -> bool:
-        """Return True if parameters and state are the objects that `settle` recorded.
+        """Return True if parameters, states and entries are the objects that `settle` recorded.
 
-        Parameters, dictionaries and entries are compared by identity. Gradient sums may differ.
+        Replaced gradient sums are accepted.
         """
         last_values = self._settled_values
         return (
@@ -175,17 +174,13 @@ class ParamState:
         starts: Mapping[int, Entries],
         scalar_devices: tuple[torch.device | None, torch.device],
     ) -> None:
-        """Create the missing slots and numbers of parameters, and set `params` and `columns`.
-
-        New entries are not in `state` yet: the calls of `publishing` add them.
+        """Create missing slots and numbers of parameters as new entries; set `params`, `columns`.
 
         Args:
             state: The state of the optimizer. Only slots on a wrong device are replaced in it.
-            params: The parameters of a step.
-            starts: {id(parameter): {name: initial value}}, where the rule's initial value does not
-                apply.
-            scalar_devices: (device of numbers that the host does not read or None, device of
-                numbers that the host reads).
+            starts: {id(parameter): {name: initial value}} of values that differ from the rule's
+                initial values.
+            scalar_devices: New value of the attribute `scalar_devices`.
         """
         # Until `settle`, the state must not look like that of a finished step: this one may fail.
         self._settled_values = None
@@ -194,9 +189,11 @@ class ParamState:
         if self.locals is None:
             self.locals = make_local_shards(params)
         self.params = list(params)
+        # `state[param]` creates an entry, which a rule without state must not have, as in torch.
         self.owners = [
             state[param] if remembers or self._kinds.has_master(param) else {} for param in params
         ]
+        # A loaded state may be on the device of its parameters, although it is to be offloaded.
         for param, entries in zip(params, self.owners, strict=True):
             entries |= self._kinds.brought_home(entries, param)
         self._owner_of = {id(p): entries for p, entries in zip(params, self.owners, strict=True)}
@@ -219,17 +216,15 @@ class ParamState:
             from thalweg._core.quantized_slots import shape_entry
         for param in self.params:
             entries = self._fresh[id(param)]
+            # Encoded slots are bytes, which do not tell the shape of the parameter.
             if torch.uint8 in (x.dtype for x in entries.values() if isinstance(x, Tensor)):
                 entries[ENCODED_SHAPE] = shape_entry(param)
 
     def _make_slots(self, slot: Slot, starts: Mapping[int, Entries]) -> None:
-        """Create a slot for each parameter whose state lacks it, as a new entry; see `made_of`.
+        """Create `slot`, as a new entry, for each parameter whose state lacks the slot.
 
-        If any parameter lacks it, `self.lacked` receives a flag per parameter.
-
-        Args:
-            slot: The slot of the rule.
-            starts: {id(parameter): {name: initial value}}, where the slot's own does not apply.
+        If any parameter lacks the slot, set `self.lacked[slot.name]`: True per such parameter, else
+        False. `starts` is the argument of `make`.
         """
         name, start = slot.name, slot.initial
         missing_flags = [entries.get(name) is None for entries in self.owners]
@@ -260,6 +255,7 @@ class ParamState:
                 tensor = next(new_tensors)
                 if param_start != start:
                     tensor.fill_(param_start)
+            # Averages and the like start at the weight instead of a number.
             if name in self._kinds.beginning:
                 tensor.copy_(local(self._initial_source(param)).detach())
             self._fresh[id(param)][name] = tensor if slot.scalar else beside(tensor, param)
@@ -267,7 +263,7 @@ class ParamState:
     def _make_encoded(
         self, slot: Slot, lacking: Sequence[Tensor], starts: Mapping[int, Entries]
     ) -> None:
-        """Create an encoded slot for the parameters in `lacking`, as new entries; see `made_of`."""
+        """Create an encoded slot, as a new entry, for each parameter in `lacking`."""
         with importing:
             from thalweg._core.quantized_slots import make_slots
         initials = [starts.get(id(param), {}).get(slot.name, slot.initial) for param in lacking]
@@ -277,22 +273,20 @@ class ParamState:
     def _initial_source(self, param: Tensor) -> Tensor:
         """Return the weight from which slots of a parameter in `StateStorage.beginning` start.
 
-        It is the parameter, its offloaded copy, or its master with values that other code wrote to
-        the parameter.
+        The weight is the parameter, its offloaded copy, or its master. If other code wrote to the
+        parameter, the master has the new values.
         """
         target, kinds = self._target_of.get(id(param), param), self._kinds
         has_copy = kinds.has_master(param) and not kinds.is_away(param)
         return resumed(target, param) if has_copy else target
 
     def _column(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> AnyColumn:
-        """Return a column of a per-parameter number, over the tensors in the state if possible.
+        """Return the column for the state key `name`, with the tensors in the state if possible.
 
-        Missing numbers, and views that replace tensors, become new entries; see `made_of`.
+        If a number is missing, or if a tensor must be replaced, create new entries.
 
         Args:
-            name: The key in the state.
-            kind: The specification of the number.
-            starts: {id(parameter): {name: initial number}}, where `kind.start` does not apply.
+            starts: {id(parameter): {name: initial number}} of numbers other than `kind.start`.
         """
         scalars = self._numbers_of(name, kind, starts)
         if self._has_python_scalars:
@@ -307,13 +301,14 @@ class ParamState:
             if scalar_device is not None:
                 return self._device_column(name, widened, kind.dtype, scalar_device)
             return Column(name, *self._make_block(name, widened, kind.dtype))
-        # Such as those of a state of which torch made each its parameter's dtype.
+        # Torch's loader casts numbers to the dtypes of their parameters, which may differ.
         kinds = {tensor.dtype for tensor in tensors}
         if tensors and len(tensors) < len(scalars):
             kinds.add(kind.dtype or scalar_dtype())
         are_mixed = len(kinds) > 1
         foreign = tensors if are_mixed else [x for x in tensors if not self._blocks.have(x)]
         device = scalar_device or host_device
+        # Tensors of other code stay in the state, as that code may keep references to them.
         if foreign and all(x.device == scalar_device or scalar_device is None for x in foreign):
             return self._foreign_column(name, scalars, kind.dtype, device)
         if scalar_device is not None:
@@ -324,16 +319,13 @@ class ParamState:
         return Column(name, scalars, block)
 
     def _numbers_of(self, name: str, kind: ScalarSpec, starts: Mapping[int, Entries]) -> list[Any]:
-        """Return the number `name` of each parameter from its state, or else the initial number.
+        """Return the number `name` of each parameter: from its state, or the initial number.
 
         Args:
-            kind: The specification of the number.
-            starts: {id(parameter): {name: initial number}}, where `kind.start` does not apply.
+            starts: {id(parameter): {name: initial number}} of numbers other than `kind.start`.
 
         Raises:
-            NotFoundError: A state has other entries, but not this number, and `kind.may_lack` is
-                False.
-            InvalidArgumentError, InvalidTypeError, LayoutError: `check_number` rejects a tensor.
+            NotFoundError: A state that is not empty lacks the number, unless `kind.may_lack`.
         """
         scalars: list[Any] = []
         for param, entries in zip(self.params, self.owners, strict=True):
@@ -348,13 +340,12 @@ class ParamState:
     def _foreign_column(
         self, name: str, scalars: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> AnyColumn:
-        """Return a column over one tensor of shape () per parameter, from `scalars` or new.
-
-        New tensors become new entries; see `made_of`.
+        """Return a column with a separate tensor for each parameter.
 
         Args:
-            scalars: For each parameter, a tensor of the state or an initial number.
-            dtype, device: Dtype (None for torch's of numbers) and device of new tensors.
+            scalars: For each parameter, its tensor in the state; or an initial number, for which a
+                tensor is created as a new entry.
+            dtype, device: Dtype and device of new tensors. The dtype None is `scalar_dtype()`.
         """
         views: list[Tensor] = []
         for param, scalar in zip(self.params, scalars, strict=True):
@@ -371,13 +362,13 @@ class ParamState:
     def _device_column(
         self, name: str, scalars: Sequence[object], dtype: torch.dtype | None, device: torch.device
     ) -> DeviceColumn:
-        """Copy `scalars` into one new tensor on a device; return its column.
+        """Copy `scalars` into one new tensor on a device; return the column of this tensor.
 
-        Views of the elements become new entries; see `made_of`.
+        Views of the elements become new entries.
 
         Args:
             scalars: For each parameter, a tensor of the state or an initial number.
-            dtype: The dtype if `scalars` has no tensors; None for torch's dtype of numbers.
+            dtype: The dtype if `scalars` has no tensors; None for `scalar_dtype()`.
         """
         dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
         if dtypes:
@@ -397,11 +388,11 @@ class ParamState:
     ) -> tuple[list[Tensor], Tensor]:
         """Copy `scalars` into one new tensor; return (views of its elements, the tensor).
 
-        The views become new entries; see `made_of`.
+        The views become new entries.
 
         Args:
             scalars: For each parameter, a tensor of the state or an initial number.
-            dtype: The dtype if `scalars` has no tensors; None for torch's dtype of numbers.
+            dtype: The dtype if `scalars` has no tensors; None for `scalar_dtype()`.
         """
         dtypes = [scalar.dtype for scalar in scalars if isinstance(scalar, Tensor)]
         dtype = dtypes[0] if dtypes else dtype or scalar_dtype()
@@ -415,13 +406,12 @@ class ParamState:
     def targets(
         self, state: Mapping[Tensor, Entries], params: Sequence[Tensor], is_unchanged: bool
     ) -> Sequence[Tensor]:
-        """Return the tensor that a step updates for each parameter.
+        """Return, for each parameter, the tensor that a step updates, called the target.
 
-        It is the parameter; or its master or offloaded copy, which this call creates or refreshes.
+        A target is the parameter itself, its float32 master, or its copy on the CPU. Masters and
+        copies are created or refreshed.
 
         Args:
-            state: The state of the optimizer.
-            params: The parameters of the step.
             is_unchanged: True if parameters and state are unchanged since the last step.
 
         Raises:
@@ -435,7 +425,7 @@ class ParamState:
         if is_unchanged:
             targets = stand_ins.refresh_targets()
         else:
-            # This step may fail after others stand for the parameters.
+            # The step may fail after this, with new targets and the old state.
             self._settled_values = None
             targets = stand_ins.stand_for(params, state)
         self._target_of = {id(p): target for p, target in zip(params, targets, strict=True)}
@@ -472,6 +462,7 @@ class ParamState:
         If only `lr` changed since `cached_options`, return a copy with the new rate.
         """
         group = optimizer.param_groups[group_index]
+        # Schedulers change only `lr`, in each step; all other options were validated before.
         if cached_options is not None and (options := cached_options.with_rate(group)) is not None:
             return options
         if cached_options is None or not cached_options.hold_beside_rate(group):
@@ -490,7 +481,7 @@ class ParamState:
 
     @property
     def publishes_numbers_only(self) -> bool:
-        """True if a plan made no state except the block of step counts."""
+        """True if new entries only replace numbers: no slot and no number was missing."""
         return all(
             value is self._owner_of[param].get(name)
             or (name in self.numbers and isinstance(self._owner_of[param].get(name), Tensor))
@@ -499,7 +490,7 @@ class ParamState:
         )
 
     def publishing(self) -> list[Call]:
-        """Return calls that add the new entries to the optimizer's state; [] if there are none."""
+        """Return callables that add new entries to the optimizer's state; [] without any."""
         if not self._fresh:
             return []
         owned = zip(self.params, self.owners, strict=True)
@@ -510,12 +501,9 @@ class ParamState:
         ]
 
     def settle(self, state: Mapping[Tensor, Entries]) -> None:
-        """Record the present state for `stands`, and forget the new entries.
-
-        Call this after the writes of a step.
-        """
+        """Record parameters and state for `stands`, and drop new entries; call it after a step."""
         self._stand_ins.settle()
-        # Python numbers were replaced in the state.
+        # Each step replaces Python numbers in the state, so that the new objects are recorded.
         if self._settled_values is not None and not self._has_python_scalars:
             return
         self._fresh = {}

@@ -1,8 +1,8 @@
-"""Trace of a forward pass: numbers, called labels, show how each output of a weight is used.
+"""Trace of a forward pass: integers, called labels, follow each output (row) of each weight.
 
-An *output* of a weight is a row (or column) of it. A *label* is a number that identifies an output
-of a weight. Each product of a weight and activations has an integer tensor of labels, one per
-element.
+An *output* of a weight is a row of it, or a column of a transposed weight. A *label* is an integer
+that identifies an output of a weight. Each product of a weight and activations has an integer
+tensor of labels, one per element.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ class ProjectionTrace(TorchFunctionMode):
     activations are zeros. Each element of a product has the label of an output of the weight.
     Views, copies and elementwise functions pass labels on.
 
-    Args:
-        weights: The meta tensors.
-
     Attributes:
         uses: How each weight is used, in the order of `weights`.
     """
@@ -73,7 +70,10 @@ class ProjectionTrace(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function; record its use of weights and labels; return its result."""
+        """Run a torch function and record how it uses weights and labelled tensors.
+
+        Return its result, except for a function of weights; see `_call_with_weight`.
+        """
         del types
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
@@ -86,7 +86,8 @@ class ProjectionTrace(TorchFunctionMode):
             if self._use_of(weight) is not None:
                 return self._call_with_weight(func, name, args, options, weight)
         output = func(*args, **options)
-        with suppress(Exception):  # Outputs that are not followed make a layout undecided.
+        # An error here only leaves outputs without labels, and so a layout undecided.
+        with suppress(Exception):
             self._trace_labels(func, name, args, options, output)
         return output
 
@@ -115,11 +116,11 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> Any:
         """Call a function that takes a weight, or a view of a weight, and record the use.
 
-        Return a view of the weight if the function returns views, and zeros for a product.
-        Otherwise return the result with zeros in place of weights.
+        Return the weight or a view of it for functions that return views. For a product with
+        activations, return labelled zeros. For any other function, run it with zeros in place of
+        weights.
 
         Args:
-            func, name, args, kwargs: The function, its name, and its arguments.
             weight: The first weight in the arguments.
         """
         if args and args[0] is weight:
@@ -157,13 +158,10 @@ class ProjectionTrace(TorchFunctionMode):
         shape: tuple[int, ...],
         roles: tuple[str, list[int | None]],
     ) -> Tensor:
-        """Return zeros with the shape of the product of a weight and activations, and label them.
+        """Return labelled zeros as the product of a weight and activations; record the product.
 
         Args:
-            name: The name of the function.
-            weight, activations: The factors.
-            shape: The shape of the product.
-            roles: The result of `product_roles`.
+            roles: (letters, indices): the roles of the weight's dimensions; see `product_roles`.
         """
         use = cast("WeightUse", self._use_of(weight))
         product = torch.zeros(shape, dtype=activations.dtype, device="cpu")
@@ -178,12 +176,12 @@ class ProjectionTrace(TorchFunctionMode):
     def _label_product(
         self, product: Tensor, use: WeightUse, outputs: Any, roles: tuple[str, list[int | None]]
     ) -> None:
-        """Set the labels of the product of a weight.
+        """Label each element of a product with its output of the weight.
 
         Args:
-            use: The record of the weight.
+            use: The record of the weight. Its first product sets `first_label`.
             outputs: The output index of each element of the weight; see `WeightUse.add_product`.
-            roles: The result of `product_roles`.
+            roles: The roles of the weight's dimensions; see `product_roles`.
         """
         if not use.first_label:
             use.first_label = self._label_count + 1
@@ -201,6 +199,7 @@ class ProjectionTrace(TorchFunctionMode):
             else:
                 axes.append((place % product.dim(), axis))
                 sizes[place % product.dim()] = labels.shape[axis]
+        # Axes move to their places in the product; all other dimensions of it are broadcast.
         order = [axis for _, axis in sorted(axes)]
         order += [axis for axis in range(labels.dim()) if axis not in order]
         self._set_labels(product, labels.permute(order).reshape(sizes).expand(product.shape))
@@ -228,12 +227,16 @@ class ProjectionTrace(TorchFunctionMode):
         """Return CPU zeros in place of a weight; other arguments unchanged."""
         if not isinstance(argument, Tensor) or self._use_of(argument) is None:
             return argument
+        # An expanded zero takes no memory, but functions may not write to it.
         if argument.numel() > _LARGEST_COPY:
             return torch.zeros((), dtype=argument.dtype, device="cpu").expand(argument.shape)
         return torch.zeros(argument.shape, dtype=argument.dtype, device="cpu")
 
     def _pass_channels(self, source: Tensor, output: Tensor) -> None:
-        """Copy the labels of a depthwise convolution's input to its result."""
+        """Label each channel of a depthwise convolution's result as the input channel.
+
+        If the numbers of channels differ, record a joint use of all outputs instead.
+        """
         labels = self._labels_of(source)
         axis = 1 if source.dim() == output.dim() == 3 or source.dim() > 3 else 0
         if labels is None or source.shape[axis] != output.shape[axis]:
@@ -246,11 +249,9 @@ class ProjectionTrace(TorchFunctionMode):
     def _trace_labels(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Label the results of a function of labelled tensors, or record that it uses the outputs.
+        """Label the result of a function if it keeps outputs apart; else record the use of outputs.
 
-        Args:
-            func, name, args, kwargs: The function, its name, and its arguments.
-            output: Its result.
+        Do nothing without a labelled argument.
         """
         labelled = [arg for arg in tensors_in((args, kwargs)) if id(arg) in self._labels]
         results = tensors_in(output)
@@ -286,10 +287,15 @@ class ProjectionTrace(TorchFunctionMode):
         kwargs: dict[str, Any],
         results: list[Tensor],
     ) -> None:
-        """Label the results of a function that only moves elements: call it on the labels."""
+        """Label `results` of a function that only moves elements, such as `transpose`.
+
+        The labels are the result of the function on the labels of its arguments.
+        """
+        # Labels may have other strides than their tensor, so that `view` could raise.
         func = Tensor.reshape if name == "view" else func
+        # The indices depend on data, so that any output may be gathered.
         if name in ("gather", "take_along_dim"):
-            self._consume(args[0])  # Which outputs are gathered depends on data.
+            self._consume(args[0])
         moved_labels = func(*mapped(args, self._label_arg), **mapped(kwargs, self._label_arg))
         for tensor, labels in zip(results, tensors_in(moved_labels), strict=True):
             self._set_labels(tensor, labels)
@@ -302,9 +308,9 @@ class ProjectionTrace(TorchFunctionMode):
         self._set_labels(output, halves[0])
 
     def _mark_uses(self, name: str, labelled: Sequence[Tensor], max_dim: int | None) -> None:
-        """Record that a function reduces the outputs of weights, or selects the largest outputs.
+        """Record that a function reduces the outputs in `labelled`, or selects the largest ones.
 
-        A maximum along `max_dim` selects if this dimension has all outputs of a weight.
+        A maximum along dimension `max_dim` selects if this dimension has all outputs of a weight.
         """
         for tensor in labelled:
             labels, uses = self._labels[id(tensor)][1], self._outputs_in(tensor)
@@ -323,7 +329,8 @@ class ProjectionTrace(TorchFunctionMode):
     ) -> None:
         """Give the results of an elementwise function the labels of its first labelled argument.
 
-        If outputs of several weights meet, or shapes differ, record a common use of the outputs.
+        Record a joint use of all outputs if arguments have outputs of different weights, or if the
+        result has another shape.
         """
         first, *other_tensors = labelled
         fits = bool(results) and all(covers(output, first.shape) for output in results)
@@ -342,7 +349,7 @@ class ProjectionTrace(TorchFunctionMode):
             self._consume(*labelled)
             uses = [{id(use) for use, _ in self._outputs_in(source)} for source in labelled]
             if any(use_ids != uses[0] for use_ids in uses):
-                # What gates the outputs of another weight ends here.
+                # A product of outputs of two weights, as in a gate, has outputs of neither.
                 self._labels.pop(id(results[0]), None)
                 return
         for tensor in results:
@@ -359,9 +366,10 @@ class ProjectionTrace(TorchFunctionMode):
         return all(np.array_equal(label_set, label_sets[0]) for label_set in label_sets)
 
     def _join_sum(self, first: Tensor, other_tensors: Sequence[Tensor]) -> bool:
-        """Join the records of two weights whose outputs are added one by one, as in LoRA.
+        """Join the records of two weights whose outputs are added, as in LoRA.
 
-        Return True if they were joined; False, without a change, for any other sum.
+        `first` and the only other tensor must have outputs of equal index. Return True if the
+        records were joined. For any other sum, change nothing and return False.
         """
         if len(other_tensors) != 1 or other_tensors[0].shape != first.shape:
             return False
@@ -384,15 +392,17 @@ class ProjectionTrace(TorchFunctionMode):
         return True
 
     def _assign(self, name: str, args: Any) -> None:
-        """Write labels of the source into labels of the target, for `copy_` or indexed assignment.
+        """Copy labels from source to target, for `copy_` or an indexed assignment.
 
-        A target without labels gets new ones, and so does the tensor of which it is a view.
+        If the target has no labels, first create labels for its base tensor. The target's labels
+        are a view of the base tensor's labels.
         """
         target, source = args[0], args[-1]
         labels = self._labels_of(target)
         if labels is None or any(stride == 0 for stride in labels.stride()):
             base = target if target._base is None else target._base
             former_labels = self._label_arg(target)
+            # The strides of the base make `as_strided` select the labels of the view's elements.
             base_labels = torch.empty_strided(
                 base.shape, base.stride(), dtype=torch.int64, device="cpu"
             )
@@ -431,6 +441,7 @@ class ProjectionTrace(TorchFunctionMode):
     def _split(self, labels: Tensor) -> list[tuple[WeightUse, Any]]:
         """Return (weight record, output indices) for labels."""
         output_labels = distinct_labels(labels)
+        # The starts ascend: a label belongs to the last weight that starts at or before it.
         owners = np.searchsorted(self._label_starts, output_labels, side="right") - 1
         uses: list[tuple[WeightUse, Any]] = []
         for owner in np.unique(owners).tolist():
@@ -451,9 +462,9 @@ class ProjectionTrace(TorchFunctionMode):
 
 
 def _on_cpu(arguments: Any, use_of: Callable[[Tensor], WeightUse | None]) -> Any:
-    """Return arguments on the CPU: copies of tensors, zeros for meta tensors, weights unchanged.
+    """Return arguments with tensors and devices moved to the CPU.
 
-    `use_of(tensor)` returns the record of a weight, or None for other tensors.
+    A meta tensor becomes zeros. Weights, for which `use_of(tensor)` is not None, stay on "meta".
     """
 
     def move(arg: Any) -> Any:

@@ -1,4 +1,4 @@
-"""States of optimizers with slots that codecs encode in 8 bits: saved form, checks, conversion."""
+"""Saved states with encoded slots: a codec stores a slot in 8 bits per number, in blocks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ from thalweg.optim.dtensor_params import cuts_blocks, has_positions, make_local_
 from thalweg.optim.state_mismatch import members_here
 from thalweg.variable import TRAINED, dtype_name
 
-_RESTS = (CORRECTION, MASTER)  # what there may be of a weight beside the parameter
-STORAGE = "state_storage"  # what groups of a state call the codecs of their slots
+# Entries of a state that make a 16-bit parameter more exact.
+_RESTS = (CORRECTION, MASTER)
+# The option of saved groups that names the codec of each slot.
+STORAGE = "state_storage"
 _SUPPORTED_DTYPES = [dtype for dtype in TRAINED if dtype != torch.float64]
 _UNCODED_DTYPE = "float32"
 _SHORTEST = min(codec.block for codec in OF_SLOTS.values())
@@ -51,13 +53,13 @@ def storage_of(rule: Rule) -> Storage:
 
 
 def check_params(optimizer: Any, group: Group) -> None:
-    """Raise if a codec of the group's rule cannot encode slots of its parameters.
+    """Raise if slots of a parameter in a group cannot be encoded.
 
     Raises:
-        InvalidTypeError: A parameter is complex or of float64.
+        InvalidTypeError: A parameter is complex or float64.
         NotImplementedError: The placements of a DTensor do not determine each rank's elements; or a
             rank's elements are on a GPU, and not adjacent in the full tensor.
-        InvalidArgumentError: The placements of a DTensor cut blocks of a codec.
+        InvalidArgumentError: A shard of a DTensor begins or ends inside a block of a codec.
     """
     storage = storage_of(optimizer.rule_of(group))
     if not storage:
@@ -77,12 +79,15 @@ def check_params(optimizer: Any, group: Group) -> None:
 
 
 def _check_dtensor(param: Any, label: str, storage: Storage, slots_text: str) -> None:
-    """Raise if ranks cannot encode their parts of a DTensor's slots.
+    """Raise if ranks cannot encode their parts of a DTensor's slots; see `check_params`.
 
-    Raises:
-        InvalidArgumentError, NotImplementedError: See `check_params`.
+    Args:
+        label: The name of the parameter in messages.
+        storage: {slot: codec}.
+        slots_text: The slots as text, for messages.
     """
     codecs = [CODECS[name] for name in storage.values() if not CODECS[name].is_beside]
+    # As in `codec_of`: slots of other DTensors are not encoded, and need no positions.
     codecs = [x for x in codecs if x.divides(param.shape) and param.numel() >= LEAST]
     if not codecs:
         return
@@ -130,12 +135,9 @@ def check_effect(storage: str, rules: Mapping[str, Rule]) -> None:
 
 
 def add_rows(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Reshape encoded slots in a state dict to the dimensions of their parameters.
+    """Reshape encoded slots in `state_dict` to as many dimensions as their parameters have.
 
-    Slots of DTensors have these dimensions already.
-
-    Args:
-        state_dict: The optimizer's state dict. Copies replace the states of parameters that change.
+    A state with such slots is replaced by a changed copy. Slots of DTensors are not changed.
     """
     states, groups = state_dict["state"], state_dict["param_groups"]
     for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
@@ -166,15 +168,15 @@ def _normalize_slots(
     problems: list[str],
     unrecorded: list[object],
 ) -> Mapping[str, Any]:
-    """Return a copy of a parameter's state, with encoded slots in the optimizer's shape.
+    """Return a copy of a saved parameter state, with encoded slots in the optimizer's shape.
 
-    The entry with the saved shape of the parameter is checked, and left out of the copy.
+    The entry with the saved shape of the parameter is checked and left out.
 
     Args:
-        entries: The state.
-        storage: {slot: codec} that the saved group names.
-        problems: Receives a message if shapes differ.
-        unrecorded: Receives `label` if encoded slots come without a saved shape.
+        label: The name of the parameter in messages.
+        storage: {slot: codec} of the saved group.
+        problems: A list to which a message is added if shapes differ.
+        unrecorded: A list to which `label` is added if encoded slots lack a saved shape.
     """
     shape = entries.get(SHAPE)
     if shape is None:
@@ -211,12 +213,13 @@ def fit_storage(
     convert: bool,
     values: Mapping[Tensor, Tensor],
 ) -> dict[str, Any]:
-    """Return a state with slots in the codecs of the optimizer, and groups that name no codecs.
+    """Return a saved state with slots in the codecs of the optimizer.
+
+    The option `state_storage`, which names codecs, is removed from its groups.
 
     Args:
-        saved_state: The state dict, in a valid form.
-        notes: Receives a warning if the state does not have shapes.
-        convert: True to convert slots in another codec; otherwise these raise.
+        notes: A list to which a warning is added if encoded slots lack saved shapes.
+        convert: True to convert slots in another codec. False raises for them.
         values: {parameter: new value} of parameters that are loaded with the state.
 
     Raises:
@@ -227,8 +230,8 @@ def fit_storage(
     saved_storages = [_read_codecs(group, index) for index, group in enumerate(saved_groups)]
     stripped_groups = [{k: x for k, x in group.items() if k != STORAGE} for group in saved_groups]
     saved_state = {**saved_state, "param_groups": stripped_groups}
-    if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):  # which others refuse
-        return saved_state
+    if state_mismatch.sizes(groups) != state_mismatch.sizes(saved_groups):
+        return saved_state  # The loader raises.
     problems, states, unrecorded = list[str](), dict(saved_state["state"]), list[object]()
     for index, (group, saved_group) in enumerate(zip(groups, stripped_groups, strict=True)):
         members, saved_storage = members_here(optimizer, group, saved_group), saved_storages[index]
@@ -259,7 +262,10 @@ def fit_storage(
 
 
 def _read_codecs(group: Mapping[str, Any], index: int) -> Storage:
-    """Return {slot: codec} that a saved group names; raise CheckpointMismatchError if invalid."""
+    """Return {slot: codec} from the option `state_storage` of a saved group; {} without it.
+
+    Raise CheckpointMismatchError if the option is invalid.
+    """
     storage = group.get(STORAGE)
     if storage is None:
         return {}
@@ -275,7 +281,12 @@ def _read_codecs(group: Mapping[str, Any], index: int) -> Storage:
 
 
 def _describe_codecs(index: int, saved_storage: Storage, storage: Storage) -> str:
-    """Return the message about codecs that differ between a saved group and its rule."""
+    """Return the message about codecs that differ between a saved group and its rule.
+
+    Args:
+        index: The index of the group.
+        saved_storage, storage: {slot: codec} of the saved group and of the rule.
+    """
     names = [name for name in {**saved_storage, **storage} if name != CORRECTION]
     saved_codecs = [saved_storage.get(name, _UNCODED_DTYPE) for name in names]
     codecs = [storage.get(name, _UNCODED_DTYPE) for name in names]
@@ -304,12 +315,11 @@ def _convert_slots(
     problems: list[str],
     kinds: StateStorage,
 ) -> dict[str, Tensor]:
-    """Return {slot: tensor} of slots whose codec or dtype changes, as the rule stores them.
+    """Convert slots to the codecs and dtypes of a rule; return {slot: tensor} of converted slots.
 
     Args:
-        entries: The state of the parameter.
         saved_storage: {slot: codec} of `entries`.
-        problems: Receives messages about invalid slots.
+        problems: A list to which messages about invalid slots are added.
         kinds: The dtypes of slots.
     """
     slots: dict[str, Tensor] = {}
@@ -317,7 +327,8 @@ def _convert_slots(
         value = entries.get(slot.name)
         if not isinstance(value, Tensor) or slot.name == CORRECTION:
             continue
-        if not (slot.storage or slot.name in saved_storage):  # which is wider beside a correction
+        # An optimizer with corrections stores other slots in wider dtypes.
+        if not (slot.storage or slot.name in saved_storage):
             is_wider = kinds.is_split != (CORRECTION in saved_storage) and value.is_floating_point()
             slots |= {slot.name: value.to(kinds.of(slot, param))} if is_wider else {}
             continue
@@ -328,7 +339,8 @@ def _convert_slots(
         codec = codec_of(slot, param)
         if codec is not None:
             slots[slot.name] = records_beside(codec, encode_tensor(codec, local(numbers)), param)
-        else:  # small ones are of float32 beside others in codecs
+        else:
+            # Slots of small parameters are not encoded; they are float32.
             slots[slot.name] = numbers if slot.storage else numbers.to(kinds.of(slot, param))
     return slots
 
@@ -341,15 +353,15 @@ def _convert_split_weight(
     storage: Storage,
     kinds: StateStorage,
 ) -> dict[str, object]:
-    """Return {state key: master or correction} of a parameter, as the optimizer stores it.
+    """Return {state key: master or correction} of a parameter, in the optimizer's form.
 
-    A correction has the lower bits of a split weight. A saved master becomes a correction, or a
-    correction a master, if the options differ. Invalid entries are returned unchanged; the loader
-    raises for them.
+    With `weights="split"`, a float32 weight is a bfloat16 parameter (upper bits) and a correction
+    (lower bits). A saved master is converted to a correction, and vice versa, if the options
+    differ. Invalid entries are returned unchanged; the loader raises for them.
 
     Args:
-        upper: The parameter, or its new value that is loaded with the state.
-        storage: The codecs of the optimizer, by slot.
+        upper: The parameter, or the value that is loaded into it.
+        storage: {slot: codec} of the optimizer.
     """
     rests = {name: entries[name] for name in _RESTS if name in entries}
     if (CORRECTION in saved_storage) == (CORRECTION in storage) or not entries:
@@ -357,6 +369,7 @@ def _convert_split_weight(
     if CORRECTION in storage:
         master = rests.get(MASTER)
         shard = local(param)
+        # Without a master, lower bits of 0: the weight is the parameter itself.
         records = torch.zeros(shard.numel(), dtype=torch.uint8, device=shard.device)
         if isinstance(master, Tensor) and master.shape == param.shape:
             is_upper = upper.dtype == torch.bfloat16 and upper.shape == master.shape
@@ -397,6 +410,6 @@ def decode_slot(slot_tensor: Tensor, param: Tensor, codec: str | None) -> Tensor
 
 
 def _take_shard(tensor: Tensor, param: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that is sharded like a parameter, or all of it."""
+    """Return this rank's part of a tensor, or the whole tensor if `param` is not a DTensor."""
     parts = make_local_shards([param])
     return tensor if parts is None else parts.cut(tensor, param)

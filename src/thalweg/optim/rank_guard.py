@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def gather_ranks(optimizer: Any) -> MatrixProcessGroup | None:
-    """Return the process group of a step over DTensors; None if the step needs no messages.
+    """Return the process group of a step over DTensors; None if ranks need not communicate.
 
-    Clipping, measuring, redistribution of gradients and rules for matrices need messages. The group
-    is cached in `optimizer.step_cache.known_team`.
+    Ranks communicate to compute norms and diagnostics, to update matrices, and to redistribute
+    gradients. The process group is created once, and stored in `step_cache.known_team`.
     """
     params = list(filter(is_on_mesh, params_of(optimizer.param_groups)))
     if not params:
         return None
     options, matrix = optimizer.step_options, None
-    # Gradients that were cut otherwise once may be so again, where this rank lacks one, too.
+    # A rank that lacks a gradient cannot see that others must redistribute theirs: once is always.
     sends = (
         optimizer.step_cache.known_team is not None
         or options.clips
@@ -63,7 +63,7 @@ def _rules_of(optimizer: Any, group: dict[str, Any]) -> set[Rule | None]:
 
 
 def _describe_step(optimizer: Any) -> list[str]:
-    """Return one line per fact that must be equal on all ranks in a step over DTensors."""
+    """Return lines of text that must be equal on all ranks: options, groups, gradients, states."""
     found_inf = vars(optimizer).get("found_inf")
     lines = [
         f"the class of the optimizer: {type(optimizer).__name__}",
@@ -87,9 +87,10 @@ def _describe_step(optimizer: Any) -> list[str]:
 
 
 def _describe_value(value: object) -> str:
-    """Return a value as text that ranks compare: a number or string itself, else the type's name.
+    """Return a value as text, so that ranks can compare it.
 
-    A tensor is read only if it is one number on the CPU.
+    The text shows numbers, strings, tuples, and CPU tensors of shape (). For any other value, it is
+    the name of the type.
     """
     if isinstance(value, Tensor):
         is_number = value.device.type == "cpu" and not value.dim() and not is_on_mesh(value)

@@ -83,20 +83,20 @@ class ReplayedStep:
         self.selection = self.sub_steps[0].adapter.selection
         self._choices = choices() if current(self.selection) == self.selection else None
         self._owners = [owner for sub_step in self.sub_steps for owner in sub_step.owners]
-        self._absent = absent  # until the step is planned
+        self._absent = absent  # {} after the step is planned
         self.may_lack = bool(absent)  # True if parameters may lack gradients
         # True if steps use accumulated gradients.
         self._has_sums = optimizer.step_options.accumulate > 1
-        self._gradients: ReplayedTransforms | None = None  # if something happens to them
+        self._gradients: ReplayedTransforms | None = None  # if gradients are transformed
         # The transforms of the last step, with the factor that unscaled its gradients.
         self._scaled_transforms: tuple[float | None, GradientTransforms] | None = None
         self._idle_options: list[tuple[int, Options]] = []  # of groups that have no gradient
         self._reports: list[tuple[int, GradientReport]] = []  # by the number of their step
         self._passes: Sequence[ReplayedPasses] = ()  # of rules with passes
         self._rounds_as_tensor = False  # True if a number follows the default dtype
-        self._in_call: ScalarsInCall | None = None  # what makes the scalars, if that is the call
-        self._shared: Scalars | None = None  # those of gradients that kernels have
-        self.reported = 0  # of the steps it has taken, those that the optimizer has counted
+        self._in_call: ScalarsInCall | None = None  # if the native call computes scalars
+        self._shared: Scalars | None = None  # scalars of transforms, as last written to kernels
+        self.reported = 0  # replayed steps that the optimizer has counted
 
     @classmethod
     def of(
@@ -115,13 +115,14 @@ class ReplayedStep:
         replay = cls(optimizer, adapters, absent)
         try:
             return replay if replay._plan(optimizer) else None
-        except ERRORS:  # such as of the options of a group that has no gradient
+        # A step with all checks raises for errors that concern it.
+        except ERRORS:
             return None
 
     def _plan(self, optimizer: Any) -> bool:
-        """Build the native call from the optimizer's last step, and store it in this replay.
+        """Build the native call of the optimizer's last step; set the attributes of this replay.
 
-        Return False if the step cannot be replayed; this replay is unusable then.
+        Return True on success. Return False if the step cannot be replayed.
         """
         transforms, sub_steps = self._transforms(optimizer), self.sub_steps
         options = optimizer.step_options
@@ -161,10 +162,11 @@ class ReplayedStep:
         return guards.has_recorded(chain.from_iterable(places))
 
     def _make_scalars_in_call(self, transforms: GradientTransforms, guards: GuardTable) -> bool:
-        """Set `self._in_call` to native programs that compute the scalars of each step.
+        """Set `self._in_call` to native programs for the scalars of each step, such as its rate.
 
-        `self._in_call` stays None if Python must compute scalars. Return False if gradients may be
-        absent, and there are several rules or scalars from Python: no replay is possible then.
+        `self._in_call` stays None if Python must compute the scalars. Return True if a replay is
+        possible. If gradients may be absent, return False with several rules, or if Python must
+        compute scalars.
         """
         try:
             if not has_scalars_in_call(transforms):
@@ -181,15 +183,15 @@ class ReplayedStep:
 
     @property
     def _has_passes_between_calls(self) -> bool:
-        """True if a rule has passes between native calls, and not within one."""
+        """True if a rule has passes (stages before the update) that need native calls of theirs."""
         rules = [sub_step.part.rule for sub_step in self.sub_steps]
         return any(rule.passes and not rule.is_of_lines for rule in rules)
 
     def _can_run_passes(self, optimizer: Any, transforms: GradientTransforms) -> bool:
-        """Return True if passes can run in native calls before the call of the update.
+        """Return True if passes can run in native calls before the native call of the update.
 
-        Return False if Python computes scalars, gradients may be absent, a judge decides on steps,
-        or diagnostics are on.
+        Return False if Python computes scalars, if gradients may be absent, or if `spikes` or
+        `diagnostics` is on.
         """
         is_observed = optimizer.step_cache.diagnosing is not None
         is_simple = not (self.may_lack or transforms.judge)
@@ -200,8 +202,7 @@ class ReplayedStep:
     ) -> None:
         """Set `self.launches`: the kernels of the update, and memory for their scalars.
 
-        If gradients are unscaled, clipped or judged, set `self._gradients` to their transforms,
-        too.
+        If gradients are unscaled, clipped or judged by `spikes`, also set `self._gradients`.
         """
         in_call = self._in_call
         keys = [key for sub_step in self.sub_steps for key in sub_step.keys]
@@ -218,13 +219,13 @@ class ReplayedStep:
     def _write_guards(
         self, guards: GuardTable, gradients: Sequence[Tensor], idle_params: Sequence[Tensor]
     ) -> None:
-        """Write the records for the native call into `guards`; keep it as `self.snapshot`.
+        """Complete `guards`, the argument of the native call, and store it as `self.snapshot`.
 
         Args:
-            guards: Guards of all tensors, lists and dicts of the step; changed.
+            guards: A table with guards of all tensors, lists and dicts of the step; changed.
             gradients: The gradient of each parameter in `self._owners`.
-            idle_params: All other parameters of the groups. If one of them gets a gradient, the
-                call refuses the step, except with sums of gradients.
+            idle_params: All other parameters of the groups. If one has a gradient, the native call
+                takes no step. With gradient sums, `idle_params` is ignored.
         """
         sub_steps, launches, in_call = self.sub_steps, self.launches, self._in_call
         members, pass_members = self._place_programs()
@@ -258,16 +259,16 @@ class ReplayedStep:
         if self.may_lack and self._gradients is not None:
             self._gradients.leave_out_absent(guards.gradient_switches)
         self.snapshot = guards
-        # Without the lock, `_hold_gradients` calls functions of torch before the guards.
+        # Without the GIL, `_hold_gradients` calls functions of torch before guards are checked.
         self._has_guards = guards.detects_tracing and not guards.releases_lock
         self._is_single_call = not (in_call is None or self._has_sums or self._gradients)
         self._has_threads = launches.may_have_threads
 
     def _place_programs(self) -> tuple[list[Member], list[Member]]:
-        """Store programs that compute scalars in the kernels; set `self._passes`.
+        """Add native programs to the kernels that compute the kernels' scalars; set `self._passes`.
 
-        Return (records of parameters for the update, records for passes). The native call runs
-        programs by these records. Both lists are empty if Python computes the scalars.
+        Return (records of the update, records of passes). A record tells the native call which
+        program a parameter uses. Both lists are empty if Python computes the scalars.
         """
         if self._in_call is None:
             return [], []
@@ -279,8 +280,9 @@ class ReplayedStep:
     def _find_writers(self) -> dict[int, list[int]]:
         """Return {id(tensor): indices of the parameters whose updates write the tensor}.
 
-        Slots of several parameters may share a storage, and so a version counter.
+        A slot has the indices of all parameters whose slots are in its storage.
         """
+        # Tensors of one storage share a version counter, which each of these updates increases.
         writers: dict[int, list[int]] = {id(x): [k] for k, x in enumerate(self._owners)}
         requests = [sub_step.plan.request for sub_step in self.sub_steps]
         variables = [var for request in requests for var in request.variables]
@@ -321,14 +323,13 @@ class ReplayedStep:
     def _add_guards(
         self, guards: GuardTable, places: Sequence[int], idle_params: Sequence[Tensor]
     ) -> bool:
-        """Guard all lists, dicts and tensors on which a step with all checks depends.
+        """Add guards of all lists, dicts and tensors on which a step with all checks depends.
 
-        Return False if an object cannot be guarded, or if an idle parameter has a gradient.
+        Return False if an object cannot be guarded, or if an idle parameter has a gradient. Also
+        append the options of groups that have no parameter in the step to `self._idle_options`.
 
         Args:
-            guards: The table that receives the guards.
-            places: The index of the group of each parameter in the step. `self._idle_options`
-                receives the options of all other groups.
+            places: The index of the group of each parameter in the step.
             idle_params: The parameters without a gradient in the step.
         """
         if not all(type(param) in PARAM_CLASSES for param in idle_params):
@@ -364,12 +365,12 @@ class ReplayedStep:
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
         """Take the step in a native call, unless something that it depends on has changed.
 
-        Return True if the step was taken. Return False, with nothing changed, if a step with all
+        Return True if the step was taken. Return False, with no tensor changed, if a step with all
         checks is needed.
 
         Args:
-            optimizer: The optimizer. An error removes the replay from its cache.
-            has_sums: True for a step with the sums of accumulated gradients instead of `grad`.
+            optimizer: The optimizer. On an error, the replay is removed from its step cache.
+            has_sums: True to read gradients from `step_cache.sums` instead of `param.grad`.
             unrecorded: True to return False while a profiler records operations.
         """
         if has_sums != self._has_sums:
@@ -382,7 +383,8 @@ class ReplayedStep:
                 try:
                     flags = replay_kernel.UNRECORDED if unrecorded else 0
                     is_taken = self._take(optimizer, vars(optimizer), cache, flags)
-                except BaseException:  # what is kept may be half of one step, half of another
+                except BaseException:
+                    # An interrupted step may have left scalars of two steps in the kernels.
                     is_taken = self.snapshot.replay_count != former_count
                     cache.stepping = stepping
                     cache.forget_replay()
@@ -396,17 +398,17 @@ class ReplayedStep:
     def _take(self, optimizer: Any, fields: dict[str, Any], cache: Any, flags: int) -> bool:
         """Take the step unless a condition checked here or a guard of the native call fails.
 
-        Return True if the step was taken. If later steps would fail, too, remove the replay from
-        `cache`.
+        Return True if the step was taken. If a guard fails, also remove the replay from the step
+        cache, unless later steps may use it.
 
         Args:
-            fields: `vars(optimizer)`; its `_opt_called` is set after a step.
-            cache: The step cache of the optimizer.
-            flags: `UNRECORDED` or 0, for `GuardTable.replay`.
+            fields: `vars(optimizer)`. A step sets its `_opt_called`, for torch's schedulers.
+            flags: `UNRECORDED` or 0, an argument of `GuardTable.replay`.
         """
         if (
             type(optimizer) is not self._class
-            or cache.replay is not self  # another thread took a careful step
+            # Another thread has taken a step with all checks.
+            or cache.replay is not self
             or fields.get("param_groups") is not self.groups
             or len(self.groups) != self._group_count
             or fields.get("state") is not self.state
@@ -461,10 +463,11 @@ class ReplayedStep:
     def _replay(self, cache: Any, call_args: tuple[int, Any, Sequence[Call], int]) -> int:
         """Run the native calls of passes (stages before the update) and of the update.
 
-        Return 0, or the status of a refusal.
+        Return 0 if the step was taken, else the constant of the guard that failed.
 
-        `call_args` are the arguments of `GuardTable.replay`: step count, (gradient, parameter)
-        pairs or None for `grad`, calls at the end of the step, and flags.
+        Args:
+            call_args: Arguments of `GuardTable.replay`: the number of replayed steps, (gradient,
+                parameter) pairs or None for `param.grad`, callables that end the step, and flags.
         """
         guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         part = replay_kernel.FULL_STEP if self._gradients is None else self._gradients.part
@@ -478,10 +481,10 @@ class ReplayedStep:
         return self._call_native(cache, part, (step_count, pairs, [*writes, *end_calls], flags))
 
     def _take_with_scalars(self, optimizer: Any, fields: dict[str, Any], flags: int) -> bool:
-        """Take a step that needs Python before its native call: for sums, transforms or scalars.
+        """Take a step that needs Python code for gradient sums, transforms or scalars.
 
-        Return True if the step was taken, and record new numbers in columns. Return False if
-        nothing has changed.
+        Return True if the step was taken; its new step counts are recorded in columns. Return False
+        if no step was taken; no tensor has changed then. For `fields` and `flags`, see `_take`.
         """
         pairs, end_calls = None, ()
         if self._has_sums:
@@ -505,9 +508,10 @@ class ReplayedStep:
 
     @staticmethod
     def _drop(optimizer: Any, status: int) -> None:
-        """Remove the replay from the cache after a refusal, unless later steps may use it.
+        """Remove the replay from the step cache, unless later steps may use it.
 
-        The replay stays if another set of gradients may have another replay.
+        `status` is the constant of the guard that failed. The replay stays if only the set of
+        parameters with a gradient differs, and each set has a replay.
         """
         cache = optimizer.step_cache
         is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None
@@ -517,9 +521,10 @@ class ReplayedStep:
             cache.forget_replay()
 
     def _hold_memory(self, step: GuardedStep, releases_lock: bool) -> None:
-        """Keep the parameters of gradients, and with `releases_lock` all memory that is written.
+        """Keep references to the parameters with gradients, and to memory that kernels write.
 
-        Without the lock, other threads may replace the memory of a tensor that kernels write.
+        References to memory are needed only if the call releases the GIL: other threads may then
+        replace the memory of a tensor.
         """
         self._gradient_owners = [param for param, *_ in step.gradients]
         written_tensors = step.written_tensors if releases_lock else ()
@@ -528,8 +533,8 @@ class ReplayedStep:
     def _hold_gradients(self) -> list[tuple[Tensor | None, Tensor]]:
         """Return (gradient or None, parameter) pairs that keep the memory of gradients alive.
 
-        Other threads may replace the gradients meanwhile. A gradient of a subclass of Tensor, which
-        the native call refuses, is returned as it is.
+        Other threads may replace the gradients meanwhile. A gradient of a subclass of Tensor, for
+        which a guard fails, is returned unchanged.
         """
         pairs = [(param.grad, param) for param in self._gradient_owners]
         return [(x.detach() if type(x) is Tensor else x, param) for x, param in pairs]
@@ -539,13 +544,13 @@ class ReplayedStep:
     ) -> list[ColumnUpdate] | None:
         """Set the scalars of the step and run its native calls.
 
-        Args:
-            call_args: Step count, (gradient, parameter) pairs or None, calls at the end of the
-                step, and flags, for `GuardTable.replay`.
-            beyond_range: True to repeat a call that returned `replay_kernel.OUT_OF_RANGE`.
+        Return (column, numbers after the step) pairs, which the caller records. Return None if the
+        step was not taken.
 
-        Returns:
-            (column, next numbers) pairs, for the caller to record; None if the step was not taken.
+        Args:
+            call_args: The argument of `_replay`.
+            beyond_range: True after a native call returned `OUT_OF_RANGE`: measure norms
+                separately.
         """
         snapshot, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
         try:
@@ -556,7 +561,8 @@ class ReplayedStep:
             numbers = chain.from_iterable(map(_pair_with_present, column_updates))
             for k, (value, current) in enumerate(numbers):
                 snapshot.set_column(k, value, current)
-        except ERRORS:  # the careful way says it
+        # The step with all checks raises the error with its message.
+        except ERRORS:
             return None
         self.launches.set_threads(snapshot)
         native_args = step_count, pairs, [*end_calls, *judge_calls], flags
@@ -572,17 +578,18 @@ class ReplayedStep:
     def _prepare(
         self, optimizer: Any, step_count: int, pairs: list[Any] | None, beyond_range: bool
     ) -> tuple[list[ColumnUpdate], Sequence[Call]] | None:
-        """Measure the gradients, and set the scalars of the step in the kernels.
+        """Measure the gradients if needed, and set the scalars of the step in the kernels.
 
         Args:
             step_count: The number of replayed steps so far.
-            pairs: (sum of gradients, parameter) pairs; None for gradients in `grad`.
-            beyond_range: True to measure norms in a wider range, after an overflow.
+            pairs: (sum of gradients, parameter) pairs; None for gradients in `param.grad`.
+            beyond_range: True after a native call returned `OUT_OF_RANGE`: measure norms
+                separately.
 
         Returns:
-            (column, next numbers) pairs, [] if native code computes the scalars; and calls that
-            record the decision of `spikes`. None in place of both if a step with all checks is
-            needed.
+            (updates, calls), or None if a step with all checks is needed. `updates` has (column,
+                numbers after the step) pairs, or none if native code computes the scalars. `calls`
+                are callables that record the decision of `spikes`.
         """
         groups, fields = self.groups, vars(optimizer)
         if self._in_call is None:
@@ -616,11 +623,11 @@ class ReplayedStep:
     def _judge(
         self, gradients: ReplayedTransforms, step_count: int
     ) -> tuple[Scalars, Sequence[Call]] | None:
-        """Let the option `spikes` judge the step by its measured gradients.
+        """Let the option `spikes` judge the step by the measured norms of its gradients.
 
-        Return (scalars of gradient transforms by dtype, calls that record the decision). Return
-        None if a step with all checks must decide. `self._reports` keeps the report of gradients
-        measured in Python, for `seen`.
+        Return ({dtype: scalars of gradient transforms}, callables that record the decision).
+        Return None if a step with all checks must decide. If norms were measured in a separate
+        call, append their report to `self._reports`.
         """
         report = None
         if gradients.part == replay_kernel.UPDATE:
@@ -632,7 +639,7 @@ class ReplayedStep:
         return None if judge_calls is None else (scalars, judge_calls)
 
     def _set_shared(self, scalars: Scalars | None) -> None:
-        """Write scalars of gradient transforms into all kernels, if not None or written last."""
+        """Write scalars of gradient transforms into all kernels, unless None or already written."""
         if scalars is not None and scalars is not self._shared:
             for launch in (*self.launches.all, *self.launches.of_passes()):
                 launch.set_shared(scalars[launch.dtype])
@@ -641,7 +648,7 @@ class ReplayedStep:
     def _transforms(self, optimizer: Any) -> GradientTransforms | None:
         """Return the gradient transforms of the step; cached until the unscaling factor changes.
 
-        Return None if a scaler found an overflow, or if only a device knows whether it did.
+        Return None if `torch.amp.GradScaler` found an overflow, or if only a GPU has the answer.
         """
         # Reading the flag would wait for the device.
         if optimizer.step_cache.apply_flag is not None:

@@ -1,4 +1,4 @@
-"""Scalars of a replayed torch-style step, such as rates and bias corrections, by group."""
+"""Scalars of each group, such as rates and bias corrections, for the steps of a replay."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _DTYPES: dict[torch.dtype, Dtype] = {torch.float32: np.float32, torch.float64: n
 
 
 class GroupScalars:
-    """Scalars of parameters of one group with equal numbers, from one step to the next.
+    """Scalars for the parameters of a group with equal step counts and other numbers, step by step.
 
     Args:
-        adapter: The adapter of the step.
         place: The index of the group.
         first: The position of the first of the parameters in the step.
     """
@@ -38,15 +37,14 @@ class GroupScalars:
         self._adapter = adapter
         self._rule = adapter.step_rule()
         self._read_options()
-        # Numbers beside those of the rule, such as that of the step by which codes are rounded, or
-        # that others may write to.
+        # Options and codecs add scalars to those of the rule, and other code may write to tensors.
         has_extra_numbers = bool(adapter.optimizer.step_options.wrapping or self._rule.codecs)
         self._needs_full_prepare = has_extra_numbers or self._moves()
 
     def hold(self, group: Group) -> bool:
-        """Return True if `group` still has the options that were read last; its rate may differ.
+        """Return True if all options of `group` except `lr` are unchanged since the last read.
 
-        A changed rate is read, for later steps.
+        If only `lr` changed, read it for later steps.
         """
         options = self.options
         if options.hold(group):
@@ -61,7 +59,7 @@ class GroupScalars:
         self.options: Options = self._adapter.part.options(self.place, self._adapter.optimizer)
 
     def _moves(self) -> bool:
-        """Return True if option values are tensors, which other code may write to."""
+        """Return True if an option other than the rate is a tensor, which other code may change."""
         return self.options.moves
 
 
@@ -96,7 +94,8 @@ class TorchScalars(GroupScalars):
             return self._compute(columns)
         try:
             return self._compute_with_tensor(self._rate, columns)
-        except (TypeError, ArithmeticError):  # torch makes them
+        # Torch computes what the NumPy arithmetic of `TensorRate` does not support.
+        except (TypeError, ArithmeticError):
             return self._adapter.prepare_scalars(self._careful_key())
 
     def reads(self, names: Sequence[str]) -> bool:
@@ -131,9 +130,11 @@ class TorchScalars(GroupScalars):
         return self._traced(dtype, self._inputs)
 
     def _find_inputs(self) -> list[str]:
-        """Return the hyperparameters that programs read at every step.
+        """Return the names of the hyperparameters that native programs read at every step.
 
-        Return all float options; or the rate alone if a formula cannot be traced with all options.
+        These are all options that are floats. If a formula cannot be traced with all of them as
+        inputs, return only the learning rate. The program then contains the other values as
+        constants.
         """
         entries = [name for names in self.options.entries.values() for name in names]
         rate = [name for name in entries if name == RATE]
@@ -144,13 +145,12 @@ class TorchScalars(GroupScalars):
         return entries
 
     def _traced(self, dtype: Dtype, names: Sequence[str]) -> Program:
-        """Return a new native program; its inputs are the step count, numbers of the state, and
-        `names`.
+        """Return a new native program that computes the scalars of the group.
 
+        Its inputs are the step count, other per-parameter numbers, and the hyperparameters `names`.
         All other hyperparameters are constants of the program.
 
         Args:
-            dtype: The dtype in which the kernel reads the scalars.
             names: The hyperparameters that each run reads.
 
         Raises:
@@ -158,6 +158,7 @@ class TorchScalars(GroupScalars):
         """
         state_names = [*self._state_dtypes]
         input_dtypes: dict[str, Dtype] = {STEP: np.float64, **self._state_dtypes}
+        # `prepare` may branch on numbers: the branches of the next step are traced.
         samples = {STEP: self._arguments.get(STEP, 0) + 1}
         samples |= {name: self._arguments[name] for name in (*state_names, *names)}
         rate = self._rate
@@ -169,10 +170,12 @@ class TorchScalars(GroupScalars):
         return Program(*arguments, **options)
 
     def _make(self, symbols: Mapping[str, Any], number: Any) -> dict[str, Any]:
-        """Return {name: symbol} of all scalars; a program is traced from this formula.
+        """Return {name: symbol} of all scalars, for the tracing of a program.
+
+        A symbol is a traced value: arithmetic on symbols records operations.
 
         Args:
-            symbols: {name: symbol} of the step count and the inputs.
+            symbols: {name: symbol} of the inputs of the program.
             number: `number(value)` returns the symbol of a constant.
         """
         step, read = symbols[STEP], {**symbols}
@@ -244,6 +247,7 @@ class TensorFlowScalars(GroupScalars):
         """Read the options of the group, and values derived from them."""
         super()._read_options()
         former_hypers, self._group_hypers = self._group_hypers, self.options.given()
+        # If only the rate changed, the scalars of all other hyperparameters stay.
         if {n for n, x in self._group_hypers.items() if x is not former_hypers.get(n)} - {RATE}:
             self._hypers = {}
         for dtype, dtype_hypers in self._hypers.items():
@@ -251,15 +255,13 @@ class TensorFlowScalars(GroupScalars):
             self._hypers[dtype] = {**dtype_hypers, RATE: rate}
 
     def numbers(self, columns: Sequence[Column], dtype: Dtype) -> tuple[dict[str, Any], int | None]:
-        """Return the present scalars of the group, and the number of the next step.
+        """Return ({name: scalar}, number of the next step), the arguments of `derived`.
+
+        `derived` adds the remaining scalars. If options or other code may change further numbers,
+        return ({name: scalar}, None) with all scalars instead.
 
         Args:
             columns: The per-parameter numbers, each equal for all parameters.
-            dtype: The compute dtype.
-
-        Returns:
-            ({name: scalar}, number of the step), from which `derived` computes further scalars; or
-            ({name: scalar} with all scalars, None).
         """
         if self._needs_full_prepare:
             return self._adapter.scalars_of(dtype, self.place), None
@@ -287,13 +289,14 @@ def _as_symbol(value: Any, number: Any) -> Any:
 
 
 def hold(options: Options | None, group: Group) -> bool:
-    """Return True if `group` still has `options`; its `lr` may be another number below 1e30.
+    """Return True if `group` has the options of the snapshot `options`.
 
-    Return False if `options` is None.
+    A new `lr` is accepted if it is a number of magnitude below 1e30. Return False if `options` is
+    None.
     """
     if options is None or options.hold(group):
         return options is not None
     rate: Any = group.get("lr")
-    # A careful step raises an error for other rates.
+    # A step with all checks raises an error for other rates.
     is_ordinary_rate = type(rate) in (float, int) and -MOST_READ < rate < MOST_READ
     return is_ordinary_rate and not options.moves and options.hold_beside_rate(group)

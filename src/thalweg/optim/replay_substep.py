@@ -1,4 +1,4 @@
-"""Replayed update of one rule in a torch-style step."""
+"""Replay of the update by one rule; parameters of a group with equal scalars share a *key*."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from thalweg._core.replay_transforms import Scalars
 
 PARAM_CLASSES = (Tensor, torch.nn.Parameter)
-ColumnUpdate = tuple[Column, list[Any]]  # its next numbers: one for all, or one for each
+# A column, and its numbers after the step: one for all parameters, or one for each.
+ColumnUpdate = tuple[Column, list[Any]]
 
 
 class ReplayedSubStep:
@@ -56,12 +57,12 @@ class ReplayedSubStep:
         self.owners = [] if self.plan is None else _owners_of(self.plan)
         self.is_torchs = type(self.adapter) is TorchStepAdapter  # else the numbers are TensorFlow's
         self.keys: Sequence[Hashable] = self.places
-        self._other_keys: list[Hashable] = []  # keys but for the first
+        self._other_keys: list[Hashable] = []  # distinct keys without the first
         self._shared_flags: list[bool] = []  # for each column, True if one number serves all
-        self._reads: list[int] = []  # of each column, when its numbers were looked at last
+        self._reads: list[int] = []  # the last known `Column.reads` of each column
         self._launches: Sequence[Launch] = ()
         self._scalars: dict[Hashable, Any] = {}  # by key
-        # Those that the call makes, of each launch and place, if the adapter needs none of them.
+        # For each kernel, (key, scalars that the native call computes); [] if Python computes them.
         self._in_call: list[list[tuple[Hashable, RuleScalars]]] = []
         self._unlaunched: list[TensorFlowScalars] = []  # of groups that have no elements
 
@@ -75,10 +76,9 @@ class ReplayedSubStep:
         return self.is_torchs or (column.places is None and column.common is not None)
 
     def is_repeatable(self, stages: Stages) -> bool:
-        """Return True if the last step was only `stages` and the rule's update of dense gradients.
+        """Return True if the last step consisted of `stages` and an update by dense gradients.
 
-        User code such as constraints, sparse gradients, and slots sharded over ranks prevent a
-        replay.
+        Return False if the step called user code, such as constraints, or if slots are sharded.
         """
         params = self.part.params
         param_ids = set(map(id, params))
@@ -91,10 +91,10 @@ class ReplayedSubStep:
         )
 
     def stands(self, optimizer: Any, gradients: Sequence[Tensor | None]) -> bool:
-        """Return True if a step with all checks would repeat the last one exactly.
+        """Return True if a step with all checks would run the last plan again.
 
-        Changed options are accepted if they choose the same rule. Return False if parameters moved
-        within groups and random bits of stochastic rounding depend on it.
+        Return False if parameters or state were replaced, if changed options select another rule,
+        or if parameters would get other random bits for stochastic rounding.
         """
         part, groups, request = self.part, optimizer.param_groups, self.plan.request
         return (
@@ -112,16 +112,17 @@ class ReplayedSubStep:
         )
 
     def hold(self, guards: GuardTable) -> bool:
-        """Add guards of the rule's parameters and state to `guards`, but not of gradient sums.
+        """Add guards of the rule's parameters and state, except for gradient sums, to `guards`.
 
-        Return False if an object cannot be guarded.
+        Return False if an object cannot be guarded, else True.
         """
         params = self.part.params
         if not all(type(param) in PARAM_CLASSES for param in params):
             return False
         tensors: list[Tensor] = [*params]
         for entries in self.part.owners:
-            guards.guard_dict(entries, SUM)  # which is looked at as a gradient
+            # The native call checks a gradient sum as the gradient that it is.
+            guards.guard_dict(entries, SUM)
             read = [x for key, x in entries.items() if key not in (SUM, ENCODED_SHAPE)]
             tensors += [x for x in read if isinstance(x, Tensor)]
         # A parameter may be given a constraint, which is among its attributes.
@@ -143,9 +144,10 @@ class ReplayedSubStep:
         return places_of(self.plan) + numbers
 
     def numbers(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (address, length, format) of arrays: a step adds one value to a whole array.
+        """Yield (address, length, format in `KINDS`) of an array for each number that a step sets.
 
-        `KINDS` has the formats.
+        A number shared by all parameters is an array with an element per parameter. A number of one
+        parameter is an array of length 1.
         """
         for column, is_shared in zip(self.columns, self._shared_flags, strict=True):
             kind = KINDS[column.dtype]
@@ -155,7 +157,10 @@ class ReplayedSubStep:
                 yield from ((pointer, 1, kind) for pointer in column.pointers)
 
     def group_by_scalars(self) -> None:
-        """Set `keys`, equal for parameters with equal scalars; create the scalars of each key."""
+        """Set `keys` from group indices and per-parameter numbers; create the scalars of each key.
+
+        Called once, if Python computes the scalars.
+        """
         self._reads = [column.reads for column in self.columns]
         varying = [column.values for column in self.columns if column.common is None]
         if varying:
@@ -173,10 +178,13 @@ class ReplayedSubStep:
         ]
 
     def set_launches(self, launches: Sequence[Launch], products: Collection[str]) -> None:
-        """Set the kernels that receive the scalars of the rule.
+        """Store the kernels of the rule, into which `prepare` writes scalars.
 
-        The native call computes the scalars of a TensorFlow rule if the only numbers in the state
-        are the step count and `products`, the keys of running products of hyperparameters.
+        For a rule with TensorFlow's numbers, the native call computes some scalars. The state must
+        then have no numbers except the step count and `products`.
+
+        Args:
+            products: State keys of running products of hyperparameters, such as of `beta1`.
         """
         self._launches = launches
         if self.is_torchs:
@@ -192,19 +200,21 @@ class ReplayedSubStep:
             ]
 
     def read(self) -> bool:
-        """Read columns again to which other code may have written.
+        """Read columns to which other code has written.
 
-        Return False if parameters with equal keys have different numbers now: the replay is
-        invalid.
+        Return False if the replay has become invalid: parameters with equal keys have different
+        numbers, or the state has new columns.
         """
         for k, column in enumerate(self.columns):
-            if not column.is_known:  # what no version tells of, the call itself sees
+            # Writes that change no version counter are found by the native call.
+            if not column.is_known:
                 column.read()
-            if column.reads != self._reads[k]:  # also by a careful step, which was refused
+            # A step with all checks that failed may have read the column, too.
+            if column.reads != self._reads[k]:
                 if column.common is None and not self._have_equal_numbers(column.values):
                     return False
                 self._reads[k] = column.reads
-        return self.part.columns is self.columns  # else a careful step was planned anew
+        return self.part.columns is self.columns
 
     def _have_equal_numbers(self, values: Sequence[Any]) -> bool:
         """Return True if parameters with equal keys have equal numbers."""
@@ -220,18 +230,20 @@ class ReplayedSubStep:
 
         Args:
             groups: The parameter groups of the optimizer, whose rates are read.
-            of_gradients: {dtype: scalars} of gradient transforms, which are written, too; or None.
+            of_gradients: {dtype: scalars} of gradient transforms to write, too; or None.
 
         Returns:
-            (column, next numbers) pairs, with one number for all parameters or one for each. None
-            if an option other than the rate changed, or a shared number would become several.
+            (column, numbers after the step) pairs, as from `_next_numbers`. None if an option other
+                than the rate changed, or if `_next_numbers` returned None.
         """
         for group_scalars in self._scalars.values():
             if not group_scalars.hold(groups[group_scalars.place]):
                 return None
-        for group_scalars in self._unlaunched:  # they are read, and may be refused
+        # Invalid options raise even if no kernel reads them.
+        for group_scalars in self._unlaunched:
             group_scalars.numbers(self.columns, np.float32)
-        if self.is_torchs:  # else each dtype has its own
+        # TensorFlow's scalars depend on the compute dtype of each kernel.
+        if self.is_torchs:
             scalars = {key: x.made(self.columns) for key, x in self._scalars.items()}
             self.adapter.scalars_by_key = scalars
         else:
@@ -250,9 +262,7 @@ class ReplayedSubStep:
 
         Args:
             index: The index of the kernel in `self._launches`.
-            launch: The kernel.
-            has_extra: True if scalars of gradient transforms are written, too; then {} is not
-                returned.
+            has_extra: True to return all keys, even if the native call computes all scalars.
         """
         scalars_by_key, dtype, columns = self.adapter.scalars_by_key, launch.dtype, self.columns
         if self.is_torchs:
@@ -262,16 +272,17 @@ class ReplayedSubStep:
             inputs = [(key, source.numbers(columns, dtype), x) for key, source, x in sources]
             launch_scalars = {key: maker.made(*numbers) for key, numbers, maker in inputs}
             if not has_extra and not any(launch_scalars.values()):
-                return {}  # the call makes all
+                return {}
             return {key: scalars or launch.unset for key, scalars in launch_scalars.items()}
         dtype_scalars = {key: source.made(columns, dtype) for key, source in self._scalars.items()}
         scalars_by_key.update({(dtype, key): scalars for key, scalars in dtype_scalars.items()})
         return dtype_scalars
 
     def _next_numbers(self) -> list[ColumnUpdate] | None:
-        """Return (column, numbers after the step) pairs: one number for all parameters or for each.
+        """Return (column, numbers after the step) pairs.
 
-        Return None if parameters that share a number would get different numbers.
+        The list of numbers has one element if all parameters share the number, else one per
+        parameter. Return None if parameters that share a number would get different numbers.
         """
         updates: list[ColumnUpdate] = []
         next_number = self.adapter.next_number
@@ -289,7 +300,7 @@ class ReplayedSubStep:
 
 
 def _owners_of(plan: Any) -> list[Tensor]:
-    """Return the parameters that a plan updates: its variables, or the parameters behind them."""
+    """Return the parameters of a plan; a plan's variable may be the copy of a parameter."""
     request = plan.request
     copies = request.copies or [None] * len(request.variables)
     pairs = zip(request.variables, copies, strict=True)

@@ -1,4 +1,4 @@
-"""Entries of state dicts about random bits: written by saves, compared by loads."""
+"""Options `round` and `seed` of stochastic rounding in the groups of state dicts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ def make_rounding_entries(optimizer: Any) -> dict[str, Any]:
 
 
 def fit_rounding(optimizer: Any, saved_state: dict[str, Any], convert: bool) -> dict[str, Any]:
-    """Return a state without rounding options in its groups, after comparing them.
+    """Return a copy of a saved state whose groups lack the options `round` and `seed`.
 
     Args:
-        saved_state: The state dict, in a valid form. Without rounding options it continues with the
-            optimizer's random bits.
-        convert: True to continue a state of other rounding options in this way.
+        convert: True to ignore saved options that differ from the optimizer's.
 
     Raises:
         CheckpointMismatchError: Options differ from the optimizer's, and `convert` is False.

@@ -18,12 +18,10 @@ from thalweg.variable import REDUCED, dtype_name
 
 
 def places_of(optimizer: Any, rule: Rule, params: Sequence[Tensor]) -> list[Place]:
-    """Return (index in the optimizer, positions of elements in the full tensor) per parameter.
+    """Return for each parameter the pair that selects its random bits.
 
-    Each pair selects the random bits of a parameter.
-
-    Raises:
-        InvalidTypeError, NotImplementedError: As `check_params`.
+    A pair is (index of the parameter in the optimizer, positions of its local elements in the full
+    tensor).
     """
     check_params(optimizer, rule, params)
     param_indices = {id(param): k for k, param in enumerate(params_of(optimizer.param_groups))}

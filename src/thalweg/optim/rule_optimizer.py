@@ -88,9 +88,11 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     _exact: ClassVar[tuple[str, ...]] = ()  # hyperparameters that do not pass through float32
     product_hypers: ClassVar[dict[str, str]] = {}  # running products of hyperparameters, by name
-    _extra: ClassVar[dict[str, float]] = {}  # what else `prepare` reads and makes anew
+    # {name: initial value} of further per-parameter numbers, which `prepare` reads and returns.
+    _extra: ClassVar[dict[str, float]] = {}
 
-    _nonzero: ClassVar[tuple[str, ...]] = ()  # options of which 0 is another rule
+    # Options whose value 0 would select another rule, so that groups must not set them to 0.
+    _nonzero: ClassVar[tuple[str, ...]] = ()
     fixed_options: ClassVar[dict[str, object]] = {}  # hyperparameters that groups may lack
     _flags: ClassVar[list[str]] = []
     # Arguments of the constructor that groups may not have.
@@ -126,6 +128,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         arguments = hypers_by_name(
             hypers if lr is None else {"lr": lr, **hypers}, hyper_names=hyper_values
         )
+        # All names are checked before torch's constructor, which accepts any default.
         for name in arguments:
             if name not in hyper_values:
                 suggestion = did_you_mean(title_of(name), map(title_of, hyper_values))
@@ -199,8 +202,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
     ) -> dict[int, Entries]:
         """Return {id(parameter): {state key: initial number}}; warn of all-zero parameters.
 
-        If a state already has a number, such as the step count, all parameters start at that
-        number.
+        If another parameter already has a number in its state, such as a step count, new parameters
+        start at this number.
         """
         self._warn_of_zeros(params, group_indices)
         former = next((entries for param in params if (entries := self.state.get(param))), {})
@@ -235,7 +238,8 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
             param_state.plans,
         )
         if single_param is not None:
-            if not adapter.repeats:  # what a step makes is published by its last update alone
+            # Only the last update of a step adds new state to the optimizer.
+            if not adapter.repeats:
                 self._make()
                 adapter = TensorFlowStepAdapter(self, param_state, params, group_indices, members)
             plans = plans.alone(single_param)
@@ -272,7 +276,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return self._capturable or self.step_options.of(Unscaling).fused_unscale
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        # It is made with the optimizer, but for what a state that was loaded did not have.
+        # The constructor creates all state; a loaded state may lack entries that options add.
         keys = self.step_options.keys
         return all(name in self.state[param] for param in params for name in keys(param))
 
@@ -297,7 +301,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
     def _kind_of(self, group: Group) -> Any:
         """Return this optimizer, which defines the options of all groups."""
-        return self  # whose rule decides
+        return self
 
     @property
     def _betas(self) -> int:
@@ -313,7 +317,7 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
         return [*as_options({hyper.name: None for hyper in self.rule.hypers}), "rule"]
 
     def _invalid_options(self, group: Mapping[str, object]) -> dict[str, str]:
-        """Return {option: reason} of the options that a group may not have."""
+        """Return {option: reason against it} of options that a group may not have."""
         reasons, kind = super()._invalid_options(group), type(self).__name__
         option_names = self._wanted_options(cast("Group", group))
         for name in self._constructor_options:
@@ -354,9 +358,9 @@ class RuleOptimizer(FusedOptimizer, torch.optim.Optimizer):
 
         Args:
             state_dict: As `state_dict` returns it.
-            convert: True to convert slots in another codec, or stored as numbers, and to ignore
-                saved `round` and `seed` that differ from the optimizer's. Otherwise these raise.
-            allow_loss: As in other classes; no other package's state is loaded into a rule.
+            convert: True to convert slots of another codec or without codec, and to ignore saved
+                `round` and `seed` that differ from the optimizer's. False raises for these.
+            allow_loss: No effect: states of other packages are not loaded into a rule.
 
         Raises:
             CheckpointMismatchError: An entry is missing or unknown, or has another shape, dtype or

@@ -46,7 +46,6 @@ class ScalarsInCall:
 
     Args:
         sub_steps: The replayed update of each rule.
-        groups: The parameter groups of the optimizer.
 
     Attributes:
         keys: The key of each parameter's scalars: the index of the parameter's group.
@@ -74,11 +73,10 @@ class ScalarsInCall:
         self._state_numbers = [_make_number_records(sub_step) for sub_step in sub_steps]
 
     def hold_groups(self, snapshot: GuardTable, other_options: Mapping[int, Options]) -> None:
-        """Make every native call check the options of all groups and read their numbers.
+        """Add guards of the options of all groups to the native call, before programs are placed.
 
-        A number may change between calls; each call copies it to an array in `self._numbers`. If
-        any other option changes, the call refuses the step. Call this method once, before placing
-        programs.
+        At each call, a guard copies options that are floats to arrays in `self._numbers`, so that
+        these options may change. The call takes no step if any other option changed.
 
         Args:
             snapshot: The guard table of the native call, to which guards are added.
@@ -87,6 +85,7 @@ class ScalarsInCall:
         for index, group in enumerate(self._groups):
             readers = [scalars[index] for scalars in self._scalars if index in scalars]
             options = readers[0].options if readers else other_options[index]
+            # A float that some program has as a constant must not change, like other options.
             numbers = {
                 key: np.zeros(len(names))
                 for key, names in options.entries.items()
@@ -115,14 +114,13 @@ class ScalarsInCall:
     def place_programs(
         self, launches: Launches, spans: Sequence[Mapping[int, tuple[int, int, int]]]
     ) -> list[Member]:
-        """Store a new program for each kernel and group, which computes the kernel's scalars.
+        """Give each kernel a new native program per group that computes the kernel's scalars.
 
-        Return a record for each parameter of the step; the native call runs programs by records.
+        Return a `Member` for each parameter of the step: the record that names its program.
 
         Args:
             launches: The kernels of the step; changed.
-            spans: Further tables of chunks: {position of the parameter in the step: chunks as in
-                `Member.spans`}.
+            spans: Tables {index of a parameter in the step: entry to add to its `Member.spans`}.
         """
         members: list[Member] = []
         for index, (kernels, scalars) in enumerate(zip(launches.of, self._scalars, strict=True)):
@@ -134,15 +132,16 @@ class ScalarsInCall:
     def place_pass_programs(
         self, launches: Launches, members: Sequence[Member]
     ) -> tuple[list[Member], list[ReplayedPasses]]:
-        """Store new programs for the scalars of all passes and matrix stages before the update.
+        """Give kernels that run before the update (passes and matrix stages) programs for scalars.
 
         Args:
             launches: The kernels of the step; changed.
             members: The result of `place_programs`; not changed.
 
         Returns:
-            The records of all passes and stages in one list, each with a record per parameter; and
-            a `ReplayedPasses` for each rule with passes.
+            (members, passes). For each pass and each matrix stage, `members` has a `Member` of
+                every parameter of the step, with program 0 for parameters outside of the pass.
+                `passes` has a `ReplayedPasses` for each rule with passes.
         """
         pass_members: list[Member] = []
         replayed: list[ReplayedPasses] = []
@@ -178,16 +177,13 @@ class ScalarsInCall:
         scalars: Mapping[int, TorchScalars],
         spans: Sequence[Mapping[int, tuple[int, int, int]]],
     ) -> None:
-        """Store a new program for each group of a kernel; complete the parameters' records in
-        place.
+        """Give a kernel a new program per group; write the programs to its parameters' records.
 
         Args:
-            members: The records of all parameters of the step. A record of the kernel's parameters
-                receives its program and the address of its scalars.
-            launch: The kernel.
+            members: The `Member` of each parameter of the step. For the kernel's parameters,
+                replaced by a `Member` with the program and the address of the scalars.
             scalars: The scalars of the rule, by group index.
-            spans: Further tables of chunks, {position of a parameter: chunks}, added to the
-                records.
+            spans: Tables {index of a parameter: entry to add to its `Member.spans`}.
         """
         programs: list[int] = []
         # Reductions and kernels receive copies of their scalars.
@@ -209,19 +205,18 @@ class ScalarsInCall:
     def _build_program(
         self, dtype: Dtype, place: Hashable, scalars: Mapping[int, TorchScalars]
     ) -> tuple[Program, list[tuple[int, int, int]]]:
-        """Build the program that computes the scalars of a group; keep it in `self._programs`.
+        """Build a program that computes the scalars of a group.
 
         Args:
-            dtype: The compute dtype of the scalars.
-            place: The index of the group.
             scalars: The scalars of the rule, by group index.
 
         Returns:
-            The program; and (register, address, format) of each hyperparameter that it loads from
-            memory. `KINDS` has the formats.
+            The program; and (register, address, format in `KINDS`) of each hyperparameter that the
+            program loads from memory.
         """
         group = cast("int", place)
         program = scalars[group].program_for(dtype)
+        # Records have addresses in the program, which must live as long as they.
         self._programs.append(program)
         addresses = self._addresses[group]
         inputs = [
@@ -233,10 +228,10 @@ class ScalarsInCall:
 
 
 def _make_number_records(sub_step: ReplayedSubStep) -> Int64:
-    """Return records of per-parameter numbers other than step counts, for `Member.numbers`.
+    """Return int64 records of the per-parameter numbers other than step counts.
 
-    The shape is (parameters, numbers, words). Words 0 and 1 are the number's address and format;
-    all other words are 0.
+    The shape is (parameters, numbers, words). Words 0 and 1 are the address and format of the
+    number; all other words are 0. `Member.numbers` has the address of a parameter's records.
     """
     columns = [column for column in sub_step.columns if column.name != STEP]
     words = replay_kernel.STATE_NUMBER_BYTES // 8
@@ -247,9 +242,9 @@ def _make_number_records(sub_step: ReplayedSubStep) -> Int64:
 
 
 def _make_members(sub_step: ReplayedSubStep, state_numbers: Int64) -> list[Member]:
-    """Return a record for each parameter of a rule, with addresses of its count and numbers.
+    """Return a `Member` for each parameter of a rule, with the addresses of its numbers.
 
-    Fields for the program, its scalars and chunks are 0 or empty.
+    The other fields are 0 or empty. `state_numbers` is the result of `_make_number_records`.
     """
     count = len(sub_step.owners)
     counts = [column for column in sub_step.columns if column.name == STEP]
@@ -274,8 +269,8 @@ def _check_sub_step(sub_step: ReplayedSubStep) -> None:
 def are_numbers_in_call(part: ParamState) -> bool:
     """Return True if native code can compute a rule's scalars and per-parameter numbers.
 
-    Return False if the rule reduces over all parameters (`per_optimizer`), or reduces by means of
-    earlier reductions (`levels`), or if `_is_number_in_call` returns False for a number.
+    Return False if the rule has `levels` or `per_optimizer`. Also return False if
+    `_is_number_in_call` rejects a number other than the step count.
     """
     rule = part.rule
     has_reductions = rule.levels or rule.per_optimizer is not None
@@ -287,7 +282,8 @@ def _is_number_in_call(part: ParamState, column: AnyColumn) -> bool:
     """Return True if native code can update a per-parameter number other than the step count.
 
     The number must be float32 or float64 in a `Column`. The rule must have no passes, and no
-    parameter may be empty. If torch rounds the number to the default dtype, both must be float32.
+    parameter may be empty. If torch rounds the number to the default dtype, the number and the
+    default dtype must be float32.
     """
     spec = part.numbers[column.name]
     return (

@@ -98,19 +98,24 @@ class WarmupStableDecay:
         first = self.total - self.decay
         if step < first:
             return 1.0
+        # Without a decay, the factor stays 1 after the end.
         if step >= self.total:
             return float(self.floor) if self.decay else 1.0
         return _decay_factor(self.shape, (step - first) / self.decay, self.floor)
 
 
 def _decay_factor(shape: str, progress: float, floor: float) -> float:
-    """Return the factor at a share of the decay from 1 to `floor`."""
+    """Return the factor at `progress`, the finished fraction of a decay from 1 to `floor`.
+
+    `shape` is "linear", "cosine" or, for any other value, 1 minus the square root of `progress`.
+    """
     if shape == "linear":
         fraction = 1.0 - progress
     elif shape == "cosine":
         fraction = 0.5 * (1.0 + math.cos(math.pi * progress))
     else:
         fraction = 1.0 - math.sqrt(progress)
+    # As in transformers: rounding must not make the factor negative.
     return max(0.0, fraction * (1.0 - floor) + floor)
 
 
@@ -141,6 +146,7 @@ class WarmupCosine:
         _check_count("warmup", self.warmup)
         if self.warmup > self.total:
             raise InvalidArgumentError(f"warmup={self.warmup} is more than total={self.total}.")
+        # Validates `floor` and `begin` in the constructor of `WarmupStableDecay`.
         self(0)
 
     def __call__(self, step: int) -> float:
@@ -178,6 +184,7 @@ class InverseSquareRoot:
         """Return the factor after so many steps."""
         if step < self.warmup:
             return step / self.warmup
+        # The defaults of transformers.
         timescale = self.timescale or self.warmup or 10_000
         return 1.0 / math.sqrt((step + timescale - self.warmup) / timescale)
 
@@ -219,7 +226,10 @@ def _factors_of(
 
 
 def _selects(selector: GroupSelector, index: int, group: Mapping[str, Any]) -> bool:
-    """Return True if `selector` selects the group at `index`; False for `...`."""
+    """Return True if `selector` selects `group`, which has the index `index`; False for `...`.
+
+    A selector is an index, the name of a rule, or a pattern for the names of all parameters.
+    """
     if isinstance(selector, int) and not isinstance(selector, bool):
         return index == selector
     if isinstance(selector, str):
@@ -312,6 +322,7 @@ class OptionSchedule:
                 )
         self.optimizer, self.option, self.last_epoch = optimizer, option, 0
         self.initial = [float(group[option]) for group in optimizer.param_groups]
+        # Torch's schedulers, too, write the first values when they are created.
         self._apply()
 
     def _apply(self) -> None:

@@ -12,14 +12,12 @@ from torch.nn import Embedding, EmbeddingBag, Module
 from thalweg._base.showing import show_value
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, did_you_mean
 
-EMBEDDINGS = (Embedding, EmbeddingBag)  # whose weights are rows, and multiply nothing
+# Rows of these weights are looked up; no product uses them.
+EMBEDDINGS = (Embedding, EmbeddingBag)
 
 
 class ModuleParams:
     """Parameters of a module that need a gradient, with names and owners for selection.
-
-    Args:
-        module: The module.
 
     Attributes:
         named_params: (name, parameter) pairs; a tied parameter has its first name.
@@ -40,7 +38,7 @@ class ModuleParams:
         self._name_set = set(self.all_names)
 
     def called(self, selector: str, param: Tensor) -> bool:
-        """Return True if a name of a parameter equals a selector, has it as a part, or matches it.
+        """Return True if a name of a parameter equals, contains as a part, or matches a selector.
 
         A selector that is the name of a parameter is not a pattern: "a[0]" does not match "a0".
         """
@@ -91,7 +89,10 @@ class ModuleParams:
         return selected_ids
 
     def check_selects(self, selected: Collection[object], selector: object, argument: str) -> None:
-        """Raise InvalidArgumentError if `selected` is empty; the message suggests similar names."""
+        """Raise InvalidArgumentError if `selected`, the result of `selector`, is empty.
+
+        The message names `argument`, the user's argument, and suggests names like `selector`.
+        """
         if selected:
             return
         segments = {segment for name in self.all_names for segment in name.split(".")}

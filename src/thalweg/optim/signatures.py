@@ -23,6 +23,7 @@ from thalweg.optim.step_options import OPTIONS
 
 SELF = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
 Notes = dict[str, str]  # by name
+# An entry of a section, such as `    a, b: Text`. Asterisks precede variadic parameters.
 _ENTRY = re.compile(r" {4}\*{0,2}(\w[\w, ]*): ")
 
 
@@ -64,9 +65,10 @@ def _parse_argument_notes() -> Notes:
 
 
 def parse_notes(doc: str | None, label: str) -> Notes:
-    """Return {name: description} from a docstring's section, with line breaks.
+    """Return {name: description} from the section `label` of the docstring `doc`.
 
-    `label` is the heading of the section, such as "Args:". Return {} without such a section.
+    `label` is a heading, such as "Args:". Descriptions keep line breaks. Return {} without such a
+    section.
     """
     notes: Notes = {}
     lines = inspect.cleandoc(doc or "").splitlines()
@@ -86,8 +88,8 @@ def with_options(signature: Signature, *extra_parameters: Parameter) -> Signatur
     """Return a constructor's signature extended by `self` and the keywords of all options.
 
     Args:
-        signature: The signature without options; its `**keywords` stay last.
-        *extra_parameters: Parameters to insert before those of options.
+        signature: The signature without options. A parameter `**keywords` stays last.
+        *extra_parameters: Parameters to insert before the options.
     """
     args = [arg for arg in signature.parameters.values() if arg.kind is not arg.VAR_KEYWORD]
     var_keywords = [arg for arg in signature.parameters.values() if arg.kind is arg.VAR_KEYWORD]
@@ -98,27 +100,27 @@ def with_options(signature: Signature, *extra_parameters: Parameter) -> Signatur
 
 
 def _deduplicate(parameter: Parameter) -> Parameter:
-    """Return an equal parameter that exists already, or this one; 0 and 0.0 differ."""
+    """Return an equal parameter of an earlier call, else `parameter` itself; 0 and 0.0 differ."""
     equal_parameters = _parameters.setdefault(type(parameter.default), {})
     return equal_parameters.setdefault(parameter, parameter)
 
 
-# An import that leaves few objects behind is not the one in which Python looks through all of
-# torch's for garbage, which takes longer than the import.
+# Few new objects keep an import from starting a garbage collection over all objects of torch,
+# which would take longer than the import.
 _parameters: dict[type, dict[Parameter, Parameter]] = {}
 
 
 def _type_params(parameter: Parameter) -> Parameter:
-    """Return the parameter `params` with the type of torch, unless it has one."""
+    """Return `parameter` annotated with torch's type `ParamsT`, unless it has an annotation."""
     is_open = parameter.annotation in (Any, Parameter.empty)
     return parameter.replace(annotation=ParamsT) if is_open else parameter
 
 
 def document(cls: type, parameters: Mapping[str, Parameter]) -> str:
-    """Return the docstring of a constructor, with descriptions of all parameters but `self`.
+    """Return a docstring for a constructor, with descriptions of all parameters but `self`.
 
-    A description comes from the docstring of the class, else of an option, else from `NOTES`. A
-    parameter without a description is left out.
+    Descriptions are searched in the docstring of the class, then of the options, then in `NOTES`.
+    A parameter without a description is left out.
     """
     sources: list[Notes] = [
         parse_notes(cls.__doc__, "Args:"),
@@ -138,9 +140,10 @@ def publish(cls: Any, accepted: Signature) -> None:
     """Set the signature and docstring of a class's constructor, in place.
 
     Args:
-        cls: The class. If it inherits the constructor, it receives a copy.
+        cls: The class. An inherited constructor is first copied to the class.
         accepted: The signature, with `self`.
     """
+    # A docstring on the inherited function would document the base class, too.
     if "__init__" not in vars(cls):
         init = cls.__init__
         cls.__init__ = FunctionType(
@@ -153,7 +156,7 @@ def publish(cls: Any, accepted: Signature) -> None:
 
 
 class OfConstructor:
-    """Descriptor for `__signature__` of classes, which returns their constructor's signature.
+    """Descriptor for `__signature__` that returns the signature of a class's constructor.
 
     `inspect` would use `__new__` otherwise, which accepts anything.
     """

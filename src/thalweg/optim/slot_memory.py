@@ -19,11 +19,11 @@ Span = tuple[str, int, int, dict[str, Any] | None, str]
 def separate_slots(optimizer: Any, step_options: Any) -> None:
     """Copy each slot that shares memory with a parameter or another slot, or overlaps itself.
 
-    Programs create such states by storing one tensor twice; every step would raise.
+    A step would raise for such slots. They arise if a program stores one tensor twice.
 
     Args:
         optimizer: A `FusedTorchOptimizer`; its state is changed.
-        step_options: The `StepOptions` of its steps, which add slots to those of its rules.
+        step_options: The `StepOptions` of its steps, which may add slots.
     """
     spans: list[Span] = []
     for group in optimizer.param_groups:
@@ -42,7 +42,11 @@ def separate_slots(optimizer: Any, step_options: Any) -> None:
 
 
 def _copy_overlapping(sorted_spans: list[Span]) -> None:
-    """Copy slots whose memory overlaps; their states receive the copies."""
+    """Copy slots whose memory overlaps; the states of the slots receive the copies.
+
+    `sorted_spans` has the memory of parameters and slots, sorted by address.
+    """
+    # A run is a sequence of spans, each of which begins before `reach`, the end of those before it.
     run: list[Span] = []
     reach = 0
     # The empty span at the end closes the last run.

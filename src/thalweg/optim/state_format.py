@@ -1,4 +1,4 @@
-"""Entries of groups and states that describe the form of a state, such as codecs.
+"""Entries that describe how a state is stored, such as the codecs of its slots.
 
 `torch.distributed.checkpoint` reads from a flat state dict only entries with keys that the groups
 and the state of the optimizer have. So these have all entries that `state_dict` returns, from the
@@ -22,7 +22,7 @@ from thalweg.optim.state_mismatch import parameter_states
 
 
 def record_format(optimizer: Any, groups: Sequence[Group], state: Mapping[Any, Any]) -> None:
-    """Write the entries that describe the form of a state to its groups and parameters.
+    """Write entries that describe how a state is stored, such as codecs, to groups and states.
 
     Args:
         optimizer: The optimizer; its options define the entries.
@@ -58,16 +58,19 @@ def _record_codecs(optimizer: Any, group: Group, state: Mapping[Any, Any]) -> No
 
 
 def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state without empty sums, and without entries that are missing in the file.
+    """Return a state without placeholders: empty gradient sums, and entries {} of missing values.
 
-    `torch.distributed.checkpoint` reads a missing entry as an empty dict.
+    `torch.distributed.checkpoint` reads an entry as {} if the file lacks the entry. An entry stays
+    if the optimizer's state has no value for it, either. If all entries stay, return `saved_state`
+    itself.
 
     Args:
-        optimizer: The optimizer. Its state is cleared if no entry was read.
+        optimizer: The optimizer. On an error, its state is cleared.
         saved_state: The state dict, in a valid form; not changed.
 
     Raises:
-        CheckpointMismatchError: No entry was read, because the optimizer has no state.
+        CheckpointMismatchError: A rule has slots, but neither the optimizer nor `saved_state` has
+            any entry.
     """
     saved_states = dict(parameter_states(saved_state))
     if not any(saved_states.values()) and not any(optimizer.state.values()):
@@ -86,12 +89,9 @@ def without_placeholders(optimizer: Any, saved_state: dict[str, Any]) -> dict[st
 
 
 def _check_read(optimizer: Any, names: Sequence[str]) -> None:
-    """Raise if `names` has a parameter and a rule has slots; clear the optimizer's state first.
+    """Raise CheckpointMismatchError if parameters in `names` should have slots.
 
-    `names` are parameters for which no entry was read.
-
-    Raises:
-        CheckpointMismatchError: The file was read before the optimizer had a state.
+    `names` are parameters of which no entry was read. On an error, clear the optimizer's state.
     """
     if names and any(rule.slots for rule in optimizer._rules()):
         # Torch's reads have added empty states, and it allocates none if there are any.

@@ -107,6 +107,7 @@ def members_of(group: Group, saved_group: Mapping[str, Any]) -> list[tuple[Tenso
     name_lists = (group.get("param_names"), saved_group.get("param_names"))
     labels = [names for names in name_lists if names and len(names) == len(saved_group["params"])]
     keys = saved_group["params"]
+    # Titles are the names in the optimizer, else the saved names, else the keys.
     return list(zip(group["params"], keys, (*labels, keys)[0], strict=True))
 
 
@@ -126,7 +127,7 @@ def matched(
 ) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, saved key, title) of each parameter of a group.
 
-    Match by name if both groups have names, else by order. `problems` receives messages about names
+    Match by name if both groups have names, else by order. Add messages to `problems` about names
     that only one group has.
     """
     names, saved_names = group.get("param_names"), saved_group.get("param_names")
@@ -162,7 +163,7 @@ def sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 def of_options(
     group: Group, option_names: Iterable[str], flags: Iterable[str], index: int, beta_count: int
 ) -> list[str]:
-    """Return a message for each option of a group that prevents a step; [] for none.
+    """Return messages about options with which no step of a group is possible; [] if none.
 
     Args:
         option_names: The options that a step reads.
@@ -175,7 +176,8 @@ def of_options(
         label = f"'{name}' of group {index}"
         if name not in group:
             problems.append(f"{label} is missing")
-        elif name in flags or name == "rule":  # which is compared apart
+        # Flags are checked below, and the rule by the optimizer.
+        elif name in flags or name == "rule":
             continue
         elif name in PAIRS:
             count = beta_count if name == "betas" else 2
@@ -225,7 +227,6 @@ def state_mismatches(
     """Return messages why a step cannot use the state of a parameter; [] if it can.
 
     Args:
-        entries: The state.
         specs: {key: requirements of the entry}.
         label: The name of the parameter in messages.
         allowed: Further keys that the state may have; None allows all.
@@ -281,7 +282,7 @@ def _describe_difference(candidate: object, spec: StateEntrySpec, label: str) ->
 
 
 def _why_rows_unfit(tensor: Tensor, label: str) -> str | None:
-    """Return why a sparse tensor cannot be read, or None."""
+    """Return why values or indices of a sparse tensor are invalid, or None if they are valid."""
     components = {"values": tensor._values(), "indices": tensor._indices()}
     flaws = {name: flaw(component) for name, component in components.items()}
     problems = [
@@ -296,7 +297,7 @@ def _why_rows_unfit(tensor: Tensor, label: str) -> str | None:
 
 
 def is_before_steps(entries: Mapping[str, object]) -> bool:
-    """Return True if the state is that of a parameter before its first step."""
+    """Return True if a state has the form of a state before the first step."""
     if entries.keys() <= {SUM}:
         return True
     step = entries.get(STEP)
@@ -331,6 +332,7 @@ def is_number(value: object) -> bool:
         return False
     try:
         float(value)
+    # An int may exceed the range of float64.
     except OverflowError:
         return False
     return True
@@ -339,6 +341,7 @@ def is_number(value: object) -> bool:
 def are_numbers(value: object, count: int) -> bool:
     """Return True if a value is so many numbers: a sequence, or an array of one dimension."""
     if isinstance(value, np.ndarray | Tensor):
+        # The elements of a tensor with freed storage cannot be read.
         is_freed = isinstance(value, Tensor) and flaw(value) is not None
         items: list[Any] = [*value] if value.ndim == 1 and not is_freed else []
     else:

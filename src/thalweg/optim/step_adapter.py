@@ -1,4 +1,4 @@
-"""Adapters between torch-style optimizers and the core step: groups, state and messages."""
+"""Adapters by which a step reads groups and state of torch-style optimizers."""
 
 from __future__ import annotations
 
@@ -41,22 +41,21 @@ from thalweg.variable import variable_constraint
 if TYPE_CHECKING:
     from thalweg.optim.device_param_scalars import DeviceColumn
 
-# Gradients and what they update, and for each of these what is set to it, if there is any.
+# (gradient, target) pairs, and the parameters to which targets are copied; see `aim`.
 UpdatePairs = tuple[list[tuple[Any, Tensor]], list[Tensor | None] | None]
 
-_KEEP = Selection(denormals="keep")  # as torch does
+# Torch keeps denormals; TensorFlow flushes them.
+_KEEP = Selection(denormals="keep")
 
 
 class ParamGroupAdapter(StepAdapter):
     """Adapter of one step over parameters in groups.
 
     A *target* is the tensor that a step updates: the parameter, or its master or offloaded copy. If
-    other code wrote to a parameter, its values replace those of the master.
+    other code wrote to a parameter, its values replace those of the master. Parameters with equal
+    scalars, such as the rate, have one *key*: a group index, and the numbers that differ.
 
     Args:
-        optimizer: The optimizer.
-        param_state: The state of the parameters.
-        params: The parameters that a rule updates.
         group_indices: The index of each parameter's group; the attribute `places`.
     """
 
@@ -86,7 +85,7 @@ class ParamGroupAdapter(StepAdapter):
         )
         if not self.repeats:
             check_slots(optimizer, param_state.rule, zip(params, group_indices, strict=True))
-            # Anew: they hold slots that may have been replaced.
+            # Local parts of slots are cached in this object, and slots may have been replaced.
             param_state.locals = make_local_shards(params)
         if param_state.locals is not None:
             self.sharing = make_local_step(param_state.locals, optimizer.step_cache.team)
@@ -97,14 +96,11 @@ class ParamGroupAdapter(StepAdapter):
         return self.places
 
     def aim(self, pairs: list[tuple[Any, Tensor]]) -> UpdatePairs:
-        """Return (gradient, target) pairs, and the parameters to which targets are copied.
+        """Return ((gradient, target) pairs, copies).
 
-        A target is the parameter, its master or its offloaded copy. The second result is a list,
-        with None for targets that are parameters; or None if all are. If gradients are clipped,
-        rows of equal index in a sparse gradient are summed first.
-
-        Args:
-            pairs: (gradient, parameter) pairs.
+        `copies` has, for each pair, the parameter to which the target will be copied, or None if
+        the target is the parameter. `copies` is None if all targets are parameters. If gradients
+        are clipped, sparse gradients are coalesced.
 
         Raises:
             LayoutError: A sparse gradient is to be clipped, and has no memory for its elements.
@@ -121,10 +117,7 @@ class ParamGroupAdapter(StepAdapter):
         return all_summed(pairs, self.names_of) if self.optimizer.step_options.clips else pairs
 
     def _pair_with_targets(self, pairs: list[tuple[object, Tensor]]) -> UpdatePairs:
-        """Return the result of `aim` for pairs whose rows are not summed.
-
-        `self._real` receives {id(target): parameter}, for `owners_of`.
-        """
+        """Return the result of `aim`, without coalescing; set `self._real`: {id(target): param}."""
         targets = self.part.targets(self.optimizer.state, self._params, self.repeats)
         if targets is self._params:
             return pairs, None
@@ -161,10 +154,10 @@ class ParamGroupAdapter(StepAdapter):
         return [self._converted(grad, param) for grad, param in pairs]
 
     def _converted(self, grad: Tensor, param: Tensor) -> Pair:
-        """Return a (gradient, parameter) pair in the form that the engines take.
+        """Return a (gradient, parameter) pair in the form that kernels need.
 
         A sparse gradient becomes `IndexedSlices` on the parameter's device. A complex pair becomes
-        two real views; then `self._real` receives {id(parameter's view): parameter}.
+        two real views, and the view of the parameter is added to `self._real`.
         """
         if grad.layout == torch.sparse_coo:
             rows = rows_of(grad, *self.names_of([param]))
@@ -180,11 +173,11 @@ class ParamGroupAdapter(StepAdapter):
         return as_real(grad), real
 
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
-        """Raise if a gradient cannot update its variable; change nothing.
+        """Raise if a gradient cannot update its variable.
 
         Args:
-            pairs: (gradient, variable) pairs. A variable is a parameter, its master or a real view.
-                A gradient must be on the device of its parameter.
+            pairs: (gradient, variable) pairs. A variable is a target, or a real view of a target. A
+                gradient must be on the device of its parameter.
             narrow: True to accept 16-bit gradients of float32 variables.
 
         Raises:
@@ -201,14 +194,14 @@ class ParamGroupAdapter(StepAdapter):
             if isinstance(grad, IndexedSlices):
                 rounding.check_rows(*self.names_of([param]))
         variables = [var for _, var in pairs]
-        # A gradient is where its parameter is, which may be elsewhere than what is updated.
+        # The device of the parameter, which may differ from that of an offloaded target.
         devices = [self._real.get(id(var), var).device for var in variables]
         check_pairs(pairs, self.names_of(variables), scatter=True, narrow=narrow, devices=devices)
 
     def create_state(self, variables: Sequence[Tensor]) -> None:
         """Check the numbers in the state, and create missing state of all parameters.
 
-        The calls of `counting_calls` add the new state to the optimizer.
+        The callables of `counting_calls` will add the new state to `optimizer.state`.
         """
         optimizer = self.optimizer
         state_scalars: list[tuple[Tensor, str]] = []
@@ -229,7 +222,10 @@ class ParamGroupAdapter(StepAdapter):
         return [as_real(slot) if slot.is_complex() else slot for slot in slots]
 
     def find_common_slots(self) -> list[Sequence[Tensor]]:
-        """Return the optimizer-wide slots of each parameter that has them, old states first."""
+        """Return lists of the optimizer-wide slots, one list per parameter that has them.
+
+        Slots in the optimizer's state come first, then slots that this step creates.
+        """
         optimizer, param_state = self.optimizer, self.part
         states = [
             optimizer.state.get(param)
@@ -242,15 +238,17 @@ class ParamGroupAdapter(StepAdapter):
         for entries in (*filter(None, states), *map(param_state.made_of, self._params)):
             try:
                 common_slots.append([entries[name] for name in names])
-            except KeyError:  # they are not made yet, or made by this step
+            # A parameter before its first step, or without new slots in this step.
+            except KeyError:
                 continue
         return common_slots
 
     def places_of(self, variables: Sequence[Tensor]) -> Sequence[Place]:
-        """Return (index in the optimizer, positions in the full tensor) of each variable.
+        """Return the pair that selects the random bits of each variable.
 
-        A pair selects random bits. Without stochastic rounding, return () unless codecs encode
-        slots of DTensors; then all indices are None.
+        A pair is (index in the optimizer, positions of local elements in the full tensor). Without
+        stochastic rounding, return (). For DTensors with encoded slots, return pairs with the index
+        None instead of ().
         """
         optimizer, param_state = self.optimizer, self.part
         params = [self._real.get(id(var), var) for var in variables]
@@ -269,10 +267,7 @@ class ParamGroupAdapter(StepAdapter):
         return [indices[id(self._real.get(id(var), var))] for var in variables]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Read the per-parameter numbers, and set the keys that `group_variables` returns.
-
-        Parameters with equal scalars have equal keys.
-        """
+        """Read the per-parameter numbers, and set the keys that `group_variables` returns."""
         param_state, group_indices = self.part, self.places
         for column in param_state.columns:
             column.read()
@@ -296,7 +291,7 @@ class ParamGroupAdapter(StepAdapter):
         return self._keys
 
     def counting_calls(self, shared: Shared) -> list[Call]:
-        """Return calls that add new state and write the next per-parameter numbers."""
+        """Return callables that add new state and write the next per-parameter numbers."""
         calls = self.part.publishing()
         keys = [None] if self._keys is None else self._keys
         for column in self.part.columns:
@@ -328,13 +323,13 @@ class ParamGroupAdapter(StepAdapter):
     def split_key(self, key: Any) -> tuple[int, dict[str, Any]]:
         """Return (group index, {name: scalar}) for the parameters with the key `key`.
 
-        Parameters with equal scalars have one key. The new dict has numbers of the state, such as
-        the step count, the flag `is_first`, and scalars of options and codecs, but no
-        hyperparameters. A number on a device is a tensor with an element per parameter.
+        The dict has numbers of the state, such as the step count, the flag `is_first`, and scalars
+        of options and codecs, but no hyperparameters. Numbers on a GPU are one tensor with an
+        element per parameter.
 
         Args:
-            key: The group index, or a tuple of this index and numbers that differ between
-                parameters, as from `group_variables`. None if all parameters have one key.
+            key: The group index, or a tuple of this index and the numbers that differ between
+                parameters. None if all parameters have one key.
         """
         param_state = self.part
         group_index, *differing_scalars = key if isinstance(key, tuple) else (key,)
@@ -363,6 +358,7 @@ class ParamGroupAdapter(StepAdapter):
 
     def detach(self) -> None:
         """Drop references to the optimizer and copies, for a plan that outlives the step."""
+        # The optimizer caches this adapter; a strong reference would be a cycle.
         self.watch = self.gathered = None
         self.optimizer = proxy(self.optimizer)
 
@@ -393,7 +389,7 @@ class TorchStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[group]
 
     def prepare_scalars(self, key: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} for the parameters with the key `key`; see `split_key`.
+        """Return {name: scalar} for the parameters with the key `key`.
 
         Scalars are hyperparameters, results of `split_key`, and results of the rule's `prepare`.
 
@@ -413,7 +409,8 @@ class TorchStepAdapter(ParamGroupAdapter):
             for name, scalar in scalars.items():
                 if type(scalar) is not float and not self.is_on_step_device(scalar):
                     scalars[name] = number(scalar)
-        except (ArithmeticError, TypeError) as error:  # such as a root that is complex
+        # A complex root, or a division by 0, depends on options and on the number of the step.
+        except (ArithmeticError, TypeError) as error:
             group = optimizer.param_groups[group_index]
             text, reason = optimizer.show_numbers(group), _describe_betas(group) or error
             problem = f"{reason} in step {state_scalars.get('t', 1)}"

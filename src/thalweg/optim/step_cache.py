@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SetChanges:
-    """Counter of changes of the set of gradients: decides when to plan for absent gradients.
+    """Counter of steps with absent gradients: decides when to plan a replay for such steps.
 
     Attributes:
         needs_plan: True if the next step should be planned for absent gradients.
@@ -46,8 +46,8 @@ class SetChanges:
     def note_planned(self, gradients: int, trainable: int) -> None:
         """Count this step if a gradient is absent now or was absent in the step before.
 
-        If the count reaches a limit, set `needs_plan`, reset the count, and double the limit up to
-        `_longest_wait`.
+        If the count reaches a limit, set `needs_plan` and reset the count. The limit then doubles
+        up to 1,024.
 
         Args:
             gradients: The number of parameters with a gradient in the step.
@@ -58,6 +58,7 @@ class SetChanges:
         self._lacked = has_absent
         if self._changes >= self._patience:
             self.needs_plan = True
+            # A plan that is soon replaced costs more than it saves: wait longer for the next one.
             self._changes, self._patience = 0, min(2 * self._patience, self._longest_wait)
 
     def note_end(self, steps: int) -> None:
@@ -115,7 +116,7 @@ class StepCache:
 
     @property
     def total(self) -> int:
-        """Number of steps taken, including those taken in one call."""
+        """Number of steps taken, including steps of replays."""
         return self.count + (0 if self.replay is None else self.replay.taken - self.replay.reported)
 
     def settle(self) -> None:
@@ -141,10 +142,11 @@ class StepCache:
         return len(plans) == len(current_plans) and all(map(is_, plans, current_plans))
 
     def note_repeated(self, *adapters: ParamGroupAdapter) -> None:
-        """Drop the present replay after a step that repeated its plan with all checks.
+        """Record that a step with all checks ran the last plans again; drop the present replay.
 
-        If the plans were repeated often enough, `due_adapters` becomes `adapters`: the next step
-        plans a replay. Do nothing after a measured step if `replay` still repeats these plans.
+        If the plans have run often enough, set `due_adapters` to `adapters`: the next step then
+        plans a replay. If diagnostics measured the step, keep a replay of these plans, and change
+        nothing.
         """
         if self.watch is not None and self._is_replayed(adapters):
             # The measured step was an exception; the next one can be replayed.

@@ -17,7 +17,7 @@ from thalweg.errors import InvalidArgumentError
 
 
 def register_hooks(optimizer: Any) -> None:
-    """Register a hook on each trainable parameter: it updates the parameter in the backward pass.
+    """Register hooks that update each trainable parameter in the backward pass.
 
     A frozen parameter gets its hook in the first step after it is unfrozen.
 
@@ -26,7 +26,8 @@ def register_hooks(optimizer: Any) -> None:
         NotImplementedError: A parameter is a DTensor.
     """
     heard = optimizer.step_cache.heard
-    optimizer.step_cache.places.clear()  # groups may have changed
+    # Groups may have changed; `find_group_index` fills the cache again.
+    optimizer.step_cache.places.clear()
     for group in optimizer.param_groups:
         for rule in optimizer.rules_around(group):
             if rule.per_optimizer is not None:
@@ -44,9 +45,9 @@ def register_hooks(optimizer: Any) -> None:
 def _make_hook(optimizer: ref[Any]) -> Callable[[Tensor], None]:
     """Return the hook `apply(param)`, which refers weakly to the optimizer."""
 
-    # A parameter outlives its optimizer.
+    # A parameter may outlive its optimizer, and would keep it alive by the hook.
     def apply(param: Tensor) -> None:
-        """Update a parameter; or, if its state is offloaded, start to copy its gradient."""
+        """Update a parameter. If its state is offloaded, only start to copy its gradient."""
         updater = optimizer()
         if updater is None:
             return
@@ -64,16 +65,16 @@ def _make_hook(optimizer: ref[Any]) -> Callable[[Tensor], None]:
 
 
 def _fetch(optimizer: Any, param: Tensor) -> None:
-    """Start to copy a gradient to the CPU, set `param.grad` to None, and apply finished copies.
+    """Start to copy a gradient to the CPU and set `param.grad` to None.
 
-    The CPU thus updates parameters while the GPU computes further gradients. The end of the
-    backward pass applies all other copies.
+    Also update parameters whose earlier copies have arrived. Parameters with later copies are
+    updated at the end of the backward pass.
     """
     with importing:
         from thalweg._engines.offload import Prefetch
     grad: Any = param.grad
     waiting = optimizer.step_cache.fetching
-    # An interruption here loses no gradient.
+    # Appended first: an interruption between both lines loses no gradient.
     waiting.append((param, grad, Prefetch(grad, param)))
     param.grad = None
     Variable._execution_engine.queue_callback(partial(apply_fetched, optimizer))  # pyright: ignore

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from thalweg.diagnostics.spike_judge import SpikeJudge
 
 FOUND_INF = "GradScaler found a gradient that is not finite"
-EPSILON = 1e-6  # what `torch.nn.utils.clip_grad_norm_` adds to a norm
+# `torch.nn.utils.clip_grad_norm_` adds this number to a norm before it divides by the norm.
+EPSILON = 1e-6
 
 # The order of options in signatures and of the table in docs/options.md. Options that wrap the rule
 # are applied in it, from the rule outwards, and messages name options in it.
@@ -104,7 +105,7 @@ class LastStep(NamedTuple):
 
 
 class StepOptions:
-    """Options of a constructor, one object of each class in `OPTIONS`, most of them off.
+    """All options of a constructor: an object of each class in `OPTIONS`, most of them off.
 
     Args:
         **keywords: {keyword: value} of the constructor.
@@ -193,7 +194,7 @@ class StepOptions:
         return rule
 
     def check_rule(self, rule: Rule, label: str) -> None:
-        """Raise if a rule does not support the wrapping options.
+        """Raise if an option that changes the update does not support a rule.
 
         Args:
             label: The name of the rule in messages.
@@ -202,7 +203,8 @@ class StepOptions:
             RuleError, InvalidArgumentError: An option rejects the rule; the message says why.
         """
         for option in self.wrapping:
-            titled_rule = replace(rule, name=label)  # which messages tell
+            # Messages of options name the rule.
+            titled_rule = replace(rule, name=label)
             wrapped_rule = option.rule(titled_rule)
             if wrapped_rule is not titled_rule:
                 label += f"{',' if ' with ' in label else ' with'} {', '.join(option.on)}"
@@ -253,13 +255,17 @@ StepOptions.__signature__ = Signature(  # pyright: ignore
 
 
 def _equal(first: object, second: object) -> bool:
-    """Return True if two option values are equal; False if they cannot be compared."""
+    """Return True if two option values are equal.
+
+    Return False if the comparison raises, as for two tensors of several elements.
+    """
     try:
         for value in (first, second):
             if isinstance(value, Tensor):
                 check_held(value)
         return bool(first == second)
-    except (RuntimeError, TypeError, ValueError):  # a tensor of several elements, or a cut one
+    # The truth of several elements is undefined, and freed storage cannot be read.
+    except (RuntimeError, TypeError, ValueError):
         return False
 
 
@@ -273,7 +279,7 @@ def pop_options(keywords: dict[str, object]) -> StepOptions:
 
 
 def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
-    """Raise RuleError if a hyperparameter has a reserved name: an option's or a group entry's.
+    """Raise RuleError if a hyperparameter has the name of an option or a reserved key of groups.
 
     Args:
         titles: The rule's hyperparameters, as groups call them.
@@ -287,7 +293,7 @@ def check_hypers(rule: Rule, titles: Iterable[str]) -> None:
 
 
 class GradientReport:
-    """Norm and clip factor of gradients; tensors stay on their device until they are read."""
+    """Norm and clip factor of gradients, as numbers, or as tensors on their device."""
 
     def __init__(self, grad_norm: Any = None, clip_factor: Any = None) -> None:
         self.grad_norm, self.clip_factor = grad_norm, clip_factor
@@ -307,11 +313,11 @@ def gradient_transforms(
     """Return the transforms of a step's gradients: unscaling, and clipping by the options.
 
     Args:
-        unscaling: The first factor of gradients: a float, a tensor or None.
+        unscaling: The factor by which gradients are multiplied first, or None.
         count: The number of gradients.
-        grad_report: Receives norm and clip factor if the global norm is computed.
+        grad_report: Object that will store norm and clip factor if the step computes a global norm.
         is_torchs: True to clip by the global norm with torch's formula, False with TensorFlow's.
-        factor: The factor that clips by the global norm, if it is known; see `global_norm.py`.
+        factor: The factor that clips by the global norm, if already known; see `global_norm.py`.
     """
     if not options.clips and unscaling is None:
         return options.base_transforms

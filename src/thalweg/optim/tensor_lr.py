@@ -14,7 +14,8 @@ _KINDS: dict[torch.dtype, type[np.floating]] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
 }
-_HIGHEST = 1e15  # of numbers of which nobody is warned
+# Products of two such numbers do not overflow float32, of which NumPy would warn.
+_HIGHEST = 1e15
 
 
 class TensorRate:

@@ -1,7 +1,7 @@
 """Optimizers of TensorFlow in torch's form: `tensorflow.Ftrl(model.parameters(), lr=0.1)`.
 
-The numbers are those of `thalweg.keras.optimizers`, for the classes that Keras has not those of
-`thalweg.v1`, to the bit. Groups, state and files have the form of torch.
+Results equal those of `thalweg.keras.optimizers` to the bit, or those of `thalweg.v1` for classes
+that Keras lacks. Groups, state and files have the form of torch.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class SGD(RuleOptimizer):
         **around: Any,
     ) -> None:
         check_fraction("momentum", momentum)
+        # Without momentum there is no slot: a group cannot turn momentum on later.
         if not momentum:
             super().__init__(params, rules.SGD, lr, **around)
         else:
@@ -303,6 +304,7 @@ class Ftrl(RuleOptimizer):
         hypers = {name: _check_at_least_0(name, value) for name, value in penalties.items()} | {
             "beta": beta
         }
+        # A square root is faster than a power, and what TensorFlow's kernel computes for -0.5.
         if power == -0.5:
             super().__init__(params, rules.FTRL, lr, initial=initial, **hypers, **around)
         else:

@@ -1,4 +1,4 @@
-"""Steps with TensorFlow's numbers over parameters in groups."""
+"""Steps with TensorFlow's arithmetic. Parameters of one group with equal scalars share a *key*."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def check_pairs(self, pairs: Sequence[Pair], narrow: bool) -> None:
         """Raise if shapes, dtypes or memory of the pairs are invalid.
 
-        Also raise for complex variables if the rule is not linear.
+        Also raise if a parameter is complex and the rule is not linear. `narrow` is True to accept
+        16-bit gradients of float32 variables.
         """
         param_pairs = [(grad, self._real.get(id(var), var)) for grad, var in pairs]
         unreal = [(grad, var) for grad, var in param_pairs if var.is_complex()]
@@ -76,7 +77,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
     def scalars_of(self, dtype: Dtype, group: Hashable) -> dict[str, Any]:
         """Return {name: scalar} in a compute dtype, for the parameters with the key `group`.
 
-        A tensor of per-parameter numbers has an element for each parameter with a gradient.
+        Numbers on a GPU are one tensor with an element for each parameter with a gradient.
         """
         scalars = self._scalars_of_all(dtype, group)
         if self.there is None or len(self._members) == len(self._params):
@@ -94,7 +95,10 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return self.scalars_by_key[dtype, group]
 
     def prepare_scalars(self, dtype: Dtype, key: Hashable) -> dict[str, Any]:
-        """Return {name: scalar} in a compute dtype, for all parameters with the key `key`."""
+        """Return {name: scalar} in a compute dtype, for the parameters with the key `key`.
+
+        Tensors have an element for each parameter, even without a gradient.
+        """
         rule = self.part.rule
         group_index, state_scalars = self.split_key(key)
         values = self.hypers(dtype, group_index)
@@ -120,7 +124,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         return {name: self.hyper(dtype, group_index, name, value) for name, value in hypers.items()}
 
     def hyper(self, dtype: Dtype, group_index: int, name: str, value: Any) -> Any:
-        """Return a hyperparameter of a group as a scalar of a compute dtype.
+        """Return `value`, the hyperparameter `name` of a group, as a scalar of a compute dtype.
 
         Raises:
             InvalidArgumentError: The value is NaN. The message names the hyperparameter.
@@ -130,6 +134,7 @@ class TensorFlowStepAdapter(ParamGroupAdapter):
         if value != value:
             raise InvalidArgumentError(f"{title_of(name)} of group {group_index} is nan.")
         exact = name in self.optimizer._exact
+        # TensorFlow rounds exact hyperparameters once; others pass through float32 first.
         return dtype(as_number(name, value)) if exact else as_step_scalar(name, value, dtype)
 
     def _hypers_of_group(self, group_index: int) -> dict[str, Any]:

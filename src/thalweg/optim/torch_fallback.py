@@ -44,10 +44,10 @@ def check_memories(optimizer: Any) -> None:
 
 
 def _check_memory(param: Tensor, state: dict[str, Any], name: str, coalesces: bool) -> None:
-    """Raise for one parameter as `check_memories` does; copy slots that torch would corrupt.
+    """Raise if torch's step of one parameter would access memory outside a tensor's storage.
 
     Args:
-        state: The parameter's state, in which the copies replace the slots.
+        state: The parameter's state. Copies replace slots that torch would corrupt.
         coalesces: True if torch's step coalesces sparse gradients.
     """
     gradient = param.grad
@@ -84,12 +84,11 @@ def whole(optimizer: Any) -> Generator[None]:
     """Restore parameters and state if torch's step in the `with` block raises.
 
     Torch updates parameters one by one, and may reject a later gradient. So all tensors are copied
-    before the step, unless torch certainly accepts it: gradients and state have the form of their
-    parameters and options are numbers, or the last step had equal kinds of tensors. Tensor
-    subclasses with their own dispatch are not restored.
+    before the step, unless torch is known to accept it. Tensor subclasses with their own dispatch
+    are not restored.
 
     Args:
-        optimizer: A `FusedTorchOptimizer`. `step_cache.progress` receives notes for errors.
+        optimizer: A `FusedTorchOptimizer`. `step_cache.progress` is set to notes for errors.
     """
     members = [
         (group, param)
@@ -98,6 +97,7 @@ def whole(optimizer: Any) -> Generator[None]:
         if param.grad is not None
     ]
     cache, kinds = optimizer.step_cache, _make_acceptance_key(optimizer, members)
+    # Torch accepts ordinary tensors and options (None), and any kinds that it accepted last.
     if kinds is None or kinds == cache.kinds_of_torch:
         cache.progress = (_OF_TORCH,)
         yield
@@ -121,8 +121,8 @@ def whole(optimizer: Any) -> Generator[None]:
 def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]) -> Hashable:
     """Return a hashable key of all facts that decide whether torch accepts a step.
 
-    Return None if torch certainly accepts it. Return None for tensor subclasses with their own
-    dispatch, too, which are not restored.
+    Return None if no copies are needed: torch certainly accepts the step, or a tensor is of a
+    subclass with its own dispatch and cannot be restored.
     """
     kinds: list[Any] = []
     is_ordinary = True
@@ -135,7 +135,7 @@ def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]
         if not all(map(has_plain_dispatch, (param, cast("Tensor", param.grad), *tensors))):
             return None
         is_plain_group = _are_plain(optimizer, group)
-        # It differentiates no step that writes to a leaf, and captures none on the CPU.
+        # Torch raises if it would differentiate a write to a leaf, or is capturable on the CPU.
         is_ordinary = is_ordinary and is_plain_group and not group.get("differentiable")
         is_ordinary = is_ordinary and not (group.get("capturable") and param.device.type == "cpu")
         is_ordinary = is_ordinary and _describe_kind(param.grad) == kind and bool(param.numel())
@@ -145,7 +145,7 @@ def _make_acceptance_key(optimizer: Any, members: Sequence[tuple[Group, Tensor]]
         options = [
             (name, _describe_kind(option)) for name, option in group.items() if name != "params"
         ]
-        # Whether torch takes a number that is out of range depends on the step: no two are alike.
+        # A new object makes the key unique: torch may reject an unusual number in a later step.
         marker = is_plain_group or object()
         kinds.append((kind, param.is_leaf, *entry_kinds, *entries, *options, marker))
     return None if is_ordinary else tuple(kinds)
@@ -227,5 +227,6 @@ def _restore_calls(optimizer: Any, param: Tensor) -> list[Call]:
 def _without_repeats(tensor: Tensor) -> Tensor:
     """Return the elements of a tensor, those of expanded dimensions once, for copies."""
     if tensor.layout != torch.strided:
-        return tensor  # a detached one would be given other elements alone
+        # `copy_` into a detached sparse tensor would not change the original.
+        return tensor
     return tensor.detach()[tuple(slice(None if step else 1) for step in tensor.stride())]

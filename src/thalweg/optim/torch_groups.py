@@ -37,24 +37,32 @@ class TorchGroups(FusedOptimizer):
         fixed_options: {hyperparameter: value} of those that groups may lack.
     """
 
-    _torch: ClassVar[Any]  # the class of `torch.optim`, which is the last base
-    _rule: ClassVar[str]  # its name in `_rule_package`, unless `_choose_rule` is overridden
+    # The class whose step is replaced: the last base.
+    _torch: ClassVar[Any]
+    # The name of the rule in `_rule_package`; unused if `_choose_rule` is overridden.
+    _rule: ClassVar[str]
     _rule_package: ClassVar[Any] = torch_rules
-    _sparse: ClassVar[str] = ""  # error for sparse gradients; "" if they are supported
-    _dense: ClassVar[str] = ""  # error for dense gradients, likewise
+    # Messages of errors for sparse and for dense gradients; "" if the gradients are supported.
+    _sparse: ClassVar[str] = ""
+    _dense: ClassVar[str] = ""
     _counts: ClassVar[bool] = True  # True if each parameter has a step count
     _has_python_scalars: ClassVar[bool] = False  # True if the step count is a Python number
     fixed_options: ClassVar[dict[str, object]] = {}
-    _as_tensors: ClassVar[tuple[str, ...]] = ()  # numbers that torch computes in tensors
+    # Per-parameter numbers that torch computes as tensors of the default dtype, with its rounding.
+    _as_tensors: ClassVar[tuple[str, ...]] = ()
     # The dtype of scalar slots; None if torch's default dtype decides.
     _number_dtype: ClassVar[torch.dtype | None] = None
     _optional: ClassVar[tuple[str, ...]] = ()  # slots that options of a group add
-    _rowwise: ClassVar[tuple[str, ...]] = ()  # slots that torch makes of sparse gradients
+    # Slots that are sparse tensors if torch's step created them from sparse gradients.
+    _rowwise: ClassVar[tuple[str, ...]] = ()
     _of_matrices: ClassVar[bool] = False  # True if all parameters must be matrices
-    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None  # in place of one rule
-    _unwrapped: ClassVar[str] = ""  # error for options that wrap the rule; "" if supported
-    _unsupported_options: ClassVar[Mapping[str, str]] = {}  # errors by option
-    _common: ClassVar[tuple[str, ...]] = ()  # options that must be equal in all groups
+    # If set, `_rule_by_shape(group, param)` returns a parameter's rule, in place of `_choose_rule`.
+    _rule_by_shape: ClassVar[Callable[[Group, Tensor], Rule] | None] = None
+    # The message of the error for options that wrap the rule; "" if they are supported.
+    _unwrapped: ClassVar[str] = ""
+    _unsupported_options: ClassVar[Mapping[str, str]] = {}  # {option: message of the error}
+    # Options that must be equal in all groups of the class.
+    _common: ClassVar[tuple[str, ...]] = ()
     constructor_signature: ClassVar[inspect.Signature]
     read_options: ClassVar[list[str]]  # options that a step reads
     _flags: ClassVar[list[str]]  # options that are true or false
@@ -115,9 +123,10 @@ class TorchGroups(FusedOptimizer):
     def _describe_difference(
         cls, group: Group, group_index: int, other_group: Group, index: int
     ) -> str:
-        """Return a message about the first option that differs in two groups but must be equal.
+        """Return a message about the first option in `_common` that differs; "" if none does.
 
-        Return "" if there is none.
+        Args:
+            group_index, index: The indices of `group` and `other_group`, for the message.
         """
         for name in (name for name in cls._common if other_group.get(name) != group.get(name)):
             return (
@@ -173,13 +182,13 @@ class TorchGroups(FusedOptimizer):
 
     @staticmethod
     def _initials_of_param(param: Tensor) -> Entries:
-        """Return the initial state of one parameter that depends on its shape."""
+        """Return initial state of one parameter that depends on the parameter's shape."""
         return {}
 
     def _initial_entries(
         self, params: Sequence[Tensor], places: Sequence[int]
     ) -> dict[int, Entries]:
-        """Return {id(parameter): {key: initial value}} of entries that the rule does not define.
+        """Return {id(parameter): {key: initial value}} of initial values other than the rule's.
 
         Warn of all-zero parameters.
         """
@@ -192,7 +201,7 @@ class TorchGroups(FusedOptimizer):
         }
 
     def _have_state(self, group: Group, params: Sequence[Tensor]) -> bool:
-        """Return True if all of `params`, in `group`, have all entries of their state."""
+        """Return True if the state of each of `params`, which are in `group`, is complete."""
         if not params:
             return True
         step = {STEP} if self._keeps_step(self._kind_of(group)) else set[str]()
@@ -260,6 +269,7 @@ class TorchGroups(FusedOptimizer):
         """Return (device that alone holds the numbers or None, device of the numbers otherwise)."""
         homes = super().scalar_devices(params)
         is_on_device = not (is_host(params) or self.step_options.kinds.device)
+        # Torch's fused classes keep step counts on the GPU, too, so that states are exchangeable.
         if homes[0] is None and is_on_device and self._is_option_on("fused"):
             return None, device_of(params) or CPU
         return homes
@@ -276,7 +286,7 @@ class TorchGroups(FusedOptimizer):
         return self._kind_of(group).read_options
 
     def _unfit_options(self, group: Group, group_index: int) -> list[str]:
-        """Return a message for each option of a group that prevents a step; [] for none."""
+        """Return messages about options with which no step of a group is possible; [] if none."""
         unfit = super()._unfit_options(group, group_index)
         kind = self._kind_of(group)
         if not unfit and kind._of_matrices:
@@ -292,12 +302,13 @@ class TorchGroups(FusedOptimizer):
         """Return messages why a step cannot use the state of a parameter; [] if it can.
 
         Args:
-            group: The group of the parameter.
             entries: The state to load.
+            label: The name of the parameter in messages.
             may_lack: True if slots that the next step creates may be missing.
         """
         specs = {SUM: sum_spec(param)}
-        if isinstance(entries, Mapping) and entries.keys() <= {SUM}:  # there was none
+        # A parameter before its first step has no entries but a gradient sum.
+        if isinstance(entries, Mapping) and entries.keys() <= {SUM}:
             return state_mismatches(entries, specs, label)
         kind, rule = self._kind_of(group), self.base_rule(group, param)
         slots = rule.slots
@@ -308,7 +319,7 @@ class TorchGroups(FusedOptimizer):
         specs |= {slot.name: StateEntrySpec(dtypes=REAL_DTYPES) for slot in rule.numbers}
         specs |= {n: StateEntrySpec(param, (), n in kind._rowwise, n in optional) for n in names}
         wrapped_rule = self.step_options.rule(rule)
-        # Those that a wrapper adds are made where they are missing.
+        # A step creates missing slots that options add.
         for slot in (*wrapped_rule.measured_slots, *wrapped_rule.common_slots):
             number = torch.empty((), dtype=torch.float32, device="cpu")
             specs[slot.name] = StateEntrySpec(number, is_optional=slot not in slots)
@@ -341,12 +352,15 @@ class TorchGroups(FusedOptimizer):
         label: object,
         checked_keys: set[object],
     ) -> list[str]:
-        """Return messages if the rule's `prepare` fails with these options and numbers; else [].
+        """Return a list with a message if the rule's `prepare` fails for a parameter; else [].
 
         Rules that call functions of users are not checked.
 
         Args:
-            checked_keys: Keys of checked combinations, which are skipped; new ones are added.
+            entries: The state of the parameter.
+            label: The name of the parameter in messages.
+            checked_keys: Keys of checked (group, numbers) combinations. A combination in this set
+                is skipped; any other is added.
         """
         rule = self.wrapped_rule(group, param)
         scalars = {STEP: 0.0, **{slot.name: slot.initial for slot in rule.scalar_slots}}

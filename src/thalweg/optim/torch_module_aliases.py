@@ -16,19 +16,19 @@ from thalweg.optim.rule_names import KINDS
 
 
 def alias_torch_module(name: str, public: Sequence[str]) -> None:
-    """Let a module also offer the names of its torch module: set `__getattr__` and `__dir__`.
-
-    Type checkers do not see these functions, and report misspelt names.
+    """Set `__getattr__` of a module to provide all names of a module of `torch.optim`.
 
     Args:
         name: The module's name; its last part is the name of the module in `torch.optim`.
         public: The names that `dir` lists.
     """
+    # Set at run time, so that type checkers still report misspelt names.
     module_name = name.rpartition(".")[2]
 
     def get(attribute: str) -> Any:
         """Return the class of this package, or else the attribute of the torch module."""
-        if attribute in KINDS:  # which torch's module may have imported
+        # First: torch's module may have imported its own class of this name.
+        if attribute in KINDS:
             return class_named(attribute)
         try:
             return getattr(import_module(f"torch.optim.{module_name}"), attribute)

@@ -1,4 +1,4 @@
-"""Sets of torch functions by their effect on labels and weights, and their arguments."""
+"""Sets of torch functions with equal effects on labels and weights, and access to arguments."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ NO_LABEL = -1
 
 
 def distinct_labels(labels: Tensor) -> Any:
-    """Return the different labels in a tensor, sorted, without 0."""
+    """Return the distinct positive labels in a tensor, as a sorted NumPy array."""
     # A dimension of stride 0 repeats the same labels.
     labels = labels[tuple(slice(None) if stride else slice(1) for stride in labels.stride())]
     label_values = labels.reshape(-1).numpy()
     label_values = label_values[label_values > 0]
+    # Flags take one pass over the labels, where `np.unique` would sort them.
     lowest = label_values.min() if label_values.size else 0
     flags = np.zeros(label_values.max() - lowest + 1 if label_values.size else 0, bool)
     flags[label_values - lowest] = True
@@ -100,10 +101,10 @@ def covers(output: Tensor, shape: Sequence[int]) -> bool:
 
 
 def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tensor | None:
-    """Return the matrices that a tensor of indices selects from a weight, as a view.
+    """Return a view of a weight with the shape of matrices selected by a tensor of indices.
 
-    The selection depends on data, so the view repeats the first matrix. Return None for any other
-    function.
+    The indices depend on data, so the view repeats the first matrix. Return None if the function
+    does not select matrices by a tensor of indices.
     """
     index = None
     if name == "__getitem__":
@@ -120,7 +121,7 @@ def selected_matrices(name: str, args: tuple[Any, ...], weight: Tensor) -> Tenso
 def positional(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (arguments, keyword arguments) with input and weight among the former."""
+    """Return (args, kwargs) of a product function, with input and weight moved to `args`."""
     kwargs = dict(kwargs)
     for position, names in enumerate((("input",), ("weight", "other", "mat2"))):
         keyword = next((candidate for candidate in names if candidate in kwargs), None)

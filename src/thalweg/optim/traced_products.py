@@ -12,7 +12,7 @@ from torch import Tensor
 def product_roles(
     name: str, args: Sequence[Any], operands: Sequence[Any], weight_index: int
 ) -> tuple[str, list[int | None]] | None:
-    """Return the roles of a weight's dimensions in a product.
+    """Return the roles of a weight's dimensions in a product: outputs, inputs or batch.
 
     Return None if this is not a product of a weight and activations.
 
@@ -22,8 +22,8 @@ def product_roles(
         weight_index: The index of the weight in `operands`.
 
     Returns:
-        A letter per dimension, as for `WeightUse.add_product`; and the index of each dimension in
-        the result, counted from the end: None for a dimension that the result lacks.
+        A letter per dimension, as for `WeightUse.add_product`; and for each dimension its negative
+        index in the result, or None if the result lacks the dimension.
     """
     name = name.strip("_")
     if name == "einsum":
@@ -77,12 +77,10 @@ def product_shape(
 ) -> tuple[int, ...]:
     """Return the shape of a product that `product_roles` recognizes.
 
-    Torch computes shapes of meta tensors, too, but imports its compiler to do so.
-
     Args:
-        func: The function of torch.
         factors: The two tensors that are multiplied.
     """
+    # Torch would import its compiler to compute shapes of meta tensors.
     first, second = factors
     name = name.strip("_")
     if name == "linear":

@@ -54,7 +54,9 @@ class UserRuleOptimizer(FusedTorchOptimizer, UserRuleArguments):
 
 @cache
 def class_of(rule: Rule) -> type[UserRuleOptimizer]:
-    """Return the optimizer class of a user-defined rule, named like the rule and made once.
+    """Return the optimizer class of a user-defined rule, which is created once per rule.
+
+    The class has the name of the rule.
 
     Raises:
         RuleError: The rule cannot take a step, or a hyperparameter has a reserved name.
@@ -67,6 +69,7 @@ def class_of(rule: Rule) -> type[UserRuleOptimizer]:
     parameters = [Parameter(name, kind, default=value) for name, value in options.items()]
     accepted = Signature([Parameter("params", kind), *parameters])
     namespace = {"_declared_rule": rule, "__signature__": accepted}
+    # In place of a class of torch, `_torch` has the constructor, but no step.
     body = {
         "_torch": type(rule.name, (UserRuleArguments,), namespace),
         "_declared_rule": rule,
@@ -86,6 +89,7 @@ def _with_powers(rule: Rule) -> Rule:
     users = rule.prepare
     user_args = () if users is None else tuple(signature(users).parameters)
     scalars = (*rule.hypers, *rule.numbers, *rule.common_slots)
+    # Powers among the arguments of the user's `prepare` are computed here.
     available = {*(scalar.name for scalar in scalars), "t"}
     names = [name for name in user_args if name in available]
     if rule.powers:

@@ -1,4 +1,4 @@
-"""Record of the products of a weight in a forward pass, and the matrix layout they define."""
+"""Record of the products of a weight in a forward pass, which determine its matrix layout."""
 
 from __future__ import annotations
 
@@ -20,16 +20,13 @@ class UndecidedError(Exception):
 
 
 class UnusedError(UndecidedError):
-    """The forward pass did not use a weight, or its outputs were not followed to their end."""
+    """The forward pass did not use a weight, or the use of its outputs could not be traced."""
 
 
 class WeightUse:
     """Record of how a forward pass uses one weight.
 
     Outputs are the indices of rows, or of columns if the weight has a row for each input.
-
-    Args:
-        shape: The shape of the weight.
 
     Attributes:
         other_uses: Names of functions other than products that took the weight.
@@ -57,16 +54,16 @@ class WeightUse:
         self._joined_uses: list[WeightUse] = []
 
     def add_product(self, view: Tensor, roles: str) -> Indices:
-        """Record a product with a view of the weight.
+        """Record a product with a view of the weight; return the output index of each element.
 
-        Return an integer array: the output's index for each element of the view. Dimensions of
-        inputs have size 1.
+        The result is an integer array in the view's shape, with size 1 in dimensions of inputs.
 
         Args:
             roles: A letter for each dimension of the view: "o" (outputs), "i" (inputs, which are
                 summed over) or "b" (a batch).
         """
         shape, ndim = self.shape, view.dim()
+        # Offsets of elements in the memory of the weight, by dimension of the view.
         grids = [
             (np.arange(size) * stride).reshape([-1 if axis == dim else 1 for axis in range(ndim)])
             for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
@@ -77,6 +74,7 @@ class WeightUse:
             for role in ("o", "i")
         )
         extent = int(outputs.max() + inputs.max()) + 1
+        # The matrix has the fewest trailing dimensions that contain all offsets.
         batch = max(
             batch_dim
             for batch_dim in range(len(shape) - 1)
@@ -107,11 +105,11 @@ class WeightUse:
     def _orient(self, outputs: Indices, inputs: Indices, batch: int, row_size: int) -> bool:
         """Record whether outputs are rows or columns of the weight; return True for columns.
 
-        Record a conflict with earlier products, too.
+        If earlier products differ, also record a conflict; `layout` then raises.
 
         Args:
-            outputs, inputs: Flat indices of weight elements: of one input's outputs, and of one
-                output's inputs.
+            outputs: Flat indices of the weight elements that multiply the first input.
+            inputs: Flat indices of the weight elements of the first output.
             batch: The number of dimensions in front of the matrix.
             row_size: The number of elements of a matrix row.
         """
@@ -134,7 +132,7 @@ class WeightUse:
         self._add(self._reduced_sets, _make_flags(outputs, self.output_count))
 
     def join(self, other_use: WeightUse) -> None:
-        """Record that the outputs were added to those of another weight, and used with them."""
+        """Record that the outputs were added to the outputs of the weight of `other_use`."""
         if all(use is not other_use for use in self._joined_uses):
             self._joined_uses.append(other_use)
         self.joins_residual = True
@@ -166,12 +164,12 @@ class WeightUse:
         sets.setdefault(np.packbits(flags).tobytes(), flags)
 
     def layout(self) -> MatrixLayout:
-        """Return the layout of the weight that the recorded products and uses of outputs define.
+        """Return the matrix layout of the weight, from the recorded products and uses of outputs.
 
         Raises:
             UnusedError: No product was recorded, or some outputs are not used, reduced or returned.
-            UndecidedError: Products contradict each other, or rows and columns both hold several
-                matrices and only one of the two is interleaved.
+            UndecidedError: Products differ in orientation, sets of outputs partly overlap or do not
+                repeat evenly, or either rows or columns are interleaved, but not both.
         """
         if self._orientation is None:
             raise UnusedError("the forward pass did not multiply with it")
@@ -187,6 +185,7 @@ class WeightUse:
         has_followed_outputs = self.is_returned or len(factors) > len(self._factor_outputs)
         if not has_followed_outputs and not _unite(consumed, self.output_count).all():
             raise UnusedError("the use of its outputs could not be followed")
+        # One number for each pair of a set of factors and a set of consumed outputs.
         segments = _number_segments(factors) * (len(consumed) + 1)
         if consumed:
             segments += _number_segments(consumed)
@@ -214,13 +213,11 @@ def _make_flags(indices: Indices, size: int) -> Flags:
 
 
 def _repeat_sets(sets: list[Flags]) -> list[Flags]:
-    """Return sets that together contain every index of a weight's rows or columns.
+    """Return sets of rows or columns (flags per index) that together contain every index.
 
-    Complete sets are returned unchanged. A pass with few tokens uses only some experts of a weight.
-    So if the sets are aligned ranges of one length, the missing ranges are appended.
-
-    Raises:
-        UndecidedError: Indices are missing, and the sets are not aligned ranges of one length.
+    Return `sets` unchanged if no index is missing. If `sets` are ranges of one length, at multiples
+    of this length, add the missing ranges. Ranges are missing if few tokens reach only some experts
+    of a weight. Raise UndecidedError for other sets with missing indices.
     """
     covered = np.logical_or.reduce(sets)
     if covered.all():
@@ -242,9 +239,10 @@ def _repeat_sets(sets: list[Flags]) -> list[Flags]:
 
 
 def _number_segments(sets: Sequence[Flags]) -> Indices:
-    """Return an array with the number of the largest set around each index, or 0 for none.
+    """Return an int64 array with a set's number for each index, or 0 for an index in no set.
 
-    Sets are numbered from 1, the largest first. Raise UndecidedError if two sets partly overlap.
+    Sets are numbered from 1 by falling size. An index in several sets gets the number of the
+    largest. Raise UndecidedError if two sets partly overlap.
     """
     segments = np.zeros(len(sets[0]), np.int64)
     for index, flags in enumerate(sorted(sets, key=lambda s: -int(s.sum())), 1):
@@ -257,11 +255,12 @@ def _number_segments(sets: Sequence[Flags]) -> Indices:
 
 
 def _find_blocks(segments: Indices) -> tuple[Blocks, bool]:
-    """Return (number of equal blocks or tuple of their sizes, True if blocks are interleaved).
+    """Divide indices into blocks, from a segment number per index.
 
-    Raises:
-        UndecidedError: The parts do not repeat evenly.
+    Return (number of blocks, or a tuple of sizes if they differ; True if blocks are interleaved).
+    Raise UndecidedError if the segments do not repeat evenly.
     """
+    # Run-length encoding; the unequal first element makes index 0 a start.
     starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))
     sizes = np.diff(starts, append=len(segments)).tolist()
     order = segments[starts].tolist()

@@ -1,4 +1,4 @@
-"""Gradient transforms as formulas, applied inside the update's pass, in this order."""
+"""Formulas that transform gradients in the kernel of an update, in the order of this file."""
 
 from thalweg.formula import maximum, minimum
 

@@ -1,4 +1,4 @@
-"""Adam whose sparse gradients leave all rows alone that they do not name."""
+"""Adam that changes only the rows that a sparse gradient names."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""RMSprop without momentum, as the Python of Keras writes it: epsilon stands beside the root."""
+"""RMSprop without momentum, as in the Python code of Keras: epsilon is added outside the root."""
 
 from thalweg.formula import Hyper, Rule, Slot, moved, sqrt
 

@@ -96,9 +96,9 @@ class LearningRateSchedule:
 
 @dataclass(eq=False)
 class FormulaSchedule(LearningRateSchedule):
-    """A schedule given by a formula on NumPy scalars; its fields are its config.
+    """A schedule given by a formula on NumPy scalars. The fields are the config.
 
-    The fields are read at every step, so they may be changed during training.
+    The fields are read at every step, and may be changed during training.
     """
 
     def __post_init__(self) -> None:
@@ -122,7 +122,8 @@ class FormulaSchedule(LearningRateSchedule):
     def __call__(self, step: Step) -> Any:
         """Return the learning rate at `step` as a 0-d tensor on the CPU.
 
-        Return a tensor of a graph while the graph is built, or if `step` is one of its tensors.
+        While a TensorFlow 1 graph is built, or if `step` is a tensor of a graph, return a tensor of
+        the graph.
         """
         fields = self._own()
         graph = graph_of(*_leaves([step, fields]))
@@ -135,6 +136,7 @@ class FormulaSchedule(LearningRateSchedule):
     @untraced
     def value(self, step: Step) -> Scalar:
         """Return the learning rate at `step` as a NumPy scalar; no tensor is made."""
+        # A subclass may override `__call__` alone.
         if type(self).__call__ is not FormulaSchedule.__call__:
             return super().value(step)
         with np.errstate(all="ignore"):
@@ -145,9 +147,7 @@ class FormulaSchedule(LearningRateSchedule):
         return self._own()
 
     def having(self, fields: Mapping[str, object]) -> Self:
-        """Return a copy with other fields, which draws from the same random numbers if it draws
-        any.
-        """
+        """Return a copy with some fields replaced; a random generator is shared with the copy."""
         duplicate = copy.copy(self)
         vars(duplicate).update(fields)
         return duplicate
@@ -156,7 +156,7 @@ class FormulaSchedule(LearningRateSchedule):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _recorded(self, graph: Any, step: Step, fields: dict[str, Any]) -> object:
-        """Add a node to a graph that evaluates a copy of this schedule in each run; return it."""
+        """Add to `graph`, and return, a node that evaluates a copy of this schedule in each run."""
         dtype = as_dtype(self._kind())
 
         def rate(count: Any, values: dict[str, Any]) -> torch.Tensor:
@@ -171,22 +171,22 @@ class FormulaSchedule(LearningRateSchedule):
 
 
 def as_scalars(rate: Number, *numbers: Number) -> list[Any]:
-    """`rate` and `numbers` as NumPy scalars of the type that TensorFlow computes in for `rate`."""
+    """Return the numbers as NumPy scalars of the type in which TensorFlow computes with `rate`."""
     dtype = scalar_type(rate)
     return [as_scalar(operand, dtype) for operand in (rate, *numbers)]
 
 
-def _leaves(nest: object) -> Iterator[object]:
+def _leaves(nest: Any) -> Iterator[object]:
     """Return the leaves of nested lists, tuples and dicts."""
     if isinstance(nest, list | tuple | dict):
-        for item in nest.values() if isinstance(nest, dict) else nest:
-            yield from _leaves(item)
+        for item in nest.values() if isinstance(nest, dict) else nest:  # pyright: ignore
+            yield from _leaves(item)  # pyright: ignore[reportUnknownArgumentType]
     else:
         yield nest
 
 
 def kind_of(values: Iterable[object]) -> ScalarType:
-    """float64 if one of the values is, numbers or tensors, also of a graph; otherwise float32."""
+    """Return float64 if a number or tensor, also of a graph, is float64; otherwise float32."""
     kinds = [str(getattr(value, "dtype", "")).removeprefix("torch.") for value in values]
     return np.float64 if "float64" in kinds else np.float32
 
@@ -196,4 +196,4 @@ def _as_tensor(step: Step) -> torch.Tensor:
         return step
     if type(step) is float:
         return torch.tensor(step, dtype=torch.float32, device="cpu")
-    return torch.from_numpy(np.array(step))
+    return torch.from_numpy(np.array(step))  # pyright: ignore[reportUnknownMemberType]

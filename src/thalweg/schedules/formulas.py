@@ -1,8 +1,8 @@
-"""The formulas of every learning-rate schedule, on NumPy scalars of one dtype.
+"""Formulas of schedules on NumPy scalars; `folded` selects a TensorFlow session's arithmetic.
 
 Keras' schedules, TensorFlow 1's decays and OpenSeq2Seq's policies are names, defaults and
 conversions over this table. `span` is the `decay_steps` of all three. The order of operations is
-the contract; `folded` stands for that of a session, see `reciprocal` and `raised`.
+the contract. A session folds constants before it runs: see `reciprocal` and `raised`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ def exponential(
     staircase: bool = False,
     folded: bool = False,
 ) -> Scalar:
-    """Return rate * decay_rate^(step / span); a staircase rounds the quotient down."""
+    """Return rate * decay_rate^(step / span); `staircase` rounds the quotient down."""
     return rate * power(decay_rate, _periods(step, span, staircase, folded))
 
 
 def natural_base(decay_rate: Scalar) -> Scalar:
-    """Return the `decay_rate` of `exponential` for a natural one: e^-decay_rate, rounded by
-    itself.
-    """
+    """Return e^-decay_rate, which is the `decay_rate` of `exponential` for a natural decay."""
     return exp(-decay_rate)
 
 
@@ -57,12 +55,13 @@ def polynomial(
 ) -> Scalar:
     """Return (rate - end) * (1 - step / span)^degree + end, with step at most span.
 
-    `cycle` is None, or `span` with the rounding of TensorFlow's division. Then `span` becomes its
-    first multiple that is not below the step. `has_constant_rate` is True if `rate` is a constant
-    of the folded graph.
+    `cycle` is None, or `span` as TensorFlow rounds it to divide. With a `cycle`, `span` is replaced
+    by the least multiple that is at least `step`. `has_constant_rate` is True if `rate` is a
+    constant of the folded graph.
     """
     if cycle is None:
         step = min(step, span)
+    # At step 0 the multiple would be 0.
     elif step != 0:
         span = span * np.ceil(step / cycle)
     remaining = 1 - _share(step, span, folded=folded)
@@ -80,9 +79,7 @@ def inverse_polynomial(rate: Scalar, step: Scalar, slope: Scalar, degree: float)
 
 
 def inverse_polynomial_slope(rate: float, end: float, span: float, degree: float) -> float:
-    """Return the slope with which `inverse_polynomial` reaches `end` at `span`, in Python's
-    floats.
-    """
+    """Return the slope, a float, with which `inverse_polynomial` reaches `end` at `span`."""
     end = min(max(end, _SMALLEST), rate)
     return (math.pow(rate / end, 1.0 / degree) - 1.0) / span
 
@@ -100,10 +97,9 @@ def cosine(
     warmup: Sequence[Any] = (),
     folded: bool = False,
 ) -> Scalar:
-    """Return rate * ((1 - alpha) * (1 + cos(pi * step / span)) / 2 + alpha), with step at most
-    span.
+    """Return rate * ((1 - alpha) * (1 + cos(pi * s)) / 2 + alpha), with s = min(step / span, 1).
 
-    `warmup` is (target, steps): the rate first goes to the target along a line, and the cosine
+    With a `warmup` of (target, steps), the rate first goes to `target` along a line, and the cosine
     starts there. Pass `alpha` unrounded, because TensorFlow rounds 1 - alpha once.
     """
     target, warmup_steps = warmup or (rate, 0)
@@ -119,7 +115,7 @@ def cosine_restarts(
 ) -> Scalar:
     """Return rate * ((1 - alpha) * m_mul^i * (1 + cos(pi * x)) / 2 + alpha).
 
-    x is the fraction of period i that is over.
+    x is the finished fraction of period i, which has span * t_mul^i steps.
     """
     progress = step / span
     if t_mul == 1:
@@ -155,12 +151,12 @@ def linear_cosine(
 def noise(
     draw: Scalar, step: Scalar, span: Scalar, initial_variance: Scalar, variance_decay: Scalar
 ) -> Scalar:
-    """draw sqrt(initial_variance / (1 + step)^variance_decay), step at most span."""
+    """Return draw * sqrt(initial_variance / (1 + step)^variance_decay), with step at most span."""
     return draw * np.sqrt(initial_variance / power(1 + min(step, span), variance_decay))
 
 
 def warm_up(rate: Scalar, step: Scalar, warmup_steps: Scalar | int, folded: bool = False) -> Scalar:
-    """rate step / warmup_steps."""
+    """Return rate * step / warmup_steps."""
     return _share(step, warmup_steps, rate, folded)
 
 

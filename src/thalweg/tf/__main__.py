@@ -33,13 +33,13 @@ def main(arguments: list[str]) -> None:
 
 
 def _version_of(script: str) -> int:
-    scanning = importlib.import_module(
-        "thalweg._cli.scan.script"
-    )  # imported late: it needs all of `tf`
+    # Imported late, because it needs all of `tf`.
+    scanning = importlib.import_module("thalweg._cli.scan.script")
     try:
         return scanning.version_of(script)
     except scanning.ScanError:
-        return 2  # and Python says what is wrong with it
+        # Python's own error describes the script better.
+        return 2
 
 
 if __name__ == "__main__":

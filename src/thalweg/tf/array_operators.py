@@ -30,13 +30,14 @@ _torch_equal: Callable[[Tensor, Any], Any] = torch.Tensor.__eq__
 
 
 def apply_ufunc(tensor: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-    """Return the result of a NumPy function of a tensor and an array, as a tensor.
+    """Implement `Tensor.__array_ufunc__`: return the result of a NumPy function as a tensor.
 
     For an operator such as `+`, the array is converted to the dtype and device of the tensor, and
     autograd records the operation. `array += tensor` leaves the array unchanged. Other functions
     read the tensor's memory through NumPy.
     """
     function = _OPERATORS.get(ufunc) if method == "__call__" and len(inputs) == 2 else None
+    # `array += tensor` calls the ufunc with `out` set to the array.
     is_augmented = options.keys() == {"out"} and options["out"][0] is inputs[0]
     if function is not None and (is_augmented or not options):
         x, y = inputs

@@ -101,7 +101,8 @@ def _filled_like(function: Any, input: object, dtype: Any, name: str) -> Tensor:
     source, kind = tensor(input), None if dtype is None else as_dtype(dtype)
     if isinstance(source, _graph.SymbolicTensor) and _graph.Shape(source.shape).is_fully_defined():
         kind = kind or source.dtype
-        if kind is not None:  # the value need not be known
+        if kind is not None:
+            # Shape and dtype are known, so a constant does without the tensor's value.
             empty = torch.empty((), dtype=kind, device=torch.get_default_device())
             empty = empty.expand(tuple(source.shape))
             return _graph.constant(function(empty), name=name)
@@ -120,6 +121,7 @@ def eye(
 
     def make(size: Any, kind: torch.dtype) -> Tensor:
         identity = torch.eye(*size[-2:], dtype=kind, device=torch.get_default_device())
+        # Without the copy, all matrices of the batch would share memory.
         return identity.expand(size).contiguous()
 
     return creation_node(
@@ -133,7 +135,7 @@ def range(
     """Return the numbers from `start` to below `limit`. `range(n)` begins at 0.
 
     The dtype is by default that of the arguments: int32 or float32 for numbers of Python. Raise
-    InvalidArgumentError if `delta` is 0, or does not lead to the limit.
+    InvalidArgumentError if `delta` is 0, or leads away from the limit.
     """
     name = name or "range"
     start, limit = (0, start) if limit is None else (start, limit)
@@ -150,7 +152,8 @@ def range(
         if not kind.is_floating_point:
             bounds = first.item(), end.item(), step.item()
             return torch.arange(*bounds, dtype=kind, device=device)
-        length = math.ceil(((end - first) / step).item())  # rounded in the dtype, as in TensorFlow
+        # The quotient is rounded in the dtype, as in TensorFlow.
+        length = math.ceil(((end - first) / step).item())
         positions = torch.arange(length, dtype=torch.float64, device=device)
         return (positions * step.item() + first.item()).to(kind)
 
@@ -184,10 +187,10 @@ def one_hot(
     dtype: object = None,
     name: str | None = None,
 ) -> Tensor:
-    """Return `on_value` (1) at each index along a new axis, by default the last, or `off_value`.
+    """Return `indices` with a new axis of size `depth`, by default the last: one-hot vectors.
 
-    An index out of range has `off_value` (0) only. The default dtype is that of `on_value` or
-    `off_value`, else float32.
+    The element at the index is `on_value` (1), all others are `off_value` (0). For an index out of
+    range, all are `off_value`. The default dtype is that of `on_value` or `off_value`, or float32.
     """
     values = [None if entry is None else tensor_or_value(entry) for entry in (on_value, off_value)]
     dtypes = [entry.dtype for entry in values if entry is not None]
@@ -234,7 +237,8 @@ def shape(input: object, out_type: object = torch.int32, name: str | None = None
     rank = None if source.shape is UNKNOWN else (len(source.shape),)
     output = _graph.Output(kind, rank, ())
     symbol = _graph.operation(measure, [source], name or "Shape", kind="pure", outputs=output)
-    symbol.op.type = "Shape"  # whose value is known where the sizes are
+    # An operation of this type has a known value where the sizes are known.
+    symbol.op.type = "Shape"
     return symbol
 
 
@@ -397,10 +401,12 @@ def gather(
 
 def _pick_rows(operand: Tensor, positions: Tensor, axis: int) -> Tensor:
     axis, rows = axis % operand.dim(), positions.reshape(-1)
-    if rows.device.type == "cpu":  # elsewhere the check would wait for the device
+    # On a GPU the check would wait for the device.
+    if rows.device.type == "cpu":
         IndexedSlices(rows, rows).check_range(operand.shape[axis])
     picked = operand.index_select(axis, rows)
     return picked.reshape(*operand.shape[:axis], *positions.shape, *operand.shape[axis + 1 :])
 
 
-as_tensor = tensor  # an argument of `reshape` has this name
+# An argument of `reshape` has the name `tensor`.
+as_tensor = tensor

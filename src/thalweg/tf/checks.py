@@ -48,10 +48,10 @@ def _data_and_message(data: Any, message: str | None) -> tuple[Sequence[Any], st
 
 
 def _asserting(label: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that makes an assertion from a function that describes a condition.
+    """Return a decorator of functions that describe a condition; it makes them assertions.
 
-    The decorated function returns (check, tensors, beginning of the message), see `must_hold`. The
-    assertion has four further arguments: `data`, `summarize`, `message` and `name`.
+    A function returns (check, tensors, beginning of the message), see `must_hold`. Its assertion
+    has four further arguments: `data`, `summarize`, `message` and `name`.
     """
 
     def hold(
@@ -212,11 +212,12 @@ def ensure_shape(x: object, shape: Any, name: str | None = None) -> Tensor:
     """Return a copy of the tensor if its shape is `shape`; None in `shape` accepts any size.
 
     Raises:
-        InvalidArgumentError: The shape differs. For unknown shapes raised by a run.
+        InvalidArgumentError: The shape differs. An unknown shape is checked in each run.
     """
     expected, source = _graph.Shape(shape), tensor(x)
 
     def check(operand: Tensor) -> Tensor:
+        # Shapes are inferred by calls on meta tensors, in which unknown sizes are trial values.
         if not (operand.device.type == "meta" or expected.accepts(tuple(operand.shape))):
             refuse(operand)
         return operand.clone()
@@ -239,6 +240,7 @@ def check_numerics(tensor: object, message: str, name: str | None = None) -> Ten
     """Return a copy of the tensor; raise InvalidArgumentError if an element is NaN or infinite."""
 
     def check(operand: Tensor) -> Tensor:
+        # Shapes are inferred on meta tensors, which have no elements.
         if operand.device.type == "meta":
             return operand.clone()
         kinds = [("NaN", operand.isnan().any()), ("Inf", operand.isinf().any())]
@@ -251,7 +253,7 @@ def check_numerics(tensor: object, message: str, name: str | None = None) -> Ten
 
 
 def add_check_numerics_ops() -> Any:
-    """Return an operation that checks all floating-point tensors of the default graph for NaN.
+    """Return an operation that raises an error for NaN or infinity in the default graph's tensors.
 
     Tensors in branches and loops are not checked. Return None in eager mode.
     """
@@ -271,4 +273,5 @@ def _wait_for_check(check: object, operand: object) -> Any:
         return _graph.identity(operand)
 
 
-as_tensor = tensor  # an argument of `assert_type` has this name
+# An argument of `assert_type` has the name `tensor`.
+as_tensor = tensor

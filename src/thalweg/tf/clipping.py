@@ -24,7 +24,7 @@ _SLICES = (IndexedSlices, _graph.SymbolicSlices)
 def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | None = None) -> Any:
     """Return a tensor, or slices, scaled to a norm of at most `clip_norm`.
 
-    The norm is computed along `axes`, or over all elements. A NaN norm makes all scaled elements
+    The norm is computed along `axes`, by default over all elements. Elements with a NaN norm become
     NaN. Raise InvalidArgumentError if `clip_norm` does not broadcast to the tensor's shape.
     """
     if isinstance(t, _SLICES):
@@ -33,10 +33,13 @@ def clip_by_norm(t: object, clip_norm: object, axes: object = None, name: str | 
 
     def clip(operand: Any, limit: Tensor) -> Tensor:
         squares = (operand * operand).sum(axes, keepdim=axes is not None)
-        positive = squares > 0  # the root of 0 has no gradient
+        # The gradient of a root at 0 is infinite, and `where` multiplies it by 0: NaN. The inner
+        # `where` keeps 0 out of the root.
+        positive = squares > 0
         size = torch.where(positive, torch.where(positive, squares, 1).sqrt(), squares)
         limit = _match_limit(operand, limit).clamp(min=0)
-        bound = torch.where(size < limit, limit, size)  # a NaN stays
+        # The comparison is False for a size of NaN, which is kept then.
+        bound = torch.where(size < limit, limit, size)
         return as_shaped(operand, operand * limit / torch.where(bound == 0, 1, bound))
 
     return call(clip, tensor(t), _as_limit(clip_norm), name=name or "clip_by_norm")
@@ -58,12 +61,12 @@ def global_norm(t_list: Sequence[object], name: str | None = None) -> Any:
 def clip_by_global_norm(
     t_list: Sequence[object], clip_norm: object, use_norm: object = None, name: str | None = None
 ) -> tuple[list[Any], Any]:
-    """Return tensors and slices scaled to a norm over all elements of at most `clip_norm`.
+    """Scale tensors and slices by one factor, so that their global norm is at most `clip_norm`.
 
     Args:
         t_list: A list of tensors and slices; None stays None.
         clip_norm: Maximum norm.
-        use_norm: Optional. The present norm, to save the computation.
+        use_norm: Optional. The present global norm, if it is known; otherwise it is computed.
 
     Returns:
         (scaled list, norm before scaling). All elements are NaN if the norm is not finite.
@@ -75,7 +78,9 @@ def clip_by_global_norm(
 
     def factor(size: Tensor, limit: Tensor) -> Tensor:
         limit, highest = _match_limit(size, limit), torch.finfo(size.dtype).max
-        inverse = (1 / limit).clamp(max=highest)  # so that a limit of 0 makes 0 of zeros
+        # With a limit of 0 the factor is 0, not 0 times infinity. `size - size` is NaN for a norm
+        # that is not finite.
+        inverse = (1 / limit).clamp(max=highest)
         return limit * torch.minimum(1 / size, inverse) + (size - size)
 
     scale = call(factor, norm, _as_limit(clip_norm), name=name or "clip_by_global_norm")

@@ -113,7 +113,10 @@ def _are_sizes(sizes_or_count: object) -> bool:
 
 
 def _resolve_sizes(total: int, num_pieces: int | None, lengths: object, axis: int) -> list[int]:
-    """Return `num_pieces` equal sizes, or `lengths` with -1 replaced; raise if `total` differs."""
+    """Return sizes of parts that add up to `total`: equal ones, or `lengths`; raise if impossible.
+
+    One of `lengths` may be -1, which stands for the remaining size.
+    """
     if num_pieces is not None:
         if num_pieces < 1 or total % num_pieces:
             raise InvalidArgumentError(
@@ -137,10 +140,10 @@ def _add_split(
     shapes: Sequence[Any],
     name: str,
 ) -> list[Tensor]:
-    """Return `function(operand, split_sizes)`, a list; in a graph as an operation.
+    """Return `function(operand, split_sizes)`, a list; in a graph as outputs of an operation.
 
-    `shapes` are the static shapes of the parts. Raise InvalidArgumentError in a graph if there are
-    none, as their number is unknown.
+    `shapes` are the static shapes of the parts. In a graph, raise InvalidArgumentError for an empty
+    `shapes`: the number of outputs is unknown.
     """
     symbols = [x for x in leaves_of((operand, split_sizes)) if isinstance(x, _graph.SymbolicTensor)]
     if not symbols:

@@ -103,6 +103,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
+            # Autograd calls this without recording, and the function of `f` may differentiate.
             with enable_grad():
                 return ctx.backward_function(*gradients)
 

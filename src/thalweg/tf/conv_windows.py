@@ -48,7 +48,8 @@ class Windows:
 
         Args:
             strides: One number, or one per spatial dimension, or one per dimension of the tensor.
-            padding: "SAME" or "VALID" in any case, or (before, after) pairs for each dimension.
+            padding: "SAME" or "VALID", in upper or lower case, or a pair (before, after) for each
+                dimension of the tensor.
             dilations: As `strides`; None is 1.
             data_format: Such as "NHWC", "NCHW", "channels_last"; None is channels last.
             count: The number of spatial dimensions.
@@ -75,6 +76,7 @@ class Windows:
             max((-(-size // step) - 1) * step + span - size, 0)
             for size, step, span in zip(sizes, self.stride, spans, strict=True)
         ]
+        # TensorFlow puts the surplus element of an odd padding at the end.
         return [(total // 2, total - total // 2) for total in totals]
 
 
@@ -165,10 +167,11 @@ def depthwise(operand: Tensor, filters: Tensor, windows: Windows) -> Tensor:
 def spread(
     operand: Tensor, filters: Tensor, sizes: Sequence[int] | None, windows: Windows
 ) -> Tensor:
-    """Return the gradient of `convolve` with respect to data of `sizes`; filters (*sizes, out, in).
+    """Return the gradient of `convolve` with respect to its data; `operand` is the output gradient.
 
-    `operand` is the output gradient. Without `sizes` derive them from `windows`. Raise
-    InvalidArgumentError if `convolve` does not map `sizes` to the sizes of `operand`.
+    Filters are (*kernel sizes, channels of the result, channels of `operand`). `sizes` are the
+    spatial sizes of the result, by default from `spread_sizes`. Raise InvalidArgumentError if
+    `convolve` does not map `sizes` to the sizes of `operand`.
     """
     operand = operand if windows.channels_first else operand.movedim(-1, 1)
     kernel, data_sizes = tuple(filters.shape[:-2]), tuple(operand.shape[2:])
@@ -212,6 +215,7 @@ def largest(operand: Tensor, kernel: tuple[int, ...], windows: Windows) -> Tenso
     """Return the largest element in each window."""
 
     def pool(operand: Tensor, margins: list[tuple[int, int]]) -> Tensor:
+        # torch's pooling accepts paddings up to half the window only, so none is left to it.
         operand, _ = _pad_windows(operand, margins, -torch.inf, symmetric=False)
         return _LARGEST[len(kernel) - 1](operand, kernel, windows.stride)
 

@@ -143,7 +143,8 @@ def named_in_graphs(position: int, older: str) -> Callable[[F], F]:
     return decorate
 
 
-sizes = _graph.ints  # of what is no symbolic tensor
+# Return sizes of a shape as ints; the shape must not be a symbolic tensor.
+sizes = _graph.ints
 
 
 def set_static(

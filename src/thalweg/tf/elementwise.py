@@ -46,7 +46,8 @@ def _rounded_sqrt(x: torch.Tensor) -> torch.Tensor:
     return torch.sqrt(x)
 
 
-_LINEAR = 40.0  # beyond that log(1 + exp(x)) is x in float64, too; torch's own limit is 20
+# From this number on log(1 + exp(x)) is x in float64, too. torch's default is 20.
+_LINEAR = 40.0
 
 unary, binary = (functools.partial(make, __name__) for make in (operators.unary, operators.binary))
 # What NumPy and torch call `mod` and `floor_divide` round alike in TensorFlow: downwards.
@@ -103,7 +104,8 @@ logical_xor = binary(torch.logical_xor, "logical_xor")
 
 
 def _maximum(x: Tensor, y: Tensor) -> Tensor:
-    return torch.where((x >= y) | x.isnan(), x, y)  # of equal ones the first has the gradient
+    # Unlike `torch.maximum`, this gives the whole gradient of equal elements to the first operand.
+    return torch.where((x >= y) | x.isnan(), x, y)
 
 
 def _minimum(x: Tensor, y: Tensor) -> Tensor:
@@ -180,8 +182,8 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     Without `x` and `y` return the indices of true elements, of shape (count, dimensions).
 
     Raises:
-        InvalidArgumentError: One of `x` and `y` is missing. Or in graph mode a vector of conditions
-            selects from a matrix: TensorFlow 1 selects rows, TensorFlow 2 columns.
+        InvalidArgumentError: One of `x` and `y` is missing. In graph mode, also if `condition` is a
+            vector, and `x` or `y` a matrix: TensorFlow 1 selects rows, TensorFlow 2 columns.
     """
     condition = tensor(condition)
     if (x is None) != (y is None):
@@ -218,7 +220,8 @@ def _cumulative_function(
     ) -> Tensor:
         def run(operand: Tensor) -> Tensor:
             operand = operand.flip(axis) if reverse else operand
-            if exclusive:  # taking the element away again would cost what it was rounded by
+            if exclusive:
+                # To subtract the element from an inclusive sum would add rounding errors.
                 size = operand.shape[axis]
                 start = torch.full_like(operand.narrow(axis, 0, min(size, 1)), first)
                 operand = torch.cat([start, operand.narrow(axis, 0, max(size - 1, 0))], axis)

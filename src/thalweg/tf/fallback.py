@@ -25,5 +25,6 @@ def anything_else(name: str) -> Any:
     if not name.startswith("_"):
         old = find("v1")
         if name in vars(old) or name in MESSAGES:
-            return getattr(old, name)  # code for TensorFlow 1 has no compat.v1
+            # Code for TensorFlow 1 has these names on `tf`, without compat.v1.
+            return getattr(old, name)
     raise not_provided("", name)

@@ -19,7 +19,8 @@ _PACKAGES = {
     "pytorch_lightning", "sklearn", "tensorboard", "torch", "torchmetrics", "transformers", "wandb",
 }  # fmt: skip
 OPENSEQ2SEQ = "open_seq2seq"
-_ASKS_TENSORBOARD = "tensorboard.compat.notf"  # whether it has to do without TensorFlow
+# If this module can be imported, tensorboard does without TensorFlow.
+_ASKS_TENSORBOARD = "tensorboard.compat.notf"
 _ASKS_KERAS = "keras.src.utils.module_utils"
 
 
@@ -29,7 +30,7 @@ def openseq2seq(fullname: str, path: str, loader: Any) -> ModuleSpec | None:
     Args:
         fullname: Name of the imported module.
         path: Name of the module below the package, "" for the package.
-        loader: Loader that creates a `View` of the module in `loader_state`.
+        loader: The loader of the spec. It creates a `View` of thalweg's module, `loader_state`.
 
     Raises:
         ImportError: thalweg has no such module.
@@ -93,7 +94,8 @@ class _NoTensorFlow:
     """Replacement of TensorFlow in Keras' modules, which look for TensorFlow in `sys.modules`."""
 
     def executing_eagerly(self) -> bool:
-        return True  # Keras is in no graph of TensorFlow
+        # Keras builds no graph of TensorFlow.
+        return True
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ImportError(f"tensorflow.{name} requires the tensorflow module.", name="tensorflow")

@@ -49,7 +49,9 @@ def install_as_tensorflow(version: int = 2) -> None:
                 f"thalweg stands for TensorFlow {finder.version} in this process already."
             )
         return
+    # Called before the finder is installed, because the search would find it.
     _refuse_another()
+    # Keras reads the variable once, at its import.
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "torch")
     sys.meta_path.insert(0, _TensorFlowFinder(version))
@@ -102,6 +104,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
         target: object = importlib.import_module(_FACADES[self.version])
         for name in path:
             target = getattr(target, name)
+        # Classes and functions have a `__name__`, too, but cannot be imported as modules.
         if not hasattr(target, "__name__") or isinstance(target, type) or callable(target):
             raise AttributeError(f"{fullname} is no module, but a name of one.")
         return target
@@ -114,7 +117,7 @@ class _TensorFlowFinder(MetaPathFinder, Loader):
 
 
 def _importer_of() -> tuple[str, bool]:
-    """Return (name of the importing module, True if it only calls `find_spec`)."""
+    """Return (name of the importing module, True for a call of `find_spec` without an import)."""
     frame, is_query = sys._getframe(2), False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

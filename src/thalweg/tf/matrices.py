@@ -85,4 +85,5 @@ def band_part(input: object, num_lower: int, num_upper: int, name: str | None = 
     return call(keep, tensor(input), name=name or "band_part")
 
 
-as_tensor = tensor  # an argument of `svd` has this name
+# An argument of `svd` has the name `tensor`.
+as_tensor = tensor

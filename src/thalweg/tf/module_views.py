@@ -19,6 +19,7 @@ class View(ModuleType):
         self.__dict__["_shown"] = target
 
     def __getattr__(self, name: str) -> Any:
+        # The import system looks for names such as `__path__`, which belong to the other module.
         if name.startswith("__") and name != "__version__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name)
         return getattr(self.__dict__["_shown"], name)

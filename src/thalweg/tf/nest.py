@@ -109,10 +109,12 @@ def _pack_leaves(nest: Any, leaves: Iterator[object]) -> object:
         kind: Any = type(nest)
         if not isinstance(nest, dict):
             return kind(entries)
-        clone = copy.copy(nest)  # keeps what a subclass has besides, as what a missing key is
+        # A copy keeps other attributes of a subclass, such as the factory of a defaultdict.
+        clone = copy.copy(nest)
         clone.update(entries)
         return clone
-    if isinstance(nest, MappingView | range):  # which cannot be made of other things
+    # Views and ranges cannot be made of new items.
+    if isinstance(nest, MappingView | range):
         return items
     return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
 

@@ -113,7 +113,8 @@ def cross_entropy(
     return call(entropy, *pair(logits, labels), name=name or "softmax_cross_entropy_with_logits")
 
 
-softmax_cross_entropy_with_logits_v2 = cross_entropy  # as TensorFlow 1 calls it
+# TensorFlow 1's name.
+softmax_cross_entropy_with_logits_v2 = cross_entropy
 
 
 def _is_trained(target: _graph.SymbolicTensor) -> bool:
@@ -140,7 +141,8 @@ def sparse_softmax_cross_entropy_with_logits(
 
     Raises:
         InvalidTypeError: The labels are not integers.
-        InvalidArgumentError: The shape of the labels is wrong, or, on the CPU, a class number.
+        InvalidArgumentError: The labels have another shape. On the CPU, also if a label is below 0
+            or not below the number of classes.
     """
 
     def entropy(logit: Tensor, label: Tensor) -> Tensor:
@@ -160,7 +162,8 @@ def _check_labels(labels: torch.Tensor, shape: Sequence[int]) -> None:
             f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(shape)}:"
             " a label stands for each row of logits."
         )
-    if labels.device.type != "cpu":  # elsewhere the check would wait for the device
+    # On a GPU the check would wait for the device.
+    if labels.device.type != "cpu":
         return
     wrong = ((labels < 0) | (labels >= shape[-1])).nonzero().tolist()
     if wrong:
@@ -203,7 +206,7 @@ def l2_normalize(
 def bias_add(
     value: object, bias: object, data_format: str | None = None, name: str | None = None
 ) -> Tensor:
-    """Return `value` plus a bias along the last dimension, or for "NC..." along the second.
+    """Return `value` plus a bias along its last dimension; its second for a format "NC...".
 
     Raise InvalidArgumentError if the bias is not a vector of this size.
     """
@@ -242,6 +245,7 @@ def weighted_cross_entropy_with_logits(
 
     def entropy(logit: Tensor, label: Tensor, weight: Tensor) -> Tensor:
         positive_weight = 1 + (weight - 1) * label
+        # `softplus(-x)` is log(1 + exp(-x)) without the overflow at large negative x.
         return (1 - label) * logit + positive_weight * softplus(-logit)
 
     weight = pair(logits, pos_weight)[1]

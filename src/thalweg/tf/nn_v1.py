@@ -96,9 +96,9 @@ def fused_batch_norm(
     """Return images normalized by batch moments in training, otherwise by `mean` and `variance`.
 
     Returns:
-        (images, mean, variance). Without training the arguments `mean` and `variance`. In training
-        the batch's mean and unbiased variance; if `exponential_avg_factor` is not 1, the arguments
-        moved towards the batch's moments by this fraction.
+        (images, mean, variance). Without training, mean and variance are the arguments. In
+        training, they are the batch's mean and unbiased variance; if `exponential_avg_factor` is
+        not 1, they are the arguments, moved towards the batch's moments by this fraction.
     """
     axis, fraction = 1 if data_format == "NCHW" else -1, exponential_avg_factor
     operands = [tensor(x), tensor(scale), tensor(offset)]

@@ -116,9 +116,9 @@ def normalized(
     epsilon: float,
     axis: int,
 ) -> Tensor:
-    """Return a tensor normalized over all axes but `axis`, by moments of the batch for None.
+    """Return a tensor normalized by `mean` and `variance`, which are vectors along `axis`.
 
-    `scale` and `offset` may be None.
+    If `mean` is None, use moments over all other axes. `scale` and `offset` may be None.
     """
     if mean is None:
         outputs = torch.batch_norm(

@@ -48,7 +48,7 @@ def lookup_in_tables(
         params: Two or more tables with known numbers of rows.
         ids: Integers of any shape.
         strategy: "mod": row `i` is in table `i % len(params)`. "div": each table has consecutive
-            rows, and the first tables one more if the numbers differ.
+            rows. If the rows do not divide evenly, the first tables have one row more.
 
     Raises:
         InvalidArgumentError: The strategy is unknown, or a number of rows is unknown, or in a run
@@ -70,6 +70,7 @@ def lookup_in_tables(
         positions = [
             torch.nonzero(tables_of_ids == index).flatten() for index in range(len(counts))
         ]
+        # The last tensor restores the order of `ids` after the rows of all tables are joined.
         return [*(rows[position] for position in positions), torch.argsort(torch.cat(positions))]
 
     def join(ids: Tensor, order: Tensor, *parts: Tensor) -> Tensor:
@@ -95,6 +96,7 @@ def _split_cyclically(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _split_evenly(flat: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+    # The first `longer` tables have `size + 1` rows, the others `size`, which may be 0.
     size, longer = divmod(sum(counts), len(counts))
     is_in_longer = flat < longer * (size + 1)
     offset, shorter = flat - longer, max(size, 1)

@@ -94,7 +94,8 @@ _MODULES_BY_NAME = {
     },
 }  # fmt: skip
 _TRACKABLE = ("trackable.base", "training.tracking.base", "training.checkpointable.base")
-_ELSEWHERE = {  # modules whose names are not, or not all, below `tf`
+# Modules of which some or all names are not below `tf`.
+_ELSEWHERE = {
     "keras.optimizer_v2.optimizer_v2": "thalweg.keras.optimizers.optimizer",
     "ops.gen_training_ops": "thalweg.v1.training_ops",
     "training.experimental.loss_scale": "thalweg.v1.train.experimental.loss_scale",
@@ -145,7 +146,8 @@ def _ignore_deprecation(*arguments: object, **options: object) -> Callable[[Any]
 def _ignore_device(
     op: object, ignore_existing: bool = False
 ) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()  # where a node runs is a matter of its tensors
+    # A node runs on the device of its tensors.
+    return contextlib.nullcontext()
 
 
 def _name_scope(
@@ -180,7 +182,8 @@ _EXTRA_NAMES: dict[str, dict[str, object]] = {
         "xla_sharding_for_resource_variables_enabled": lambda: False,
     },
     "eager.function": {"defun": function},
-    "framework.dtypes": {"resource": "resource"},  # a kind of tensor that there is none of
+    # There are no tensors of this dtype.
+    "framework.dtypes": {"resource": "resource"},
     "framework.ops": {
         "_get_graph_from_inputs": lambda op_input_list, graph=None: (
             graph or first_graph(op_input_list)
@@ -222,9 +225,8 @@ def module(fullname: str) -> MergedModules:
     if not is_python or not has(fullname):
         parent, _, attribute = name.rpartition(".")
         if is_python and parent in _NAMES:
-            getattr(
-                module(f"tensorflow.python.{parent}"), attribute
-            )  # says that there is no such name
+            # A missing name raises here, with a message about the parent module.
+            getattr(module(f"tensorflow.python.{parent}"), attribute)
         raise AttributeError(
             "it is private to TensorFlow, and no optimizer imports it. Look for what it has in"
             " tf.compat.v1, or in torch.",
@@ -239,7 +241,8 @@ def module(fullname: str) -> MergedModules:
         extras["variable"] = _attribute_at("compat.v1").Variable
     if name == "ops.resources":
         extras["initialize_resources"] = _attribute_at("compat.v1").variables_initializer
-        extras["shared_resources"] = extras["local_resources"] = list  # all are variables
+        # There are no resources other than variables.
+        extras["shared_resources"] = extras["local_resources"] = list
     if name == "ops.resource_variable_ops":
         old = _attribute_at("compat.v1")
         extras |= {"BaseResourceVariable": old.Variable, "assign_add_variable_op": old.assign_add}

@@ -137,7 +137,7 @@ def _as_symbol(leaf: object) -> object:
 
 
 class _Shown:
-    """Leaf that prints as a shortened array."""
+    """Leaf of a printed nest; a tensor prints as an array, shortened to `summarize` elements."""
 
     def __init__(self, value: object, summarize: int | None) -> None:
         self.value, self.summarize = value, summarize

@@ -33,6 +33,7 @@ def normal(
 ) -> Tensor:
     """Return a tensor of normal random numbers; gradients flow to `mean` and `stddev`."""
     name = name or "random_normal"
+    # No gradient flows through the random operation, but through scale and shift.
     if is_tensor(mean) or is_tensor(stddev):
         return _graph.random_normal(shape, 0.0, 1.0, dtype, seed, name) * stddev + mean
     return _graph.random_normal(shape, mean, stddev, dtype, seed, name)

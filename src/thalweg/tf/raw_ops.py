@@ -81,7 +81,8 @@ def _keywords_alone(kernel: Callable[..., object]) -> Callable[..., Any]:
     return function
 
 
-_ACRONYMS = {"rms": "RMS", "da": "DA"}  # the parts of names that are not capitalized
+# Parts of names that are written in capitals.
+_ACRONYMS = {"rms": "RMS", "da": "DA"}
 
 
 def _raw_name(name: str) -> str:

@@ -68,6 +68,7 @@ def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Callable[...
     """Return a reduction over several axes from a function of one axis."""
 
     def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        # The last axis comes first, so that the numbers of the other axes stay valid.
         for axis in sorted((axis % operand.dim() for axis in axes), reverse=True):
             operand = function(operand, axis, keepdims)
         return operand
@@ -80,7 +81,8 @@ def _is_exact(operand: Tensor) -> bool:
 
 
 def _zero_or_nan(operand: Tensor) -> Tensor:
-    return operand - operand  # NaN stays
+    # NaN and infinity give NaN, all other numbers 0.
+    return operand - operand
 
 
 def _numeric_reduction(function: Callable[..., Tensor], label: str) -> Callable[..., Tensor]:
@@ -99,7 +101,7 @@ def _extreme_reduction(
 ) -> Callable[..., Tensor]:
     """Return a reduction to the largest or smallest element.
 
-    The extreme of no elements is the limit of the dtype.
+    Without elements, the result is -inf or inf, or the limit of an integer dtype.
     """
 
     def reduce(operand: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -244,4 +246,5 @@ def norm(
     return call(measure, as_tensor(tensor), name=name or "norm")
 
 
-as_tensor = tensor  # an argument of `norm` has this name
+# An argument of `norm` has the name `tensor`.
+as_tensor = tensor

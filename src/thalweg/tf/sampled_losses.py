@@ -79,12 +79,13 @@ def log_uniform_candidate_sampler(
         range_max: The number of classes.
 
     Raises:
-        InvalidArgumentError: `unique` and fewer classes than `num_sampled`.
+        InvalidArgumentError: `unique` is True, and `num_sampled` is above `range_max`.
     """
     span = math.log1p(range_max)
 
     def draw(count: int, generator: torch.Generator | None) -> torch.Tensor:
         uniform_numbers = torch.rand(count, dtype=torch.float64, device="cpu", generator=generator)
+        # Rounding may yield `range_max` itself.
         return torch.expm1(uniform_numbers * span).long() % range_max
 
     def probability(classes: torch.Tensor) -> torch.Tensor:
@@ -155,6 +156,7 @@ def _draw_unique(
     """Return (`count` different classes, number of draws until the last one)."""
     draws = np.empty(0, np.int64)
     first = np.empty(0, np.int64)
+    # The number of draws enters the expected counts, so surplus draws are not counted.
     while len(first) < count:
         new_draws = draw(max(2 * count, len(draws)), generator).numpy()
         draws = np.concatenate([draws, new_draws])
@@ -164,6 +166,8 @@ def _draw_unique(
 
 
 def _expected_count(p: torch.Tensor, count: int, tries: int) -> torch.Tensor:
+    # 1 - (1 - p)^tries is the probability of at least one draw of a class. The functions `log1p`
+    # and `expm1` keep the digits of a small p.
     expected = p * count if tries == count else -torch.expm1(tries * torch.log1p(-p))
     return expected.float()
 
@@ -283,9 +287,10 @@ class _SampledClasses:
     def _compare(
         self, inputs: Tensor, rows: Tensor, shifts: Tensor, labels: Any, *sampled: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return (logits, target probabilities) from the rows of true, then sampled classes.
+        """Return (logits, target probabilities), one row per example: true, then sampled classes.
 
-        `shifts` are the biases; `sampled` are the three values of `Candidates`.
+        `rows` and `shifts` are weights and biases of all true classes, then of the sampled classes.
+        `sampled` are the three values of `Candidates`.
         """
         sampled_classes, true_expected, sampled_expected = sampled
         labels = labels.reshape(-1, self.num_true)
@@ -296,6 +301,7 @@ class _SampledClasses:
         noise = inputs @ rows[count:].T + shifts[count:]
         if self.remove_accidental_hits:
             hits = (labels.unsqueeze(-1) == sampled_classes).any(1)
+            # As in TensorFlow, the lowest finite number: infinity would make NaN of 0 * infinity.
             noise = noise + hits * _LOWEST
         noise = noise - sampled_expected.log()
         targets = [torch.ones_like(true) / self.num_true, torch.zeros_like(noise)]

@@ -25,7 +25,8 @@ _REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "prod
 
 def _reduce_segments(kind: str, rows: Tensor, ids: Tensor, count: int, empty: float) -> Tensor:
     flat = rows.reshape(ids.numel(), *rows.shape[ids.dim() :])
-    is_member = ids.reshape(-1) >= 0  # TensorFlow leaves rows of negative segments out
+    # TensorFlow leaves rows of negative segments out.
+    is_member = ids.reshape(-1) >= 0
     flat, segment_ids = flat[is_member], ids.reshape(-1)[is_member].long()
     if segment_ids.device.type == "cpu" and len(segment_ids) and int(segment_ids.max()) >= count:
         raise InvalidArgumentError(f"There is no segment {int(segment_ids.max())} among {count}.")

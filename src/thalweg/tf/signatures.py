@@ -77,7 +77,7 @@ def _rename_arguments(
     newer_parameters: Mapping[str, inspect.Parameter],
     label: str,
 ) -> None:
-    """Replace older names in `values`; remove arguments of None for which a default applies.
+    """Replace older names in `values`, in place; then remove None where the new name has a default.
 
     Raises:
         ValueError: An argument of the function `label` has a value under both names.

@@ -103,6 +103,7 @@ def strided_slice(
                 continue
             start = None if begin_mask >> dim & 1 else starts[dim]
             stop = None if end_mask >> dim & 1 else ends[dim]
+            # Unlike torch's slices, those of `range` accept negative steps.
             positions = range(x.shape[dim])[start : stop : steps[dim]]
             x = x.index_select(dim, torch.tensor(positions, dtype=torch.int64, device=x.device))
         return x
@@ -187,7 +188,7 @@ def boolean_mask(
 ) -> Tensor:
     """Return the slices of a tensor where `mask` is true, stacked along one dimension.
 
-    The shape of the mask equals dimensions of the tensor from `axis` on, 0 by default.
+    The shape of the mask is that of the tensor's dimensions from `axis` on; `axis` is 0 by default.
     """
 
     def choose(x: Tensor, bools: Tensor) -> Tensor:
@@ -240,7 +241,8 @@ def indices_of(positions: Any, shape: Sequence[int]) -> tuple[Tensor, ...]:
     Raises:
         InvalidArgumentError: On the CPU, an index is not inside a tensor of shape `shape`.
     """
-    if positions.device.type == "cpu":  # elsewhere the check would wait for the device
+    # On a GPU the check would wait for the device.
+    if positions.device.type == "cpu":
         limits = torch.tensor(shape[: positions.shape[-1]], dtype=torch.int64, device="cpu")
         wrong = ((positions < 0) | (positions >= limits)).any(-1).nonzero()
         if len(wrong):
@@ -313,11 +315,13 @@ def unique_with_counts(
     kind, vector = as_dtype(out_idx), tensor(x)
 
     def find(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # torch sorts unique elements; TensorFlow keeps the order of first occurrence.
         values, positions, counts = elements.unique(return_inverse=True, return_counts=True)
         firsts = torch.full_like(values, len(elements), dtype=torch.int64)
         order_of_rows = torch.arange(len(elements), dtype=torch.int64, device=elements.device)
         firsts.scatter_reduce_(0, positions, order_of_rows, "amin")
         order = firsts.argsort()
+        # `order.argsort()` is the inverse permutation: the new position of each sorted element.
         return values[order], order.argsort()[positions].to(kind), counts[order].to(kind)
 
     if not isinstance(vector, _graph.SymbolicTensor):
@@ -358,4 +362,5 @@ def random_crop(
     return slice(value, begin, size, name or "random_crop")
 
 
-as_tensor = tensor  # an argument of `pad` has this name
+# An argument of `pad` has the name `tensor`.
+as_tensor = tensor

@@ -107,6 +107,7 @@ def compare(
         anchor = ANCHOR
         contenders.append(_fused_adam(problem))
     timings = measure(contenders, rounds=rounds, progress=progress, doing=doing)
+    # After the timing: profilers slow steps down.
     doing("measuring the memory that a step takes")
     owners = {c.name: optimizer if c.name in TIMED_HERE else c.step for c in contenders}
     return [
@@ -125,7 +126,11 @@ def _make_row(
     contender: Contender,
     owner: object,
 ) -> BenchmarkRow:
-    """Run a contender's step to measure memory, and return the row. `owner` has the state."""
+    """Return the row of a contender, after running its step to measure memory.
+
+    `anchor` is the name of the contender whose times are the unit of ratios. `owner` is the
+    contender's optimizer, whose state is measured, or the step of a peer.
+    """
     name = contender.name
     base_streams = roofline.count_streams(entry.slots)
     streams = base_streams if name == ROOFLINE else base_streams + entry.norms

@@ -16,6 +16,7 @@ def python_peak(step: Step) -> int:
     """Take two steps; return the peak bytes that Python and NumPy allocate in the second."""
     tracemalloc.start()
     try:
+        # The first step may fill caches, which later steps reuse.
         step()
         tracemalloc.reset_peak()
         base = tracemalloc.get_traced_memory()[0]

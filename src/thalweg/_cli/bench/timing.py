@@ -201,6 +201,7 @@ def measure(
             progress(min(quiet, rounds), rounds, timings)
         if quiet >= rounds or (round_index >= FEWEST and perf_counter() - start > budget):
             break
+        # A collection would add its time to the block of whichever contender triggers it.
         with no_collection():
             began, busy = perf_counter(), busy_elsewhere()
             for contender in order:

@@ -158,7 +158,7 @@ def _describe_processor(processor: dict[str, object]) -> str:
 
 
 def _describe_gpus() -> list[dict[str, str]]:
-    """Return a dict per GPU: "name", "architecture", and "steps", the kind of kernels."""
+    """Return {"name", "architecture", "steps"} of each GPU; "steps" describes the kernels."""
     gpus: list[dict[str, str]] = []
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
@@ -176,7 +176,10 @@ def _describe_gpus() -> list[dict[str, str]]:
 
 
 def _kernels_folder() -> dict[str, object]:
-    """Return {"folder": path, "trouble": why no kernel can be saved or empty, "files": count}."""
+    """Return {"folder": path, "trouble": text, "files": number of kernels}.
+
+    The text is the reason why no kernel can be saved. It is empty if kernels can be saved.
+    """
     folder, trouble = str(kernel_cache.kernels_folder()), ""
     if not private_directory.AVAILABLE:
         trouble = "who may write to a folder cannot be seen on this system"

@@ -215,7 +215,7 @@ def _is_known(function: object) -> bool:
 
 
 def _defaults_of(rule: Rule, cls: type[Any] | None) -> list[tuple[str, Any, str]]:
-    """Return (name, default, description) per hyperparameter, as in `cls`, or in `rule` without."""
+    """Return (name, default, description) of each hyperparameter of `cls`, or of `rule` if None."""
     if cls is None:
         return [(hyper.name, hyper.default, hyper.doc) for hyper in rule.hypers]
     return [
@@ -251,7 +251,7 @@ def _describe_rule(rule: Rule, cls: type[Any] | None = None) -> dict[str, object
 
 
 def _find_rule(name: str) -> tuple[Rule, type[Any] | None]:
-    """Return the rule `name` and the class in `thalweg.optim` that runs the rule, or None."""
+    """Return (rule called `name`, class of `thalweg.optim` that runs the rule or None)."""
     rules_by_name = {rule.name.lower(): rule for rule in RULES}
     if name.lower() in rules_by_name:
         return rules_by_name[name.lower()], None

@@ -93,6 +93,7 @@ def _set_rates(
                 text = f"must be a positive number, not {learning_rate}."
                 raise RaceError(f"the learning rate of {name} {text}")
             contestant = replace(contestant, learning_rate=learning_rate)
+        # Errors of options appear before the data are loaded and any step is taken.
         _check_made(contestant)
         with_rates.append(contestant)
     for name in rates:
@@ -133,7 +134,7 @@ def _find_optimizer(entry: RaceEntry, problem: str) -> Contestant:
 
 
 def _enter_named(entry: RaceEntry, spelling: str, label: str, problem: str) -> Contestant:
-    """Return the contestant of a registered name; `label` is the contestant's name."""
+    """Return a contestant called `label`, with the optimizer registered as `spelling`."""
     registered = registry.named(spelling)
     learning_rate = (
         default_rate(problem, spelling, registered.of) if entry.rate is None else entry.rate

@@ -16,13 +16,7 @@ _SIMILAR_CLASSES = {
 
 
 def default_rate(problem: str, name: str, class_name: str) -> float:
-    """Return the default learning rate of an optimizer.
-
-    Args:
-        problem: Name of the problem.
-        name: The optimizer's name, such as `optim:Adam`.
-        class_name: The name of the optimizer's class.
-    """
+    """Return the default learning rate of optimizer `name`, or else of its class `class_name`."""
     rates, short_name = DEFAULT_LEARNING_RATE[problem], name.rpartition(":")[2]
     if name.startswith(("optim:", "torch:")):
         return (

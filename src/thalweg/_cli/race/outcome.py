@@ -76,9 +76,10 @@ def race_seeds(
         contestants: The contestants.
         seeds: The seeds.
         sweeps: Whether contestants try learning rates in the first race, and keep the best.
-        epochs, threads, strategy: See `run`.
-        measures: Whether to record diagnostics of the first race; see `run`.
-        progress: `progress(fraction, race)` is called when `run` calls `progress(race)`.
+        epochs, threads, strategy: As for `run`.
+        measures: Whether to record diagnostics of the first race.
+        progress: `progress(fraction, race)` is called after each block of steps of a contestant.
+            `fraction` is the part of the total progress that the race covers.
 
     Returns:
         The finished races, or after Ctrl-C in the first race, the first race's steps so far.

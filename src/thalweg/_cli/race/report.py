@@ -188,7 +188,8 @@ def _describe_problem(race: Race) -> dict[str, Any]:
 def report(outcome: RaceOutcome) -> dict[str, Any]:
     """Return a race as JSON values; numbers that are not finite are null.
 
-    "results" has the losses of a single seed, or means over seeds; "races" then has the losses.
+    "results" has an entry per contestant, the best first. With several seeds, its numbers are means
+    over the seeds, and "races" has the entries of each seed.
     """
     race = outcome.race
     has_many_seeds = len(outcome.races) > 1
@@ -323,13 +324,14 @@ def save(outcome: RaceOutcome, path: Path) -> None:
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file for writing, and rename the file to `path` at the end of the block.
 
-    An error leaves the old file unchanged. The new file has the old file's read
-    and write permissions and, where allowed, the old owner.
+    An error leaves the old file unchanged. The new file has the old file's read and write
+    permissions, restricted by the umask; its owner, where allowed the old one, has both.
     """
     partial = path.with_name(f".{path.name}.partial")
     # A leftover of an interrupted run, or a link that another user created.
     partial.unlink(missing_ok=True)
     old = path.stat() if path.exists() and not path.is_symlink() else None
+    # Mode x fails if another user has created a file or link of this name meanwhile.
     mode = 0o666 if old is None else old.st_mode & 0o666 | 0o600
     with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         if old is not None:

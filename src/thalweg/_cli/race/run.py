@@ -165,6 +165,7 @@ def run(
         lanes = [_make_lane(contestant, problem, start) for contestant in contestants]
         ranks = strategy.num_replicas_in_sync
         race = Race(problem, lanes, epochs, seed, threads, len(order), ranks)
+        # Before `_begin_lane`: constructors of optimizers take the diagnostics.
         if measures:
             _measure_lanes(race)
         for lane in lanes:

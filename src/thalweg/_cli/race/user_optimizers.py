@@ -187,7 +187,10 @@ def _default_rate(factory: Callable[..., Any]) -> float | None:
 
 
 def _make_by_rate(factory: Callable[..., Any], entry: RaceEntry, rate: float | None) -> Optimizer:
-    """Build an optimizer of the library by `factory`; `rate` sets the learning rate."""
+    """Call `factory`, which returns an optimizer of the library; None keeps its learning rate.
+
+    A `rate` is passed as the argument `learning_rate`, or else set on the new optimizer.
+    """
     takes_rate = "learning_rate" in _parameters_of(factory)
     arguments = {"learning_rate": rate} if takes_rate and rate is not None else {}
     try:

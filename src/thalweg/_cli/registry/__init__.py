@@ -110,7 +110,7 @@ class RegistryEntry:
 @cache
 def by_class() -> dict[str, RegistryEntry]:
     """Return the entries of classes that can be built from a learning rate alone, by name."""
-    classes = OPTIMIZERS.told()
+    classes = OPTIMIZERS.load_all()
     return {
         name: RegistryEntry(name, classes[name], _ARGUMENTS.get(name, {}))
         for name in sorted(classes, key=lambda name: _PREFIXES.index(name.rpartition(":")[0]))
@@ -127,6 +127,7 @@ def by_rule() -> dict[str, RegistryEntry]:
         RegistryEntry(name, classes[name].cls, {**classes[name].options, **options})
         for name, options in _VARIANTS
     ]
+    # Reversed, so that an earlier entry, such as of a Keras class, replaces a later one.
     runs = {entry.rule.name: entry for entry in reversed([*classes.values(), *variants])}
     return {rule.name: runs[rule.name] for rule in RULES}
 
@@ -167,11 +168,7 @@ def names() -> list[str]:
 
 
 def spelled(name: str, noun: str = "rule") -> str:
-    """Return the registered spelling of a name in any case.
-
-    Args:
-        name: A name.
-        noun: "rule" or "optimizer", for the message.
+    """Return the registered spelling of a name in any case; `noun` is "rule" or "optimizer".
 
     Raises:
         NotFoundError: The name is unknown; the message has the reason or similar names.

@@ -80,7 +80,7 @@ class ApplyGradientsAdapter:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Give variables of schedule-free optimizers the mean values inside the block."""
+        """Replace variables by their averages in the block, if the optimizer is schedule-free."""
         with ExitStack() as stack:
             for optimizer in self._optimizers:
                 if getattr(optimizer, "_has_means", False):

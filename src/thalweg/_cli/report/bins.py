@@ -58,6 +58,7 @@ def encode(values: np.ndarray) -> str:
     # Avoids powers of ten that are denormal.
     lift = np.where(exponent < -290, 100, 0)
     digits = np.rint(size * 10.0**lift / 10.0 ** (exponent + lift) * 1000).astype(np.int64)
+    # Rounding may reach the next power of ten.
     digits, exponent = (
         np.where(digits >= 10_000, 1000, np.maximum(digits, 1000)),
         exponent + (digits >= 10_000),

@@ -47,7 +47,7 @@ class History:
         return self._latest_step
 
     def add(self, record: Record) -> None:
-        """Add a record. A record of an earlier step first deletes the records from that step on."""
+        """Add a record; if a later step was added before, first delete records from its step on."""
         step, header = record.step, record.header
         if self._latest_step is not None and step < self._latest_step:
             self._go_back(step)

@@ -40,7 +40,7 @@ class Reached(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Verdict on a name.
+    """State of a name of TensorFlow in `thalweg.tf`, with advice.
 
     Attributes:
         state: "there", "changed" (unlike TensorFlow) or "missing".
@@ -69,8 +69,12 @@ def reached(path: Path) -> Reached:
 
 
 def _missing(path: Path, depth: int, error: Exception) -> tuple[Path, str]:
-    """Return (missing prefix, advice) for a name. Advice for a longer prefix is preferred."""
+    """Return (missing prefix, advice) for a name, preferring advice for a longer prefix.
+
+    `depth` is the length of the shortest missing prefix; `error` was raised at its last attribute.
+    """
     short_path = path[2:] if path[:2] == V1 else path
+    # Advice is listed for names without the prefix `compat.v1`.
     first = len(path) - len(short_path)
     for length in range(len(short_path), depth - first - 1, -1):
         words = _instead(short_path[:length])

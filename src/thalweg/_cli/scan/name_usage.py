@@ -87,6 +87,8 @@ class _Scope:
 
 
 class _UsageFinder(ast.NodeVisitor):
+    """Visitor that appends the TensorFlow names of a module to `uses`."""
+
     def __init__(self) -> None:
         self.uses: list[Use] = []
         self._scope = _Scope()
@@ -287,7 +289,7 @@ class _UsageFinder(ast.NodeVisitor):
     ) -> list[dict[str, Path | None]]:
         """Visit branches from equal initial bindings; return {name: path} at each branch's end.
 
-        `exceptions` are the names of exceptions that are caught in the first branch.
+        The path of a name from elsewhere is None. `exceptions` are caught in the first branch.
         """
         initial, ends = self._scope.names, list[dict[str, Path | None]]()
         for branch in branches:
@@ -339,6 +341,7 @@ class _UsageFinder(ast.NodeVisitor):
         self._bind(node.name, None)
 
     def _comprehension(self, node: _Comprehension) -> None:
+        # Python evaluates only the first iterable in the enclosing scope.
         first, *inner_generators = node.generators
         self.visit(first.iter)
         outer, enclosing = self._scope, self._enclosing

@@ -31,7 +31,7 @@ class Others(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """Base class of options; its methods do nothing, and subclasses override them.
+    """Base class of options. Its methods do nothing, and subclasses override them.
 
     The fields of a subclass are keywords of optimizer constructors. Their defaults disable the
     option.
@@ -102,13 +102,12 @@ class Option:
         return rule
 
     def scalars(self, lacked: Container[str], step: object) -> Mapping[str, Any]:
-        """Return {name: scalar} for the formulas that `rule` adds; here {}.
+        """Return {name: scalar} for the formulas that the method `rule` adds; here {}.
 
         Args:
             lacked: Names of the slots that this step creates for its parameters.
-            step: Number of earlier steps of the parameters: a number, or a tensor if a device
-                counts. It is 1 if neither the rule nor an option counts. `optim.tensorflow`
-                passes the number of earlier steps of the optimizer.
+            step: Number of earlier steps of the parameters, in `optim.tensorflow` of the optimizer.
+                It is a tensor if a device counts, and 1 if neither the rule nor an option counts.
         """
         return {}
 

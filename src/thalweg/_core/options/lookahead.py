@@ -32,6 +32,7 @@ def look_ahead(var: Any, slow: Any, *, slow_share: Any) -> Any:
     return where(slow_share != 0, new_slow, var), where(slow_share != 0, new_slow, slow)
 
 
+# Rules are compared by identity, so equal settings must give the same rule to share plans.
 @cache
 def with_slow_weights(rule: Rule) -> Rule:
     """Return the rule followed by Lookahead, with the slow weights as last slot."""

@@ -35,18 +35,18 @@ def answer(
     amax: Any,
     in_float32: bool = False,
 ) -> Decision:
-    """Return the decision to apply or skip a step, with calls that write the policy's new state.
+    """Decide whether to apply a step. The `Decision` has calls that write the policy's new state.
 
     The step is applied unless a gradient is infinite or NaN.
 
     Args:
         policy: `policy(state, amax, overflow)` returns the changed scalars by name.
         variables: State of the policy by name; the calls write to these tensors.
-        has_nan: Whether a gradient contains NaN, as a bool or a scalar tensor.
-        amax: Largest gradient magnitude: a number, or a scalar tensor whose device evaluates the
-            policy.
-        in_float32: True if the policy gets `amax` in float32. It may then be infinite although the
-            step is applied.
+        has_nan: True if a gradient contains NaN; a bool or a tensor of shape ().
+        amax: Largest gradient magnitude: a number, or a tensor of shape () whose device evaluates
+            the policy.
+        in_float32: True if the policy gets `amax` rounded to float32. The policy may then see an
+            overflow in a step that is applied.
     """
     is_on_device = isinstance(amax, Tensor)
     with np.errstate(all="ignore"):
@@ -61,6 +61,7 @@ def answer(
             policy_amax = np.float32(amax) if in_float32 else amax
         changes = policy(state, policy_amax, _has_overflowed(has_nan, policy_amax)).items()
         is_finite = ~_has_overflowed(has_nan, amax)
+    # `fill_` with a tensor of shape () does not wait for the device.
     calls: list[Call] = [
         partial(state_tensors[name].fill_, new_value if is_on_device else new_value.item())
         for name, new_value in changes
@@ -85,7 +86,7 @@ def dynamic(
     """Return the new scale and count of `tf.train.experimental.DynamicLossScale`, by name.
 
     Overflow divides the scale by `multiplier`, but not below 1. `increment_period` steps without
-    overflow multiply the scale, unless the product is infinite. Both set the count to 0.
+    overflow multiply the scale, unless the product is infinite. In both cases the count becomes 0.
     """
     scale, steps = state["current_loss_scale"], state["good_steps"]
     xp = vectors.functions_of(scale)
@@ -120,8 +121,10 @@ def backoff(state: State, _: object, overflow: object, **params: Any) -> State:
 def log_max(state: State, amax: object, overflow: Any, *, as_shipped: bool, **params: Any) -> State:
     """Return the new scalars of OpenSeq2Seq's "LogMax", by name; see `LogMaxScaler`.
 
-    Operations have the order of a TensorFlow session, whose graph optimizer moves constants.
+    `as_shipped` reproduces three defects of OpenSeq2Seq. The limit is 16, not `log_max`. An
+    overflow counts as the logarithm 2**log_max. Gradients of 0 change the averages.
     """
+    # The order of operations is that of a session, whose graph optimizer moves constants.
     xp, highest = vectors.functions_of(amax), np.float32(params["log_max"])
     ceiling = _SHIPPED_CEILING if as_shipped else float(highest)
     if as_shipped:

@@ -37,8 +37,8 @@ MOVING_AVERAGE = Rule(
 def share_of(decay: Any, num_updates: Any, scalar_cls: ScalarType) -> Any:
     """Return 1 - decay as a scalar of `scalar_cls`.
 
-    With `num_updates`, the decay is at most (1 + num_updates) / (10 + num_updates), as in early
-    steps of `tf.train.ExponentialMovingAverage`.
+    With `num_updates`, the decay is at most (1 + num_updates) / (10 + num_updates), as in
+    `tf.train.ExponentialMovingAverage`.
     """
     effective_decay = as_scalar(decay, scalar_cls)
     if num_updates is not None:
@@ -64,7 +64,7 @@ def move(
         averages, values: Averages, and the values to average.
         share: Interpolation factor: 1 sets an average to its value.
         count_calls: Functions in C that run in the commit that writes the averages.
-        commit_messages: Optional list that receives a sentence once the averages are written.
+        commit_messages: Optional list; a sentence is appended when the averages are written.
     """
     if averages:
         adapter = OneRule(MOVING_AVERAGE, {"share": share}, counts=count_calls)
@@ -85,15 +85,15 @@ def debias_divisor(average: Tensor, biased: Tensor, step: Tensor, share: object)
 def assign_average(
     variable: Tensor, value: Tensor, decay: Any, biased: Tensor | None, step: Tensor | None
 ) -> Tensor:
-    """Move a variable toward a value in place, as `assign_moving_average`.
-
-    Return the new value of the variable.
+    """Move a variable toward a value in place; return the variable's new value.
 
     Args:
-        variable, value, decay: Arguments of `assign_moving_average`.
-        biased: Optional average that begins at 0. It is moved instead, and the variable is set to
-            its debiased value.
-        step: Optional counter of moves; increased. None treats each move as the first.
+        variable: The average, which keeps the fraction `decay` of its value.
+        value: The value to average.
+        decay: A number, or a tensor of shape ().
+        biased: Optional tensor, an average that began at 0. It is moved toward `value`, and
+            `variable` is set to `biased` divided by the total weight of all values.
+        step: Optional counter of moves; increased. None computes the weight of a first move.
 
     Raises:
         InvalidArgumentError: The shapes of value and variable differ.

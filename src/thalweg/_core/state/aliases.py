@@ -1,4 +1,4 @@
-"""Detection of different values for entries that share memory."""
+"""Detection of state entries that share memory, but would get different values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Write = tuple[Tensor, Entry, Any]
 def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
     """Return a message for each entry that would lose its value when all values are written.
 
-    A value is lost if a later entry in overlapping memory changes it. Nothing is written.
+    A value is lost if a later write to overlapping memory changes it. Nothing is written.
     """
     return [
         message
@@ -31,7 +31,7 @@ def conflicts(pairs: Iterable[tuple[Entry, object]]) -> list[str]:
 
 
 def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write]]:
-    """Yield the list of writes to each group of overlapping tensors, in the order of `pairs`."""
+    """Yield a list of writes, in the order of `pairs`, for each group of overlapping tensors."""
     writes = [(plain(entry.own), entry, value) for entry, value in pairs]
     spans = [
         (str(write[0].device), *byte_span(write[0]), index)
@@ -51,7 +51,7 @@ def _group_writes(pairs: Iterable[tuple[Entry, object]]) -> Iterator[list[_Write
 
 
 def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
-    """Return the writes, but of equal writes to one view only the first."""
+    """Return the writes; of equal writes to one view, return only the first."""
     distinct: list[_Write] = []
     for tensor, entry, value in group:
         if not any(
@@ -63,9 +63,13 @@ def _drop_repeated(group: Sequence[_Write]) -> list[_Write]:
 
 
 def _describe_lost_values(group: Sequence[_Write]) -> list[str]:
-    """Simulate the writes in new memory of this layout; return a message per overwritten value."""
+    """Return a message for each write of `group` whose value a later write overwrites.
+
+    The entries are not changed: the writes are tried in new memory.
+    """
     if len(group) < 2:
         return []
+    # Comparing addresses is not enough: strided views of one span need not share an element.
     start = min(byte_span(tensor)[0] for tensor, _, _ in group) // _ALIGNED * _ALIGNED
     size = max(byte_span(tensor)[1] for tensor, _, _ in group) - start
     memory = torch.empty(-(-size // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device="cpu")

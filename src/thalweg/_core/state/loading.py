@@ -52,7 +52,7 @@ def snapshot(entries: Iterable[Item]) -> dict[str, Any]:
 def differences(
     entries: Iterable[Compared], state: Mapping[Any, Any], complete: bool = True
 ) -> list[str]:
-    """Return messages why a state cannot be loaded, in the order of the entries; [] if it can.
+    """Return the reasons why a state cannot be loaded, one per entry in order; else [].
 
     Args:
         entries: Entries of the optimizer.
@@ -100,14 +100,13 @@ def mismatch(
 
 @dataclass(frozen=True)
 class Loading:
-    """Validated values of a state that `restore` can write.
+    """Validated values of a state, which `restore` writes.
 
     Attributes:
         pairs: Entries and their new values.
         then: Functions in C that run after the writes of the entries.
         what: Description of the state for `mismatch`.
-        is_ours: True if the values are plain tensors that nothing writes to. They are then not
-            copied.
+        is_ours: True if nothing else writes to the values. They are then not copied.
     """
 
     pairs: Sequence[tuple[Item, Any]] = ()
@@ -156,12 +155,13 @@ def restore(*loadings: Loading) -> None:
     """Write several states in one commit: all of them, or none.
 
     Raises:
-        CheckpointMismatchError: A value cannot be converted, memory is read-only, or entries in the
-            same memory get different values.
+        CheckpointMismatchError: A value cannot be converted, memory is read-only, or entries in
+            shared memory get different values.
     """
     with writable():
         for loading in loadings:
             loading.check_memory()
+        # All conversions come before the first write, because each of them can fail.
         calls = [call for loading in loadings for call in loading.calls()]
         _check_aliases(loadings)
         atomic_section.run(calls)
@@ -178,12 +178,13 @@ def _check_aliases(loadings: Sequence[Loading]) -> None:
 def fitting(
     entries: Sequence[Item], state: Mapping[str, object], label: str, calls: Iterable[Call] = ()
 ) -> Loading:
-    """Return the `Loading` of a state, which must have a value for each entry and no other name.
+    """Return the `Loading` of a state, which must have exactly the names of `entries`.
 
     Args:
         entries: Entries of the optimizer.
         state: Values by name.
-        label, calls: The attributes `what` and `then` of the `Loading`.
+        label: A description of the state, for messages.
+        calls: Functions in C that `restore` calls after the writes.
 
     Raises:
         CheckpointMismatchError: The state has differences; the message lists up to ten.
@@ -192,7 +193,10 @@ def fitting(
 
 
 def _fitting(groups: Sequence[Given], label: str, calls: Iterable[Call]) -> Loading:
-    """Return one `Loading` of all groups; raise CheckpointMismatchError for differences."""
+    """Return one `Loading` of several states; raise CheckpointMismatchError for differences.
+
+    An element of `groups` is (entries, state, True if missing values are differences).
+    """
     messages = [message for group in groups for message in differences(*group)]
     if messages:
         raise mismatch(messages, label)
@@ -226,7 +230,8 @@ class StateDict(Copied):
         The `with` block must write the `Loading` by `restore`.
 
         Args:
-            state_dict, var_list: The public method's arguments, for `_given_state`.
+            state_dict: The argument of `load_state_dict`, the saved state.
+            var_list: The variables to which the state belongs, if the method has this argument.
             names: `names(variables)` returns unique names, by which entries are found.
 
         Raises:
@@ -238,6 +243,7 @@ class StateDict(Copied):
             if (plans := vars(self).get("_plans")) is not None:
                 check_no_step(plans, type(self).__name__, "load_state_dict")
             yield self._fitting(state, variables, names)
+            # Skipped if the block raises: the object then stays marked as it was.
             self._loaded()
 
     def _given_state(self, state_dict: object, var_list: object) -> tuple[Any, Any]:
@@ -245,9 +251,10 @@ class StateDict(Copied):
         raise NotImplementedError
 
     def _fitting(self, state: object, variables: object, names: Names) -> Loading:
-        """Return the loading of a state; it also gives this object the missing slots.
+        """Return the `Loading` of a state. It also creates missing slots.
 
-        The slots are created on a twin, a copy of this object, whose attributes the loading copies.
+        The slots are created on a twin, a copy of this object. Loading copies the twin's
+        attributes.
         """
         twin = staged(self)
         twin._forget_awaited()

@@ -1,4 +1,4 @@
-"""Twins of stateful objects for all-or-nothing changes, and copies that users make."""
+"""Copies of stateful objects, for changes that are made completely or not at all."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def staged(holder: _T) -> _T:
 
 
 def _stage_twin(holder: _T, twins: dict[int, object]) -> _T:
-    """Create a twin of `holder`, and add it to `twins`, {`id` of an object: its twin}.
+    """Create a copy of `holder` as `staged` does, and add it to `twins`.
 
-    The twin of a `Staged` attribute is looked up in `twins`, or else created likewise.
+    `twins` is {`id` of an object: its copy}. A `Staged` attribute that is in `twins` is not copied
+    again.
     """
+    # Added before its attributes are visited, because they may refer to `holder`.
     twin = twins[id(holder)] = object.__new__(type(holder))
     attributes: dict[str, Any] = {}
     for name, value in vars(holder).items():
@@ -61,7 +63,11 @@ def published(holder: object, twin: object) -> list[Call]:
 
 
 def _publish_twin(holder: object, twin: object, visited: set[int]) -> list[Call]:
-    """Return the calls of `published`; add the `id` of each published object to `visited`."""
+    """Return functions in C that copy the attributes of `twin` to `holder`; see `published`.
+
+    Objects whose `id` is in `visited` are left out. The `id` of `holder` and of each `Staged`
+    attribute is added to `visited`.
+    """
     visited.add(id(holder))
     new_attributes: dict[str, Any] = {**vars(twin)}
     calls: list[Call] = []
@@ -78,8 +84,8 @@ def _publish_twin(holder: object, twin: object, visited: set[int]) -> list[Call]
 def whole(holder: object, unless: Sequence[object] = ()) -> Generator[None]:
     """Undo the creation of slots and variables if the `with` block raises an exception.
 
-    All attributes of `holder` and of its `Staged` attributes are then reset, but not the values in
-    tensors. The exception is always raised again.
+    Attributes of `holder` and of its `Staged` attributes are reset, but not the values in tensors.
+    The exception is raised again.
 
     Args:
         holder: Object with slots, such as an optimizer.
@@ -106,7 +112,7 @@ def making(
 
 
 class Copied(Staged):
-    """Base class of objects whose `copy` and `pickle` make steps of other threads wait."""
+    """Base class of objects that cannot be copied or pickled during a step of another thread."""
 
     def _locked(self) -> Guard:
         """Return the lock that blocks steps."""
@@ -134,6 +140,7 @@ class Copied(Staged):
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         clone = self._blank()
+        # Registered before the state is copied, because the state may refer to `self`.
         memo[id(self)] = clone
         with self._locked():
             clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

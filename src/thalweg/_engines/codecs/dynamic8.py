@@ -1,4 +1,4 @@
-"""dynamic8: seven decades below the largest magnitude of a block of 256, the upper ones finer.
+"""dynamic8: codes in seven decades (factors of ten) below the largest of 256 magnitudes.
 
 Decade i has 2**i numbers, at the middles of equal parts between a tenth of its end and the end; for
 nonnegative numbers (`dynamic8_positive`) it has twice as many. This is the map of bitsandbytes
@@ -59,10 +59,11 @@ def count_of(end, upper_count):
 def within(ratio, end, count):
     """Return the fractional index of a ratio in its decade, which has `count` numbers.
 
-    It is 0 at the first number and `count - 1` at the last. From there it grows evenly to `count`,
-    at the first number of the next decade. That gap is 3 times as wide as the gaps in this decade
-    (half as wide before 1), and 3/5 as wide as the gaps in the next decade.
+    The index is 0 at the first number of the decade, `count - 1` at its last number, and `count` at
+    the first number of the next decade.
     """
+    # The gap to the next decade is 3 times as wide as the gaps of this decade, and 3/5 as wide as
+    # the gaps of the next. The gap before 1 is half as wide.
     position = (ratio / end - 0.1) * count / 0.9 - 0.5
     gap_position = position - (count - 1.0)
     gap_rank = count - 1.0 + where(end > 0.5, gap_position * 2.0, gap_position * (1 / 3))

@@ -1,4 +1,4 @@
-"""Write the source of a CPU kernel: a rule's formula inlined into a loop over a work table."""
+"""Write the source of CPU kernels, which compute a formula for chunks (ranges of elements)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def KERNEL_NAME(argument):
     {end}
 """
 
-# Of a kernel over the chunks of a work table.
+# Of a kernel over the chunks of a work table. As `flush` is 0 or 1, `one` is 1; LLVM cannot tell.
 _TABLE = """
 slices, flush = work[1], work[2]
 bounds, chunks = int64_pointer(work[3]), int64_pointer(work[4])
@@ -99,12 +99,14 @@ def compiler_digest() -> str:
 
 
 def write_threads(setup: list[str], slice_lines: list[str], flushes: bool = True) -> list[str]:
-    """Return the lines of a kernel function, whose threads take slices of the work.
+    """Return the lines of a kernel function that several threads call at once.
+
+    The work is divided into slices. A call runs one slice after another until no slice is left.
 
     Args:
-        setup: Lines that read the kernel's argument at `work`, and set `slices` and `flush`.
-        slice_lines: Lines that run slice number `ticket`.
-        flushes: True to flush denormals if the kernel's `flush` is 1; False to keep them.
+        setup: Lines that assign the variables `slices`, a count, and `flush`, 0 or 1.
+        slice_lines: Lines that run the slice with the index `ticket`.
+        flushes: True for a kernel that flushes denormals if `flush` is 1.
     """
     return fill(
         _KERNEL,
@@ -119,7 +121,7 @@ def read_table(compute: str, literal: str = LITERAL) -> list[str]:
     """Return lines that load the fields of a work table, with scalars of the type `compute`.
 
     Args:
-        literal: The name of the type of `one`, a 1 that LLVM does not know to be 1.
+        literal: The name of the type of `one`, a variable with the value 1, unknown to LLVM.
     """
     return fill(_TABLE, compute=compute, literal=literal)
 
@@ -132,17 +134,19 @@ def load_scalars(count: int) -> list[str]:
 def name_kernel(
     kind: str, definitions: str, lines: list[str], scalars: tuple[str, ...], measures: int = 0
 ) -> Kernel:
-    """Return a kernel named by `kind` and a hash; the name replaces KERNEL_NAME in the lines.
+    """Return a kernel whose source is `definitions`, followed by `lines`.
 
-    The name begins with the letter `kind`. The source begins with `definitions`.
+    The kernel's name is the letter `kind` and a hash of the source. The name replaces KERNEL_NAME
+    in `lines`. `scalars` and `measures` become fields of the kernel.
     """
     text = join_lines(lines)
+    # The disk cache finds kernels by name, so the name depends on the compiler's sources, too.
     name = f"{kind}_{digest(definitions, text, compiler_digest())}"
     return Kernel(name, definitions + text.replace("KERNEL_NAME", name), scalars, measures)
 
 
 class Element:
-    """Writer of the update of element i of the tensors, or streams, at pointers p0, p1, ...
+    """Writer of kernel lines that update element `i`; tensor k of the update is at pointer `p{k}`.
 
     Args:
         compute: The type of the arithmetic, "float32" or "float64".
@@ -160,10 +164,11 @@ class Element:
         return header + "\n\n".join(definitions.values()) + "\n"
 
     def update_element(self, vectors: Mapping[str, str] | None = None) -> list[str]:
-        """Return lines that load the inputs of the formula, compute it, and store its results.
+        """Return lines that load an element's inputs, compute the formula, and store the results.
 
         Args:
-            vectors: As for `TracedUpdate.local_scalars`.
+            vectors: {scalar: expression of the scalar for element `i`}, for scalars that differ
+                between rows or columns. By default, the lines read the scalars from vectors.
         """
         update = self.update
         reads = [
@@ -231,10 +236,11 @@ def generate_update(update: Update, compute: str) -> Kernel:
 def write_kernel(
     element: Element, definitions: str, pointers: list[str], elements: list[str]
 ) -> Kernel:
-    """Return a kernel that runs lines for each chunk of its work table.
+    """Return a kernel that runs `pointers` and `elements` for each chunk, a range of elements.
 
     Args:
-        element: The writer of an element, with the scalars and type of the arithmetic.
+        element: The writer of an element. Only scalars and type of the writer are used.
+        definitions: The source of the functions that the lines call.
         pointers: Lines that set pointers to a chunk of each tensor.
         elements: Lines that update the elements of a chunk.
     """
@@ -245,11 +251,11 @@ def write_kernel(
 def write_chunks(
     element: Element, pointers: list[str], elements: list[str], setup: Iterable[str] = ()
 ) -> list[str]:
-    """Return the lines of a kernel function that runs lines for each chunk of its work table.
+    """Return the lines of the function of a kernel; see `write_kernel`.
 
     Args:
         element, pointers, elements: As for `write_kernel`.
-        setup: Additional lines that read the kernel's argument.
+        setup: Lines that run once, before all chunks.
     """
     count = len(element.update.scalars)
     chunk = fill(
@@ -263,10 +269,11 @@ def write_chunks(
 
 
 def define_copy_functions(kind: str, compute: str) -> dict[str, str]:
-    """Return {name: source} of kernel functions.
+    """Return {name: source} of two kernel functions for a variable with a 16-bit copy.
 
-    "saturated" clamps a number to the copy's dtype. "resumed" returns the copy's number if it is
-    not the rounded variable, else the variable.
+    `saturated(value)` clamps a number to the range of the copy's dtype. `resumed(value, bits, one)`
+    returns `value`, the variable's number, if rounding `value` gives `bits`, the copy's number.
+    If the rounded number differs, it returns the copy's number.
 
     Args:
         kind: The storage type of the copy.
@@ -300,7 +307,7 @@ def first_of(update: TracedUpdate, stream: int) -> str:
 def _update_chunk(definitions: str, element: Element) -> list[str]:
     """Return kernel lines that update elements 0 to `length - 1` of a chunk.
 
-    They also prefetch if `Tuning.prefetch` is not 0 and the update writes a copy or `_is_slow`.
+    For slow updates, and updates that write a copy, the lines also prefetch memory.
     """
     lines, storage = element.update_element(), element.update.storage
     distance = tuning().prefetch

@@ -1,4 +1,4 @@
-"""Source of CPU kernels for encoded slots and for random rounding of 16-bit numbers.
+"""Source of CPU kernels for encoded slots (8-bit codes) and random rounding of 16-bit numbers.
 
 A kernel decodes a block of elements onto the stack, updates it with the lines of a kernel without
 codecs, and encodes it. A stream is a tensor of the update: variable, gradient, slot or copy.
@@ -107,9 +107,9 @@ def generate_blocks(update: Update) -> Kernel:
 
 
 class _Element(Element):
-    """Writer of the update of element i, for which encoded slots are decoded on the stack.
+    """Writer of lines that update element `i`, for kernels with encoded slots or random rounding.
 
-    New numbers of a slot are stored as `prepare(number)` of its codec, for the encoder.
+    The new number of an encoded slot is stored on the stack, as `prepare(number)` of the codec.
     """
 
     def __init__(self, update: TracedUpdate) -> None:
@@ -137,7 +137,7 @@ class _Element(Element):
         return super().load_value(stream)
 
     def store_value(self, stream: int, value: str) -> str:
-        """Return the statement that stores a number: in parts, rounded, or prepared to encode."""
+        """Return a statement that stores a number, converted as the tensor's storage requires."""
         if self.update.lower is not None and stream in (0, self.update.lower):
             half = "lower" if stream else "upper"
             bits = "drawn0[i]" if 0 in self.update.random_streams else f"uint16({HALF})"
@@ -151,7 +151,7 @@ class _Element(Element):
 
 
 def _update_chunk(element: Element) -> list[str]:
-    """Return lines that process a chunk by blocks: decode, draw random bits, update, encode."""
+    """Return lines that decode slots, draw bits, update and encode, for `STEP` elements at once."""
     update = element.update
     random_streams, output_codecs = update.random_streams, update.written_blocks
     inline_codecs = {k: codec for k, codec in update.blocks.items() if _is_decoded_inline(codec)}
@@ -192,9 +192,9 @@ def _is_decoded_inline(codec: Codec) -> bool:
 
 
 def _fill_blocks(template: str, coded: Coded) -> list[str]:
-    """Return loops over blocks of encoded slots, with a template filled for each slot.
+    """Return loops over blocks of encoded slots; `template` is filled for each slot in `coded`.
 
-    Slots of one block length share a loop, in which a block begins at element `part`.
+    Slots with equal block lengths share a loop. Its variable `part` is a block's first element.
     """
     lines: list[str] = []
     # All slots of one block length share a loop, so that their latencies overlap.
@@ -205,7 +205,7 @@ def _fill_blocks(template: str, coded: Coded) -> list[str]:
 
 
 def _fill(template: str, coded: Coded) -> list[str]:
-    """Return the lines of a template, once for each encoded slot and its codec."""
+    """Return the lines of a template, filled once for each slot in `coded`, {slot: codec}."""
     lines: list[str] = []
     for stream, codec in coded.items():
         fields = codec_fields(codec)
@@ -234,7 +234,7 @@ def _begin_dithers(update: TracedUpdate) -> list[str]:
 def _point_at_chunk(update: TracedUpdate) -> list[str]:
     """Return lines that set `at{k}`, the address of the chunk in tensor k, for each k.
 
-    For an encoded tensor they also reserve `p{k}`, an array for decoded numbers.
+    For an encoded tensor, the lines also reserve an array `p{k}` for decoded numbers.
     """
     lines: list[str] = []
     for stream, kind in enumerate(update.storage):
@@ -244,6 +244,7 @@ def _point_at_chunk(update: TracedUpdate) -> list[str]:
             size = 1 if stream == update.lower else STORAGE[kind].size
             lines.append(f"at{stream} = {first} + {start} * {size}")
         else:
+            # Chunks begin at multiples of `STEP`, and runs of a shard's elements at whole blocks.
             records = "(offset >> {shift}) * {record}".format(**codec_fields(codec))
             lines += [f"at{stream} = {first} + {records}", f"p{stream} = numbers({STEP})"]
     return lines

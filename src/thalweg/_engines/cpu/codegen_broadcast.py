@@ -91,12 +91,12 @@ def loop_over_rows(element: Element, first: str, count: str) -> list[str]:
 
 
 def _loop_over_short_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
-    """Return a loop over rows of up to `SHORT` elements, `LANES` elements at a time.
+    """Return a loop that updates `LANES` elements at a time, if rows have up to `SHORT` elements.
 
-    Before each iteration the vectors' numbers are copied to arrays with one number per element.
+    Each iteration first copies the vectors' numbers to arrays with one number per element.
 
     Args:
-        first_vector: An expression of the index of the first vector's address in the table.
+        first_vector: The expression of an index of `base`, where the first vector's address is.
     """
     vectors, pointer = element.update.vectors, STORAGE[element.compute].pointer
     pointers = {
@@ -121,7 +121,7 @@ def _loop_over_short_rows(element: Element, first: str, count: str, first_vector
 
 
 def _loop_over_long_rows(element: Element, first: str, count: str, first_vector: str) -> list[str]:
-    """Return a loop over rows of any length, from where the loop over short rows has stopped."""
+    """Return a loop, row by row, over the elements that the loop over short rows has left."""
     fmt = STORAGE[element.compute]
     templates = {
         "row": "{name} = {pointer}(base[{place} + {k}])[line]",
@@ -145,13 +145,13 @@ def spread_name(vector: str) -> str:
 def spread_vectors(pointers: Mapping[str, str], count: str) -> list[str]:
     """Return kernel lines that copy vectors to arrays with one number for each element.
 
-    The lines read `start`, `line`, `rows` and `columns`, and fill the arrays named by
-    `spread_name`, which the kernel has reserved. A loop over many short rows is then one loop over
-    elements.
+    The kernel must have set `start`, the index of the first element, `line`, the element's row, and
+    `rows` and `columns`, the sides of a matrix. The kernel must have reserved the arrays (see
+    `spread_name`). The lines change `line`.
 
     Args:
-        pointers: {vector: expression of a pointer to it}. A vector is named "row" or "column", with
-            digits if there are several.
+        pointers: {vector: expression of a pointer to its numbers}. A name begins with "row" or
+            "column"; digits may follow.
         count: An expression for the number of elements.
     """
     if not pointers:

@@ -132,10 +132,10 @@ class Elements(Sweep):
     """Writer of the parts of a kernel that reduces formulas over elements."""
 
     def point_at_leaf(self) -> list[str]:
-        """Return lines that set pointer `p{k}` to the first number of the leaf, for each stream k.
+        """Return lines that set `p{k}`, for each tensor k, to the first number of the leaf.
 
-        For an encoded slot, `p{k}` points at scratch memory, and `records{k}` is the address of its
-        codes.
+        For an encoded slot, `p{k}` points at scratch memory, and `records{k}` is the address of the
+        leaf's codes.
         """
         lines: list[str] = []
         for stream in self.read:
@@ -174,9 +174,9 @@ class Elements(Sweep):
     def gather(self, elements: int) -> list[str]:
         """Return lines that copy up to `elements` numbers of each stream to scratch.
 
-        The copy begins with element `start`, in row-major order. `p{k}` is set so that
-        `p{k}[start]` is the first number of the copy. For a tensor in row-major order the lines do
-        nothing.
+        The copy begins with element `start`, in row-major order. The pointer `p{k}` is set so that
+        `p{k}[start]` is the first number of the copy. At run time, the lines do nothing for a
+        tensor in row-major order.
         """
         copy: list[str] = []
         point: list[str] = []
@@ -213,10 +213,12 @@ class Elements(Sweep):
             load = STORAGE[kind].load
             lines.append(f"e{stream} = {load.format(f'p{stream}[i]')}")
         if self.copy is not None:
+            # A plain 1: the number is only compared with the copy, and not stored.
             lines.append(f"e0 = resumed(e0, p{self.copy}[i], {self.storage[0]}(1))")
         for index, stage in enumerate(self.stages):
             scalar_texts = [f"{STAGE_LITERAL}({self.scalar[name]})" for name in stage.scalars]
             lines.append(f"e1 = {FUNCTION_PREFIX}stage{index}({', '.join(['e1', *scalar_texts])})")
+        # Formulas in float64 read w0, w1, ...; formulas in the type of the update read n0, n1, ...
         if not all(self.are_like_update):
             lines += [f"w{stream} = float64(e{stream})" for stream in self.used]
         if any(self.are_like_update):
@@ -282,7 +284,7 @@ def _make_lane_fields(sweep: Elements, gathers: bool) -> dict[str, Field]:
     """Return {placeholder: source lines} for the templates `_SETUP` and `_LEAVES`.
 
     The lines reserve lanes (running sums) and scratch memory, copy or decode elements to scratch,
-    and add elements to lanes. The caller fills the other placeholders of `_LEAVES`.
+    and add elements to lanes. The caller adds `pointers`, `scalars`, `count` and `keep`.
 
     Args:
         sweep: The writer of the lines.
@@ -312,8 +314,8 @@ def generate_measure(measurement: Measurement, gathers: bool = False) -> Kernel:
 
     Args:
         measurement: The formulas, and the memory that is read.
-        gathers: True if tensors may not be in row-major order. The argument of the kernel then has
-            the address of `Offsets.table`.
+        gathers: True if a tensor may be out of row-major order. The argument of the kernel then
+            has the address of `Offsets.table`.
 
     Raises:
         RuleError: A formula takes more tensors than there are, or returns several results.

@@ -1,4 +1,4 @@
-"""Source of the CPU kernel that reduces rows, columns and variables, tile by tile."""
+"""Source of the CPU kernel that reduces rows, columns and variables by tiles (matrix parts)."""
 
 from __future__ import annotations
 
@@ -118,13 +118,14 @@ class _TileReduction(Targets, ReductionText):
     """
 
     def __init__(self, value: int, reduce: str) -> None:
+        # Neither base calls `super().__init__`.
         Targets.__init__(self)
         ReductionText.__init__(self, reduce)
         self.value = value
 
 
 class _ShortTile:
-    """Writer of lines that reduce tiles with short rows, for each number of columns.
+    """Writer of lines that reduce a tile with short rows, unrolled over a number of columns.
 
     Args:
         reduction: The reduction.
@@ -140,7 +141,7 @@ class _ShortTile:
         return [f"sum{self._name}_{j} = {self._reduction.zero}" for j in zeros]
 
     def add_row(self, columns: int) -> list[str]:
-        """Return lines that store the reduction of a row, and add its elements to the columns."""
+        """Return lines that store a row's reduction, and add the row's elements to the columns."""
         values = [f"value{self._name}_{j}" for j in range(columns)]
         lines = [f"{value} = {self.lanes}[i + {j}]" for j, value in enumerate(values)]
         row_text = self._reduction.fold(values)
@@ -167,7 +168,7 @@ class _ShortTile:
 
 
 def _write_short_cases(short_tiles: list[_ShortTile]) -> list[str]:
-    """Return an `if` for each count of columns up to `SHORT`; its body reduces tile `own`."""
+    """Return lines that reduce a tile: an `if` statement for each row length up to `SHORT`."""
     lines: list[str] = []
     for columns in range(1, SHORT + 1):
         row_lines = [line for tile in short_tiles for line in tile.add_row(columns)]
@@ -242,11 +243,12 @@ class _LongTile:
         )
 
     def add(self, rows: int, upper: bool) -> list[str]:
-        """Return lines that add element i of several rows to the arrays of partial results.
+        """Return lines that add element `i` of each row to the arrays of partial results.
 
         Args:
-            upper: True if element i is in the right half of a tile. It is then added to the partial
-                result of element `i - half`.
+            rows: The number of rows that are added at once.
+            upper: True if element `i` is in the right half of the tile. The lines then add the
+                element to the row's partial result of element `i - half`.
         """
         values, lines = [f"v{self._reduction.value}_{k}" for k in range(rows)], list[str]()
         if self._reduction.has_columns:
@@ -261,7 +263,7 @@ class _LongTile:
 
     @property
     def keep_row(self) -> list[str]:
-        """Return lines that reduce row `below` and store the number; [] without row measures."""
+        """Return lines that reduce and store a row of the tile; [] without measures over rows."""
         if not self.has_row:
             return []
         first, *other_quarters = (f"{self._row}[lane + {k} * span]" for k in range(4))
@@ -279,7 +281,7 @@ class _LongTile:
 
     @property
     def keep(self) -> list[str]:
-        """Return lines that store the reductions of columns, and of each of the adjacent tiles."""
+        """Return lines that store the results of columns, and the result of each whole tile."""
         targets, lines = self._reduction.targets, list[str]()
         if "column" in targets:
             lines += nest(
@@ -324,7 +326,7 @@ class _RowLoop:
         return f"{name}_{row}" if name in self._row_names else name
 
     def add(self, rows: int) -> list[str]:
-        """Return lines that reduce `rows` rows, from row `line` on."""
+        """Return lines that reduce `rows` rows, from the row with the index `line` on."""
         lines: list[str] = []
         for row in range(rows):
             lines.append(f"offset = (line + {row}) * columns + start")

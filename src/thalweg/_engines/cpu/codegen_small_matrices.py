@@ -1,4 +1,4 @@
-"""Source of CPU kernels that update many small matrices at once.
+"""Source of CPU kernels that update many small matrices at once, one in each lane of stack arrays.
 
 A kernel copies a block of `LANES` matrices to stack arrays. Lane i of each array belongs to matrix
 i, and loops over lanes are vectorized. Results have the bits of
@@ -82,9 +82,10 @@ target[first // {lanes} * {width}] = {total}[0]
 
 
 def stream_of_pass(rule: Rule, storage: Sequence[str], index: int) -> int:
-    """Return the column of the work table that has the addresses of a pass's results.
+    """Return the column index of a pass in the kernel's table, which has a row per variable.
 
-    Earlier columns have the addresses of elementwise tensors, then of slots of rows and columns.
+    The column has the addresses of the pass's results. The columns of elementwise tensors, and of
+    slots of rows and columns, precede the columns of passes.
 
     Args:
         storage: The storage type of each elementwise tensor.
@@ -105,10 +106,10 @@ def names_of_blocks(rule: Rule) -> list[str]:
 
 
 class Values(NamedTuple):
-    """Local names of the numbers of rows or columns of matrix `lane`.
+    """Names of kernel variables that hold a vector over the rows or columns of one matrix.
 
     Attributes:
-        name: The beginning of these names.
+        name: The beginning of the names; the index of a row or column follows.
         axis: "row" or "column".
     """
 
@@ -210,9 +211,9 @@ class SmallMatrixKernel:
         self._parts: list[tuple[bool, list[str]]] = []
 
     def write(self) -> Kernel:
-        """Return the kernel: its source, its name and the names of its scalars. Call it once.
+        """Return the kernel: source, name and the names of the scalars. Call `write` once.
 
-        The kernel runs the passes of the sweep in order, then the update if there is one.
+        The kernel runs the passes of the sweep in order, and the update, if any, last.
         """
         slots, totals = self._read_slots(), list[str]()
         for position, pass_group in enumerate(_group_passes(self._passes)):
@@ -242,14 +243,18 @@ class SmallMatrixKernel:
             block=[*slots, *read_lines, *matrix_lines, *totals, *write_lines],
         )
         setup = [*read_table("float64", STAGE_LITERAL), *arrays]
+        # Groups of measures define their stages and headers again.
         definitions = "\n\n".join(dict.fromkeys(self._definitions)) + "\n"
+        # Some loops flush, and switch the processor's flag themselves; conversions must not.
         return name_kernel("s", definitions, write_threads(setup, chunks, flushes=False), names)
 
     def _add_part(self, lines: list[str], flush: bool = False) -> None:
-        """Append lines for matrix `lane` to the last part, or to a new part if `flush` changes.
+        """Append lines for matrix `lane` to the body of the last loop over matrices.
 
-        A part is the body of one loop over matrices. With `flush`, the loop treats denormals as
-        zero; the argument is ignored if the sweep does not flush.
+        Begin a new loop if the last loop has another value of `flush`.
+
+        Args:
+            flush: True to treat denormals as zero. Ignored if the sweep keeps denormals.
         """
         flush = flush and self._flush
         if self._parts and self._parts[-1][0] == flush:
@@ -258,7 +263,7 @@ class SmallMatrixKernel:
             self._parts.append((flush, lines))
 
     def _loop_matrices(self) -> list[str]:
-        """Return, for each part of the kernel, the lines of a loop over a block of matrices.
+        """Return the lines of all loops over a block of matrices, in order.
 
         A variable that a later loop reads is stored in a stack array, one number per matrix.
         """
@@ -316,7 +321,7 @@ class SmallMatrixKernel:
     def _read_slots(self) -> list[str]:
         """Return lines that copy slots of rows and columns to stack arrays.
 
-        Also append lines that load the slots from these arrays; add the loaded names to `_vectors`.
+        Append lines that load the slots from the arrays. Add the loaded names to `_vectors`.
         """
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
@@ -331,7 +336,7 @@ class SmallMatrixKernel:
         return lines
 
     def _write_slots(self) -> list[str]:
-        """Return lines that write slots of rows and columns to memory, if stages set them."""
+        """Return lines that store all row and column slots that stages have assigned."""
         lines: list[str] = []
         for index, slot in enumerate(self._rule.shaped_slots):
             if slot.name in self._slot_values:
@@ -370,11 +375,12 @@ class SmallMatrixKernel:
     # Arithmetic
 
     def _narrow(self, names: Iterable[str]) -> dict[str, Values]:
-        """Append lines that convert vectors to the update's type; return {vector: new names}.
+        """Append lines that convert vectors to the update's type, and keep denormals.
 
-        The lines keep denormals, and store the converted numbers. Without the stores, LLVM would do
-        comparisons before the conversion, in a type in which no number is denormal.
+        Return {vector: names of the converted numbers}.
         """
+        # The results are stored before the next loop. Otherwise LLVM would compare the unconverted
+        # numbers, which are all normal in float64, where flushing would have no effect.
         cast_values = {name: Values(f"seen_{name}", self._vectors[name].axis) for name in names}
         for name, values in cast_values.items():
             lines = range(self._counts[values.axis])
@@ -399,11 +405,11 @@ class SmallMatrixKernel:
         """Append lines that compute a group of measures for each matrix.
 
         Args:
-            position: The index of the group, for names.
-            measures: Measures that do not read each other's results.
+            position: The index of the group, a part of names.
+            measures: Independent measures.
 
         Returns:
-            Lines that write the measures over variables, to run after the loops over matrices.
+            Lines that write the measures over variables. They run after the loops over matrices.
         """
         scalars = {name: f"s{index}" for name, index in self._place.items()}
         kinds = {name: values.axis for name, values in self._vectors.items()}
@@ -436,10 +442,11 @@ class SmallMatrixKernel:
         return totals
 
     def _run_stage(self, stage: FusedStage) -> None:
-        """Append the lines of a fused stage; name its results in `_vectors` or `_slot_values`."""
+        """Append the lines of a fused stage, and record which variables hold its results."""
         formula, prefix = read_stage(self._rule, stage), f"stage{self._passes.index(stage)}"
         letter, literal = ("t", STAGE_LITERAL) if is_like_update(stage.function) else ("s", LITERAL)
         inputs = {name: f"{letter}{place}" for name, place in self._place.items()}
+        # `plan_sweeps` leaves stages that read the third size to other kernels.
         inputs |= {name: str(count) for name, count in zip(SIZES, self._sides, strict=False)}
         inputs |= {name: f"{x.name}_{LINE}" for name, x in self._vectors.items()}
         inputs |= {name: f"{x.name}_{LINE}" for name, x in self._slot_values.items()}

@@ -1,4 +1,4 @@
-"""Source of CPU kernels that update the rows of a sparse gradient."""
+"""Source of CPU kernels that update rows by the entries (rows of values) of a sparse gradient."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from thalweg._engines.cpu.codegen import (
 )
 from thalweg._engines.formula_source import LITERAL
 
+# A thread takes a number from word 13 of the argument, and with it a block of scratch memory.
 _SETUP = """
 slices, flush, groups, share, width = work[1], work[2], work[3], work[4], work[5]
 row_of, first = int64_pointer(work[6]), int32_pointer(work[7])
@@ -48,7 +49,7 @@ _NEXT_ENTRY = "entry = int64(following[entry])"
 
 
 class _Row(Element, ABC):
-    """Writer of the update of one row of the variable; `entry` is its first gradient entry."""
+    """Writer of lines that update one row; `entry` is the index of the row's first entry."""
 
     @abstractmethod
     def update_row(self) -> list[str]:
@@ -69,10 +70,10 @@ class _Row(Element, ABC):
         return f"base[1] + entry * width * {STORAGE[self.update.storage[1]].size}"
 
     def write_entry_value(self, pointer: str) -> str:
-        """Return an expression for element i of an entry, in the type of the arithmetic.
+        """Return an expression for element `i` of an entry, in the type of the arithmetic.
 
-        If the update has stages of entries, they are applied, and the result is rounded to the type
-        of the variable.
+        The expression applies the formulas of `Update.entries`. With formulas, it also rounds the
+        result to the type of the variable.
 
         Args:
             pointer: The name of the pointer to the entry.
@@ -89,7 +90,7 @@ class _Row(Element, ABC):
 
 
 class _SummedRow(_Row):
-    """Writer of one update of a row, by the sum of all its entries."""
+    """Writer of one update of a row, by the sum of the row's entries."""
 
     def update_row(self) -> list[str]:
         return [*self._sum_entries(), *self.update_by_gradient()]
@@ -105,10 +106,10 @@ class _SummedRow(_Row):
         return STORAGE[self.update.storage[0]].load.format("p1[i]")
 
     def _sum_entries(self) -> list[str]:
-        """Return lines that point `gradient` at the sum of the row's entries.
+        """Return lines that point `gradient` at the sum of the row's entries, in scratch memory.
 
-        The sum of one entry is the entry itself; other sums are in scratch memory. Entries with
-        stages, or of another type than the variable, are always copied to scratch memory.
+        If the row has one entry, `gradient` points at the entry itself. If entries are transformed
+        or converted, the lines always use scratch memory.
         """
         var, grad = self.update.storage[:2]
         start = [f"gradient = {self.write_entry_address()}", _NEXT_ENTRY]
@@ -156,6 +157,7 @@ class _SuccessiveRow(_Row):
         return super().read_value(stream) if stream != 1 else self.write_entry_value("p1")
 
     def begins_at(self, stream: int) -> str:
+        # `_begin_row` has applied `before`, once for all entries.
         return self.load_value(stream)
 
     def _begin_row(self) -> list[str]:
@@ -174,8 +176,8 @@ def generate_rows(update: Update, compute: str, duplicates: Literal["sum", "succ
 
     Args:
         update: The update; it takes a gradient.
-        duplicates: "sum" to update a row by the sum of its entries, "successive" to update it by
-            one entry after another.
+        duplicates: "sum" updates a row once, by the sum of the row's entries. "successive" updates
+            a row by one entry after another.
     """
     element = (_SummedRow if duplicates == "sum" else _SuccessiveRow)(update.traced, compute)
     scalars = load_scalars(len(update.traced.scalars))

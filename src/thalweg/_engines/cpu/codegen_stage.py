@@ -56,6 +56,7 @@ class StageWriter(FormulaWriter):
                 The index in a template is `LINE`.
         """
         lines = [f"{self._prefix}_scratch = {self._scratch}"] if self._scratch else list[str]()
+        # A mean needs a complete loop before the loops that read it.
         for node in self._kinds:
             if node.op in MEANS:
                 lines += self._write_mean(node)
@@ -82,9 +83,9 @@ class StageWriter(FormulaWriter):
         return [*lines, f"{name} = {mean}"]
 
     def _loop(self, axis: str, pairs: Sequence[tuple[Node, str]]) -> list[str]:
-        """Return a loop over rows or columns that computes nodes and stores them.
+        """Return a loop over rows or columns that computes nodes and stores the results.
 
-        Numbers of the whole matrix, on which the nodes depend, are computed before the loop.
+        Before the loop, the lines compute numbers of the whole matrix that the nodes read.
 
         Args:
             axis: "row" or "column".

@@ -1,7 +1,7 @@
-"""Lines that transpose small matrices into lanes and back, and reductions of their values.
+"""Kernel lines that interleave small matrices in a stack array, and reductions of their values.
 
-Element k of matrix i is at [k * LANES + i] of an array of lanes, so that a loop over i runs over
-many matrices at once.
+Element k of matrix i is at index k * LANES + i of the stack array. A loop over i runs over many
+matrices at once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ LANES = 32  # matrices side by side
 def load_into_lanes(
     source: str, target: str, shape: tuple[int, int], load: str, spare: str
 ) -> list[str]:
-    """Return lines that copy `count` matrices from memory to an array of lanes, transposed.
+    """Return lines that copy `count` matrices from memory to a stack array, interleaved.
 
     Args:
         source: The name of a pointer to the first matrix.
-        shape: Rows and columns; matrices of more than `SIDE` elements take two steps.
-        load: The template of an expression that loads a number.
-        spare: The name of an array of equal size, for the first of two steps.
+        target: The name of the array.
+        shape: (rows, columns) of a matrix.
+        load: The template of an expression that converts a stored number.
+        spare: The name of a second array, for matrices of more than `SIDE` elements.
     """
 
     def move(lanes: str) -> Callable[[str, str], str]:
@@ -43,9 +44,10 @@ def load_into_lanes(
 def store_from_lanes(
     source: str, target: str, shape: tuple[int, int], save: str, spare: str
 ) -> list[str]:
-    """Return lines that copy `count` matrices from an array of lanes to memory.
+    """Return lines that copy `count` interleaved matrices from a stack array to memory.
 
     Args:
+        source: The name of the array.
         target: The name of a pointer to the first matrix.
         shape, spare: As for `load_into_lanes`.
         save: The template of an expression that converts a number to the stored type.
@@ -64,11 +66,11 @@ def store_from_lanes(
 
 
 def _move_columns(shape: tuple[int, int], template: str) -> list[str]:
-    """Return a loop over matrices i for each column, which moves the numbers of the column.
+    """Return a loop over matrices for each column; a loop moves the numbers of a column.
 
     Args:
-        template: A statement with the placeholders `lane` and `spare`: indices in the array of
-            lanes and in the spare array.
+        template: A statement that moves a number. The placeholders `lane` and `spare` are indices
+            in the interleaved array and in the spare array.
     """
     (rows, columns), lines = shape, list[str]()
     for column in range(columns):
@@ -86,13 +88,13 @@ def _move_columns(shape: tuple[int, int], template: str) -> list[str]:
 def _move_numbers(
     count: int, lanes: int, length: str, move: Callable[[str, str], str]
 ) -> list[str]:
-    """Return a loop that moves `count` numbers per iteration.
+    """Return a loop that moves `count` numbers, adjacent in memory, per iteration.
 
     Args:
-        count: The numbers, adjacent in memory.
-        lanes: The distance of adjacent numbers in the array of lanes.
+        lanes: The distance of the `count` numbers in the interleaved array.
         length: An expression for the number of iterations.
-        move: `move(lane, place)` returns a statement, given the indices in lanes and in memory.
+        move: `move(lane, place)` returns a statement that moves a number between index `lane` of
+            the array and index `place` of memory.
     """
     pairs = [(f"i + {k * lanes}", f"i * {count} + {k}") for k in range(count)]
     return nest(f"for i in range({length}):", [move(*indices) for indices in pairs])

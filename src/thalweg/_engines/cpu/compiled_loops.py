@@ -40,7 +40,7 @@ def _address_of(memory: Any) -> int:
 class Loop:
     """Compiled form of a Python function over contiguous arrays and integers; runs without the GIL.
 
-    The function returns an integer, or a tuple of integers if its first `return` statement has one.
+    The function returns an integer or a tuple of integers, as in its first `return` statement.
 
     Args:
         functions: The function, then the functions that it calls.
@@ -72,6 +72,7 @@ class Loop:
                 if not flags.c_contiguous:
                     raise TypeError(f"{self._name} takes contiguous arrays only.")
                 kinds.append((argument.dtype, argument.ndim))
+                # `from_buffer` takes only memory that can be written.
                 block += (
                     _address_of(argument) if flags.writeable else argument.ctypes.data,
                     *argument.shape,
@@ -84,6 +85,7 @@ class Loop:
         if compiled is None:
             compiled = self._compiled[key] = self._compile_for(key), Struct(f"{len(block)}q")
         function, layout = compiled
+        # Calls of several threads may overlap, so that each needs a block.
         memory = bytearray(layout.pack(*block))
         function(_address_of(memory))
         results = layout.unpack(memory)[: self._result_count]
@@ -92,7 +94,7 @@ class Loop:
     def _compile_for(self, kinds: tuple[Kind, ...]) -> Callable[[int], None]:
         """Compile the function; return a C function that takes the address of a block of int64.
 
-        The block has the results, followed by the arguments.
+        The block contains the results, then the arguments.
         """
         arguments: list[str] = []
         position = self._result_count

@@ -30,6 +30,7 @@ from thalweg._engines.cpu.primitives import (
 
 _SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _OF_FLOATS = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
+# Division is unsigned: kernels must not divide negative integers.
 _OF_INTEGERS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", ast.BitOr: "or_",
     ast.BitXor: "xor", ast.LShift: "shl", ast.RShift: "ashr", ast.FloorDiv: "udiv",
@@ -77,8 +78,8 @@ def build_module(name: str, source: str, halves: bool = True) -> ir.Module:
     """Return the LLVM module of a kernel.
 
     Args:
-        name: The kernel function in the source. It takes an address and returns nothing, or it
-            takes several int64 and returns an int64.
+        name: The kernel function in the source: `f(address)` without a result, or a function of
+            several int64 that returns an int64.
         source: Function definitions, and assignments that give primitives other names.
         halves: True if the processor has instructions for float16.
     """
@@ -136,6 +137,8 @@ class _Compiler:
             names[name] = value
             return
         variable = names.get(name)
+        # A name may change its kind in straight code. After a block, its kind would depend on
+        # whether the block ran.
         if not isinstance(variable, _Variable) or variable.kind != value.kind:
             if isinstance(variable, _Variable) and variable.depth != self._depth:
                 raise TypeError(f"{name} is of two kinds.")
@@ -165,7 +168,7 @@ class _Compiler:
             self._write_call(statement.value)
 
     def _visit_Assign(self, assignment: Any) -> None:
-        """Write an assignment to a name, an element, or a tuple of them."""
+        """Write an assignment to a name, to an element, or to a tuple of names and elements."""
         (target,) = assignment.targets
         if not isinstance(target, ast.Tuple):
             self._write_target(target, self._write_value(assignment.value))
@@ -203,6 +206,7 @@ class _Compiler:
         for value, result in zip(values, frame.results, strict=True):
             self._builder.store(self.code.cast_to(value, result.kind).llvm, result.cell)
         self._builder.branch(frame.end)
+        # LLVM accepts nothing after a jump, so code after the return needs a block.
         self._builder.position_at_end(self.code.append_block("never"))
 
     def _visit_If(self, branch: ast.If) -> None:
@@ -220,12 +224,13 @@ class _Compiler:
         self._builder.position_at_end(end_block)
 
     def _visit_For(self, loop: Any) -> None:
-        """Write a loop over `range(...)`, or over `each(...)`, which marks it as parallel."""
+        """Write a loop over `range(...)`, or a loop over `each(...)` with parallel iterations."""
         limits = [
             self.code.cast_to(self._write_value(limit), INT64).llvm for limit in loop.iter.args
         ]
         start, *end_and_step = [ir.Constant(INT64.llvm, 0), *limits] if len(limits) == 1 else limits
         end, step = [*end_and_step, ir.Constant(INT64.llvm, 1)][:2]
+        # The body may assign to the target; as in Python, the iterations do not change.
         counter = self.code.reserve_stack(INT64.llvm)
         self._builder.store(start, counter)
         head_block, body_block, next_block, end_block = map(
@@ -249,7 +254,7 @@ class _Compiler:
         self._builder.position_at_end(end_block)
 
     def _mark_parallel(self, jump: Any, blocks: list[Any]) -> None:
-        """Mark the iterations of a loop as independent, so that LLVM adds no tests of addresses.
+        """Mark the iterations of a loop as independent. LLVM then adds no tests of addresses.
 
         Args:
             jump: The jump to the next iteration.
@@ -261,6 +266,7 @@ class _Compiler:
             if instruction.opname in ("load", "store"):
                 instruction.set_metadata("llvm.access.group", group)
         accesses = module.add_metadata(["llvm.loop.parallel_accesses", group])
+        # LLVM identifies a loop by metadata whose first operand is itself.
         loop = _Distinct(module, (), str(len(module.metadata)))
         loop.operands = loop, accesses
         jump.set_metadata("llvm.loop", loop)
@@ -292,7 +298,7 @@ class _Compiler:
         return Value(self._builder.load(pointer), kind)
 
     def _write_address(self, subscript: Any) -> tuple[Any, Kind]:
-        """Write the address of an element such as `a[i, j]`; return it and the element's kind."""
+        """Write the address of an element such as `a[i, j]`; return (address, element's kind)."""
         array = self._write_value(subscript.value)
         indices = (
             subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else [subscript.slice]
@@ -343,10 +349,11 @@ class _Compiler:
         return Value(self._builder.load(result_cell), BOOL)
 
     def _visit_IfExp(self, choice: ast.IfExp) -> Value:
-        """Write a conditional expression; return its value, in the common kind of both operands."""
+        """Write `a if condition else b`; return the value, in the common kind of `a` and `b`."""
         then_block, else_block, end_block = map(self.code.append_block, ("then", "else", "chosen"))
         self._builder.cbranch(self._write_condition(choice.test), then_block, else_block)
         self._builder.position_at_end(then_block)
+        # An expression may end in another block than it began; the phi needs the last ones.
         then_value, then_block = self._write_value(choice.body), self._builder.block
         self._builder.position_at_end(else_block)
         else_value, else_block = self._write_value(choice.orelse), self._builder.block

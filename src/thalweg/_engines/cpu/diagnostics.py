@@ -64,6 +64,7 @@ class DiagnosedUpdate:
         leaf_results = self._leaves.combine(self._leaf_results)
         counts = self._leaves.counts
         with np.errstate(all="ignore"):
+            # Each variable of a group has elements; `reduceat` cannot reduce an empty one.
             largest = np.maximum.reduceat(self._leaf_results, np.cumsum(counts) - counts)
         for name in PEAKS:
             leaf_results[:, MEASURED.index(name)] = largest[:, MEASURED.index(name)]
@@ -74,7 +75,7 @@ class DiagnosedUpdate:
 def make_diagnosed_updates(
     groups: Sequence[Any], request: StepRequest, measured_stages: Stages
 ) -> dict[int, DiagnosedUpdate]:
-    """Return {id of a group: the update with diagnostics that replaces the group}.
+    """Return {id of a group: update with diagnostics, in place of the group}.
 
     Groups with vectors over rows or columns, encoded slots, random rounding or float64 are left
     out.

@@ -1,7 +1,7 @@
 """Guard tables: records of a step's objects that native code compares before it repeats the step.
 
-A replay compares the records with the present objects. If nothing differs, it runs the kernels of
-the step again; otherwise it returns the first difference and writes nothing.
+A replay compares the records with the present objects. If nothing differs, the replay runs the
+kernels of the step again. If something differs, it returns the first difference, writing nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Numbers = Float64  # the numbers of an option, one for each item of a tuple
 
 
 class Member(NamedTuple):
-    """Variable with its own step count, on which the scalars of its kernel depend.
+    """Variable that counts its own steps; scalars of the kernel depend on the count.
 
     Attributes:
         step_count: Address of the count, or 0 if the rule counts no steps.
@@ -128,7 +128,7 @@ class GuardedStep(NamedTuple):
 
 
 class GuardTable:
-    """Record of one step, and the native call that checks the record and repeats the step.
+    """Record of a step in the int64 array `block`; `replay` checks the record and repeats the step.
 
     Call the methods `guard_*` for all objects that the step depends on, then `write_block`, then
     `replay` for each step.
@@ -163,6 +163,7 @@ class GuardTable:
         Items are compared by identity. The table keeps the present items alive.
         """
         self._lists.append((items, np.array(list(map(id, items)), np.int64)))
+        # The address of a dead item could become that of a new one.
         self._references.append([*items])
 
     def guard_dict(
@@ -201,8 +202,8 @@ class GuardTable:
     def _add_option(self, option: Any, numbers: Numbers) -> int:
         """Copy a float or tuple of floats to `numbers`, now and in each replay.
 
-        Return the negative word that represents the option in the record of its dictionary: -1 for
-        the first option of the table, -2 for the second, and so on.
+        Return a number that stands for the option in a dictionary's record: -1 for the first option
+        of the table, -2 for the second, and so on.
         """
         is_tuple = isinstance(option, tuple)
         numbers[:] = option
@@ -213,7 +214,7 @@ class GuardTable:
     def release_dicts(self, ids: Set[int]) -> None:
         """Drop the table's references to dictionaries with these `id`s; replays still compare them.
 
-        Call it after `write_block`. The caller must keep the dictionaries alive until the last
+        Call `write_block` before. The caller must keep the dictionaries alive until the last
         `replay`.
         """
         self._dicts = [
@@ -337,7 +338,8 @@ class GuardTable:
         """Store a record for each tensor whose version counter a step increments.
 
         Args:
-            written_tensors, writer_indices: As in `GuardedStep`.
+            written_tensors: The tensors.
+            writer_indices: {id of a tensor: indices of the members that write it}.
         """
         self._writers = [
             np.array(writer_indices.get(id(tensor), ()), np.int64) for tensor in written_tensors
@@ -372,8 +374,8 @@ class GuardTable:
     def _set_tables(self) -> None:
         """Write the length and the address of each array of records to the block.
 
-        Also find torch's functions that detect tracing; set `detects_tracing` to True if there are
-        any.
+        Set the attribute `detects_tracing` to False if torch lacks a function that detects tracing,
+        else to True.
         """
         guard_functions = guards.find_guards()
         self._guards = _records(guard_functions, replay_kernel.GUARD_BYTES)
@@ -424,10 +426,11 @@ class GuardTable:
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
     ) -> None:
-        """Store records of members, variables with own step counts; enable the members' gradients.
+        """Store the records of members, which are variables that count their own steps.
 
-        The record of a gradient also gets `Member.spans`: replays set these chunk lengths to 0 to
-        skip a member. Arguments are as in `GuardedStep`. Call it after `_write_tensors`.
+        Record each member's gradient as present, with the `Member.spans`. A replay sets the lengths
+        of the spans' chunks to 0 to skip a member. Call `_write_tensors` before. For arguments see
+        `GuardedStep`.
         """
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
@@ -458,6 +461,7 @@ class GuardTable:
             expected: Optional. The number that all elements must have before the next step.
                 `replay` returns a difference for other values.
         """
+        # Words 3, 4 and 5 of the record; see `COLUMN_BYTES` of `replay_kernel`.
         numbers, first = self._column_words[index], replay_kernel.COLUMN_BYTES // 8 * index
         numbers[first + 3] = number
         if expected is not None:
@@ -510,8 +514,8 @@ class GuardTable:
         """Make `TABLED` replays copy scalars from tensors to the registers of scalar programs.
 
         Args:
-            reads: For each scalar: a tensor of shape () added by `guard_tensor`, the address of the
-                register, and True to round the value to float32.
+            reads: Triples: a scalar tensor added by `guard_tensor`, the address of a register, and
+                True to round the value to float32.
         """
         rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
         records = _records(rows, replay_kernel.READ_BYTES)
@@ -522,7 +526,7 @@ class GuardTable:
         """Make each replay fill columns with numbers that scalar programs have computed.
 
         Args:
-            rows: Pairs: the address of a program's register, and an index in `GuardedStep.columns`.
+            rows: Pairs of a register's address and an index in `GuardedStep.columns`.
         """
         records = _records(rows, replay_kernel.REGISTER_COLUMN_BYTES)
         self._references.append(records)
@@ -583,6 +587,7 @@ class GuardTable:
         """
         layout = self._layout
         record[replay_kernel.OWNER] = owner
+        # A missing gradient is a null pointer or an undefined TensorImpl, which has keys, too.
         if grad is None:
             autograd = _word(_word(id(param), layout.impl), layout.autograd)
             undefined = _word(autograd, layout.grad) if autograd else 0
@@ -599,10 +604,9 @@ class GuardTable:
         return bool(self.launches[:, 2].any())
 
     def _set_team(self) -> None:
-        """Write the number of threads that compare tensors to the block.
+        """Write to the block the function and thread count for comparisons on several threads.
 
-        It is the size of torch's thread team if a kernel runs on several threads, else 1. Waiting
-        for a new thread may take longer than all checks.
+        Write zeros if no kernel runs on several threads. One thread then compares all tensors.
         """
         size = openmp.team_size() if self._has_threads() else 1
         caller = openmp.parallel_address() if size > 1 else 0

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """Variables, the members, that one kernel updates; implements `dense_plan.Group` on the CPU.
+    """Variables (members) that one kernel updates; implements `dense_plan.Group` on the CPU.
 
     Args:
         members: Positions of the group's variables in the request.
@@ -63,6 +63,7 @@ class Group:
         base = streams.base
         if streams.positions:
             chunks, self._positions = cut_at_runs(chunks, base[:, -1], streams.runs)
+            # In place of one position, kernels read an array with the position of each chunk.
             base[:, -1] = self._positions.ctypes.data
         if self.kernel.vectors:
             base = np.hstack([base, self.lines.base_of(self.kernel.vectors)])
@@ -70,7 +71,7 @@ class Group:
         self.scalars = np.zeros((1, len(self.kernel.scalars)), self.dtype)
 
     def _set_members(self, request: StepRequest, members: list[int]) -> Streams:
-        """Set the attributes that depend on the members; return a description of their tensors."""
+        """Set the attributes that depend on the members; return the tables of member tensors."""
         streams = streams_of(request, members)
         self.dtype = streams.compute
         self.flush = request.selection.denormals == "flush"
@@ -119,6 +120,7 @@ class Group:
         kernel = self._lines_kernel(measures, stages)
         scalars = self._select_scalars(kernel.scalars, columns)
         streams = self.table.base[:, : len(self._memory.storage)]
+        # Only stages flush denormals; without stages, measures read the stored numbers.
         return self.lines.measure(kernel, measures, streams, scalars, self.flush and bool(stages))
 
     def _lines_kernel(self, measures: Any, stages: Stages) -> Compiled:
@@ -128,13 +130,11 @@ class Group:
         return launch.lines_kernel(measures, measurement)
 
     def line_sweep(self, measures: Any, stages: Stages, base: Int64) -> LineSweep:
-        """Return a `LineSweep` that measures rows and columns; the caller runs it.
-
-        Each member has its own scalars, 0 at first.
+        """Return a `LineSweep` that will measure rows and columns. Scalars are 0 until set.
 
         Args:
             measures, stages: As in `Reduction`.
-            base: (members, ...) addresses, as in the table; they are copied.
+            base: (members, ...) addresses of tensors, in the columns of `Table.base`. Copied.
         """
         with importing:
             from thalweg._engines.cpu.row_column_reductions import LineSweep
@@ -155,12 +155,13 @@ class Group:
         self.table.base[:, 1] = addresses
 
     def set_scalars(self, shared: Scalars, by_variable: Any) -> None:
-        """Fill `scalars` with one row, or with a row for each member if scalars differ by variable.
+        """Fill `self.scalars`: one row, or a row for each member if scalars differ by variable.
 
         Args:
             shared: {name: number} of the group's compute dtype.
             by_variable: {name: array over the plan's variables}, for scalars that differ.
         """
+        # A step without a number rounds codes to the nearest.
         names, shared = self.kernel.scalars, {**UNCOUNTED, **shared}
         if by_variable.keys().isdisjoint(names):
             self.scalars[:] = [shared[name] for name in names]
@@ -207,12 +208,12 @@ class Group:
         }
 
     def sweep(self, formulas: Formulas, stages: Stages, base: Int64, rows: int = 1) -> Sweep:
-        """Return a `Sweep` that sums formulas over the memory at `base`; the caller runs it.
+        """Return a `Sweep` that will sum formulas over memory. Scalars are 0 until set.
 
         Args:
             formulas, stages: As in `Reduction`.
-            base: (members, streams) contiguous addresses, as in the table.
-            rows: The number of rows of scalars, which are 0 at first: 1, or one for each member.
+            base: (members, streams) contiguous addresses, in the columns of `Table.base`. Kept.
+            rows: The number of rows of scalars: 1, or the number of members.
         """
         with importing:
             from thalweg._engines.cpu.reductions import Sweep

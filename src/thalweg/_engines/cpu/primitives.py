@@ -38,14 +38,14 @@ class Kind(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A number or a pointer."""
+    """A number or a pointer: an LLVM value and its kind."""
 
     llvm: Any
     kind: Kind
 
 
 class Array(NamedTuple):
-    """A contiguous array: a pointer to its first element, and its lengths."""
+    """A contiguous array: a pointer to the first element, and the length of each dimension."""
 
     data: Value
     shape: tuple[Value, ...]
@@ -69,7 +69,7 @@ KINDS = {
 
 
 def common_kind(a: Kind, b: Kind) -> Kind:
-    """Return the kind of an operation on two kinds: float64 if they differ and one is a float."""
+    """Return the common kind of two operands; float64 for a float and a different number kind."""
     if a == b or b == BOOL:
         return a
     if a == BOOL:
@@ -102,6 +102,7 @@ class Code:
             kind = ir.FunctionType(_I64, [_I64] * argument_count)
         self.function = ir.Function(self.module, kind, name)
         self._returns = argument_count > 0
+        # The first block has only reservations; `end_function` ends it with a jump to the start.
         self._entry = ir.IRBuilder(self.function.append_basic_block("rooms"))
         self._start = self.append_block("start")
         self.builder = ir.IRBuilder(self._start)
@@ -132,6 +133,8 @@ class Code:
 
     def reserve_stack(self, llvm: Any, count: int | None = None) -> Any:
         """Return a pointer to stack memory, allocated at the entry of the function."""
+        # Elsewhere, a loop would reserve memory in each iteration. LLVM turns reservations into
+        # registers only in the entry block.
         return self._entry.alloca(llvm, count)
 
     def write_constant(self, value: float, kind: Kind) -> Value:
@@ -143,6 +146,7 @@ class Code:
         if source_kind == kind:
             return value
         if source_kind.is_float and not kind.is_float:
+            # Undefined for NaN and for numbers out of range, which callers must exclude.
             cast_operand = write.fptosi(operand, kind.llvm)
         elif source_kind.is_float:
             cast_operand = (write.fpext if kind == FLOAT64 else write.fptrunc)(operand, kind.llvm)
@@ -159,7 +163,7 @@ class Code:
         return Value(cast_operand, kind)
 
     def cast_alike(self, a: Value, b: Value) -> tuple[Any, Any, Kind]:
-        """Return two operands converted to their common kind, and this kind; integers are int64."""
+        """Return (`a`, `b`, kind), both converted to their common kind; integers become int64."""
         kind = common_kind(a.kind, b.kind)
         if not kind.is_float and kind != BOOL:
             kind = INT64
@@ -211,7 +215,7 @@ def _prefetch_line(writes: int, code: Code, address: Value) -> None:
 
 
 def _take_ticket(code: Code, pointer: Value) -> Value:
-    """Return the counter at `pointer`, and add one to it, atomically."""
+    """Increment the counter at `pointer` atomically; return the number before."""
     kind = pointer.kind.item
     increment = ir.Constant(kind.llvm, 1)
     return Value(code.builder.atomic_rmw("add", pointer.llvm, increment, "monotonic"), kind)
@@ -244,7 +248,7 @@ def _half_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_half(code: Code, value: Value) -> Value:
-    """Round to float32, then to float16, ties to even; return the bits."""
+    """Round a number to float32, then to float16, ties to even; return the bits."""
     value = code.cast_to(value, FLOAT32)
     if not code.halves:
         return _half_from_float(code, value)
@@ -299,7 +303,7 @@ def _bfloat_to_float(code: Code, bits: Value) -> Value:
 
 
 def _float_to_bfloat(code: Code, value: Value) -> Value:
-    """Round to float32, then to bfloat16, ties to even; return the bits, 0x7FC0 for NaN."""
+    """Return the bits of a number rounded to float32, then to bfloat16; 0x7FC0 for NaN."""
     write, sixteen = code.builder, ir.Constant(_I32, 16)
     value = code.cast_to(value, FLOAT32)
     bits = write.bitcast(value.llvm, _I32)
@@ -314,6 +318,7 @@ def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
     """Return whether no bfloat16 is nearer to `value` than the bfloat16 `bits`; False for NaN."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
+    # In units of float32's last place, in which 0x8000 is half of bfloat16's last place.
     distance = write.sub(float_bits, write.shl(write.zext(bits.llvm, _I32), _i32(16)))
     is_close = write.icmp_unsigned("<=", write.add(distance, _i32(0x8000)), _i32(0x10000))
     is_not_nan = write.fcmp_ordered("ord", value.llvm, value.llvm)
@@ -321,7 +326,7 @@ def _is_nearest_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
-    """Round to bfloat16 by random `bits`, return its bits; see `philox.round_to_bfloat`."""
+    """Round a number to bfloat16 by random `bits`; return the bfloat16's bits."""
     write, value = code.builder, code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
     size = write.and_(float_bits, _i32(0x7FFFFFFF))
@@ -334,7 +339,7 @@ def _round_to_bfloat(code: Code, value: Value, bits: Value) -> Value:
 
 
 def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
-    """Round to float16 by random `bits`, return its bits; see `philox.round_to_half`."""
+    """Round a number to float16 by random `bits`; return the float16's bits."""
     write, one_float = code.builder, ir.Constant(FLOAT32.llvm, 1.0)
     value = code.cast_to(value, FLOAT32)
     float_bits = write.bitcast(value.llvm, _I32)
@@ -344,6 +349,7 @@ def _round_to_half(code: Code, value: Value, bits: Value) -> Value:
     unit_exponent = write.sub(write.select(is_small, _i32(113), exponent), _i32(10))
     unit = write.bitcast(write.shl(unit_exponent, _i32(23)), FLOAT32.llvm)
     inverse = write.shl(write.sub(_i32(254), unit_exponent), _i32(23))
+    # Exact, because it is a product with a power of two.
     size_in_units = write.fmul(
         write.bitcast(size, FLOAT32.llvm), write.bitcast(inverse, FLOAT32.llvm)
     )
@@ -388,8 +394,9 @@ def _float_of(code: Code, bits: Value) -> Value:
 
 
 def _dither_of(code: Code, step: Value, rank: Value) -> Value:
-    """Return the dither with index `rank` in a step; 0.5 if `step` is negative."""
+    """Return element `rank` of a step's rounding offsets, from 0 to 1; 0.5 for a negative step."""
     write = code.builder
+    # Sums of 32 bits wrap, as those of `dithers_of` are masked.
     value, place = (write.trunc(argument.llvm, _I32) for argument in (step, rank))
     place = write.and_(place, _i32(dither.PERIOD - 1))
     offset = write.mul(place, _i32(dither.ELEMENT_STRIDE))
@@ -402,7 +409,7 @@ def _dither_of(code: Code, step: Value, rank: Value) -> Value:
 
 
 def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value) -> Value:
-    """Round a nonnegative number to a uint8 code with a dither; see `dither.round_codes`."""
+    """Round a real nonnegative code to a uint8 code, by a dither; see `dither.round_codes`."""
     write, zero = code.builder, ir.Constant(FLOAT32.llvm, 0.0)
     low = code.cast_to(lower_limit, FLOAT32).llvm
     raised = write.select(write.fcmp_ordered(">", x.llvm, low), x.llvm, low)
@@ -412,7 +419,7 @@ def _positive_code(code: Code, x: Value, dither_value: Value, lower_limit: Value
 
 
 def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
-    """Round a number to an int8 code, as uint8, with a dither; see `dither.round_codes`."""
+    """Round a real number to an int8, by the offset `dither_value`; return the bits, a uint8."""
     write = code.builder
     bits = write.bitcast(x.llvm, _I32)
     size = write.bitcast(write.and_(bits, _i32(0x7FFFFFFF)), FLOAT32.llvm)
@@ -428,7 +435,7 @@ def _signed_code(code: Code, x: Value, dither_value: Value) -> Value:
 
 
 def _join_bfloat(code: Code, upper: Value, codes: Value) -> Value:
-    """Return the float32 of a bfloat16 and 8 lower bits, ignored for zero, infinity and NaN."""
+    """Return a bfloat16 as float32, with an 8-bit correction; 0, infinity and NaN get none."""
     write = code.builder
     extended = write.zext(upper.llvm, _I32)
     size = write.and_(extended, _i32(0x7FFF))
@@ -511,6 +518,7 @@ def _extreme(sign: str, code: Code, a: Value, b: Value) -> Value:
 def _call_libm(name: str, code: Code, *arguments: Value) -> Value:
     """Call a `libm` function in float64; return float32 unless an argument is float64."""
     function = code.declare_external(name, FLOAT64.llvm, [FLOAT64.llvm] * len(arguments))
+    # LLVM may then merge equal calls and move them out of loops.
     for attribute in ("nounwind", "readnone"):
         function.attributes.add(attribute)
     returned_value = code.builder.call(
@@ -553,7 +561,7 @@ def _switch_flags(code: Code, is_flushing: Any, previous_flags: Any, bits: int) 
 
 
 def _begin_denormals(code: Code, flush: Value) -> Value:
-    """Write code that flushes denormals if `flush` is not 0, else keeps them; return old flags."""
+    """Set the processor to keep denormals if `flush` is 0, else to flush; return the old flags."""
     is_flushing = code.cast_to(flush, BOOL).llvm
     if X86:
         cell = code.reserve_stack(_I32)

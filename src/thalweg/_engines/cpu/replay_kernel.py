@@ -1,4 +1,4 @@
-"""Native replay of a step: check guards, then run kernels and writes.
+"""Native replay of a step. Names in capitals are indices of words in `block` or in a record.
 
 The functions here are compiled (`compiler.py`). `guard_table.py` fills the *block*, an array of
 64-bit words, after a step that was planned or rebound. If anything differs from the block, `step`
@@ -237,13 +237,14 @@ def word(address):
 
 
 def lists_differ(block):
-    """Return 1 if a list of LISTS has other items than its record, compared by address; else 0."""
+    """Return 1 if the items of a list in LISTS differ from the recorded addresses, else 0."""
     for k in range(block[LISTS]):
         record = int64_pointer(block[LISTS + 1] + LIST_BYTES * k)
         list_address, count, items = record[0], record[1], int64_pointer(record[2])
         if call(block[PY_LIST_SIZE], list_address) != count:
             return 1
         for i in range(count):
+            # A borrowed reference, which needs no release.
             if call(block[PY_LIST_GET_ITEM], list_address, i) != items[i]:
                 return 1
     return 0
@@ -256,6 +257,7 @@ def number_differs(block, py_object, number, sign):
     or 1), or if its magnitude is not below MAX_OPTION; else 0. Signs are checked because, for
     example, a momentum of 0 selects another rule.
     """
+    # The class of an object follows its reference count.
     cls = word(py_object + 8)
     if cls != block[CLASS_OF_FLOATS]:
         if cls != block[CLASS_OF_NUMPY_FLOATS]:
@@ -338,8 +340,8 @@ def dicts_differ(block):
     """Compare all dictionaries of DICTS with their records, and copy the numbers of options.
 
     Return 1 if an owner has another dictionary, or if `entries_differ`; else 0. Python gives a
-    dictionary a new, unique version at each change. Entries are not compared again while the
-    version is unchanged, unless they have options.
+    dictionary a new, unique version at each change. While the version is unchanged, entries are not
+    compared again, unless the dictionary has options.
     """
     last_record = block[DICTS + 1] + DICT_BYTES * (block[DICTS] - 1)
     for k in range(block[DICTS]):
@@ -380,7 +382,7 @@ def shape_differs(impl, record, dims):
 def storage_differs(block, record, storage):
     """Return 1 if the StorageImpl at `storage` differs from the record of a tensor; else 0.
 
-    Its address, data, size, deleter and context are compared.
+    Address, data, size, deleter and context are compared.
     """
     if storage != record[STORAGE]:
         return 1
@@ -396,7 +398,7 @@ def storage_differs(block, record, storage):
 def prefetch_elements(address):
     """Prefetch the first 256 bytes of a tensor for the kernel that runs after all checks.
 
-    A small tensor has no more, and the processor's own prefetcher only starts inside a larger one.
+    The processor's own prefetcher starts only inside a larger tensor.
     """
     for line in range(4):
         prefetch_to_read(address + 64 * line)
@@ -436,9 +438,9 @@ def tensor_differs(block, record):
 
 
 def is_apart(block, address, extent):
-    """Return 1 if the `extent` bytes from `address` on overlap no memory in BOUNDS; else 0.
+    """Return 1 if the `extent` bytes at `address` are outside of all ranges in BOUNDS; else 0.
 
-    BOUNDS has begin and end of each range that the step writes, in ascending order.
+    BOUNDS has begin and end of each memory range that the step writes, in ascending order.
     """
     bounds, edges = int64_pointer(block[BOUNDS + 1]), block[BOUNDS]
     low, high = 0, edges
@@ -448,6 +450,7 @@ def is_apart(block, address, extent):
             low = middle + 1
         else:
             high = middle
+    # After an odd number of edges, the address is inside of a range.
     if low & 1:
         return 0
     if low < edges and bounds[low] < address + extent:
@@ -490,8 +493,8 @@ def gradient_in_pair(block, record, number):
 def set_enabled(gradient, enabled):
     """Make kernels update a variable if `enabled` is 1, or skip it if 0; return 0.
 
-    Kernels skip a variable whose chunks, ranges of its elements, have length 0. If IS_ENABLED of
-    the gradient's record is not `enabled`, set it, and set the lengths to 0 or restore them.
+    Kernels skip a variable whose chunks (ranges of elements) have length 0. If the record's
+    IS_ENABLED differs from `enabled`, change IS_ENABLED, and zero or restore the lengths.
     """
     if gradient[IS_ENABLED] != enabled:
         for span in range(2):
@@ -524,11 +527,11 @@ def find_gradient(block, gradient, number):
 
 
 def memory_differs(block, gradient, grad, storage):
-    """Check the memory of a gradient, and give its address to the kernel that reads it.
+    """Check the memory of a gradient, and store the address of the memory for the kernel.
 
     Return OTHER_GRADIENT if the storage is too small, or if NEEDS_MEASURED_ADDRESSES is set and the
-    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. In other
-    cases return 0, and store the address in the record and where the kernel reads it.
+    address has changed. Return SHARED_GRADIENT if the step writes a part of the memory. Else return
+    0, and store the address in the record and for the kernel.
 
     Args:
         gradient: The record of the gradient.
@@ -627,13 +630,16 @@ def gradient_record(block, number):
 
 
 def first_that_differs(block, table, begin, end):
-    """Compare tensors or gradients with their records; return the first difference, or 0.
+    """Compare tensors or gradients with their records, until one differs.
+
+    Return 0, or the constant of the first difference, as OTHER_TENSOR or OTHER_GRADIENT.
 
     Args:
         table: TENSORS or GRADIENTS.
         begin, end: The first index, and the index after the last one.
     """
     if table == GRADIENTS:
+        # A TensorImpl is read several iterations after its prefetch.
         for k in range(begin, end + PREFETCH_DISTANCE):
             if k < end:
                 find_gradient(block, gradient_record(block, k), k)
@@ -681,8 +687,8 @@ def check_parts(block):
 def team_differs(block):
     """Run `check_parts` on several threads; return 1 if a tensor or gradient differs, else 0.
 
-    Gradients in PAIRS are left to the caller, because functions of Python read them. TEAM_GRADIENTS
-    is 0 if the step has PAIRS, else the number of gradients.
+    The caller checks gradients in PAIRS, which need functions of Python. TEAM_GRADIENTS is 0 if the
+    step has PAIRS, else the number of gradients.
     """
     block[NEXT_PART], block[TEAM_DIFFERS], block[TEAM_GRADIENTS] = 0, 0, block[GRADIENTS]
     # Pairs are read by functions of Python, so one thread checks their gradients.
@@ -718,10 +724,10 @@ def numbers_differ(block):
 
 
 def check_guards(block):
-    """Compare all recorded objects with their records; return the first difference, or 0.
+    """Compare all recorded objects with their records, until one differs.
 
-    It is a constant of the section "Differences". Present numbers of options, and addresses of
-    gradients and version counters, are stored for the kernels.
+    Return 0, or the first difference, a constant of the section "Differences". Present numbers of
+    options, and addresses of gradients and version counters, are stored for the kernels.
     """
     if lists_differ(block):
         return OTHER_LIST
@@ -743,12 +749,13 @@ def check_guards(block):
 
 
 def launch_all(block, table):
-    """Call the kernels of a table one after the other, each on its number of threads; return 0.
+    """Run a table of kernels in order, each on the recorded number of threads; return 0.
 
-    `table` is the index in the block of two words: the number of launches, and their address.
+    `table` is an index in the block: of the number of launches, followed by the table's address.
     """
     for k in range(block[table]):
         launch = int64_pointer(block[table + 1] + LAUNCH_BYTES * k)
+        # Word 0 of an argument counts the slices that threads have taken.
         ticket = int64_pointer(launch[1])
         ticket[0] = 0
         if launch[2] == 0:
@@ -769,10 +776,9 @@ def next_step(member):
 
 
 def load_state_numbers(program, member):
-    """Copy the state numbers of a member to the registers of its program, from register 1 on.
+    """Copy a variable's state numbers (scalars of the optimizer state) to registers of `program`.
 
-    A member is a variable that counts its own steps; state numbers are scalars of its optimizer
-    state. Return 1 if a register has changed, else 0.
+    The first number is copied to register 1. Return 1 if a register has changed, else 0.
     """
     registers, differs = float64_pointer(program[REGISTERS]), 0
     for k in range(program[STATE_NUMBERS]):
@@ -787,7 +793,7 @@ def load_state_numbers(program, member):
 def follow_state_numbers(program, member):
     """Copy the new state numbers from a program's registers to a member's records; return 0.
 
-    `write_state_numbers` later writes them to the state.
+    `write_state_numbers` later writes the records to the state.
     """
     registers, outputs = (
         float64_pointer(program[REGISTERS]),
@@ -814,10 +820,11 @@ def write_state_numbers(member):
 
 
 def set_scalars_of_member(member):
-    """Set the row of scalars that a member's kernel reads; compute it unless the last row fits.
+    """Set the index of the row of scalars that the kernel of a member reads.
 
-    A member is a variable that counts its own steps. The last row of its program fits if step
-    number and state numbers are equal. Return 1 if Python would raise an error, else 0.
+    A member is a variable that counts its own steps. A scalar program computes the row. If the
+    program's last row has an equal step number and equal state numbers, that row is used. Return 1
+    if Python would raise an error, else 0.
     """
     program = int64_pointer(member[MEMBER_PROGRAM])
     last_step = float64_pointer(address_of(program) + 8 * LAST_STEP)
@@ -857,6 +864,7 @@ def set_scalars_of_members(block):
             rows = int64_pointer(program[ROW_COUNT])
             rows[0] = 0
     count, owner = 0, 0
+    # Members of passes follow, with the gradients of the counted members in the same order.
     for k in range(block[MEMBERS]):
         if owner == block[COUNTED_MEMBERS]:
             owner = 0
@@ -895,8 +903,8 @@ def count_steps(block):
 def is_written(block, write_record):
     """Return 1 if this step writes the tensor of a record in WRITTEN_TENSORS, else 0.
 
-    `write_record` has the indices of the members that write the tensor; one of them must have a
-    gradient. A tensor without such indices is written by each step.
+    `write_record` has the indices of the members that write the tensor. The result is 1 if a member
+    among them has a gradient, or if the record has no indices.
     """
     writers = int64_pointer(write_record[2])
     for k in range(write_record[1]):
@@ -906,7 +914,7 @@ def is_written(block, write_record):
 
 
 def spread_scalars(block):
-    """Copy scalars that programs have computed for each variable to the rows of SPREADS."""
+    """Copy each variable's scalars, computed by programs, to the addresses in SPREADS."""
     for s in range(block[SPREADS]):
         spread = int64_pointer(block[SPREADS + 1] + SPREAD_BYTES * s)
         first_rows, row_of = int64_pointer(spread[1]), int64_pointer(spread[2])
@@ -938,8 +946,8 @@ def run_kernels(block):
 def find_counters(block):
     """Store the present address of the version counter of each written tensor in its record.
 
-    After kernels that ran without the interpreter lock, a tensor may have another TensorImpl, and
-    its former one may be freed. The address is 0 for a tensor without a version counter.
+    Other threads may have replaced a TensorImpl while kernels ran without the interpreter lock. The
+    address is 0 for a tensor without a version counter.
     """
     for k in range(block[WRITTEN_TENSORS]):
         index = word(block[WRITTEN_TENSORS + 1] + WRITE_BYTES * k)
@@ -976,6 +984,7 @@ def finish(block):
     for k in range(block[WRITTEN_TENSORS]):
         write_record = int64_pointer(block[WRITTEN_TENSORS + 1] + WRITE_BYTES * k)
         record = int64_pointer(block[TENSORS + 1] + TENSOR_BYTES * write_record[0])
+        # torch's counter is atomic, too.
         if is_written(block, write_record) and record[COUNTER] != 0:
             take_ticket(uint32_pointer(record[COUNTER] + block[IN_COUNTER]))
     block[REPLAY_COUNT] = block[REPLAY_COUNT] + 1
@@ -984,7 +993,7 @@ def finish(block):
 def is_active(guard):
     """Call a function of torch; return True if it reports an active tracer or mode.
 
-    `guard` has the function, a mask for its result, and 1 if the result is the address of the bits.
+    `guard` has the function's address, a mask, and 1 if the function returns a pointer to the bits.
     """
     bits = call(guard[0])
     if guard[2]:
@@ -1018,6 +1027,7 @@ def load_step(block):
     source = block[STEP_TABLE] + TABLE_HEAD_BYTES + block[STEP_TABLE_ROW_BYTES] * row
     for k in range(block[STEP_TABLE_SPANS]):
         span = int64_pointer(block[STEP_TABLE_SPANS + 1] + SPAN_BYTES * k)
+        # Words are copied as integers, whatever their format.
         registers, numbers = int64_pointer(span[0]), int64_pointer(source)
         for i in range(span[1]):
             registers[i] = numbers[i]
@@ -1073,7 +1083,7 @@ def run_programs(block):
 def fill_columns(block):
     """Copy the columns' new numbers from registers to the records of columns; return 0.
 
-    `finish` writes them to the columns.
+    `finish` writes the records to the columns.
     """
     for k in range(block[REGISTER_COLUMNS]):
         source = int64_pointer(block[REGISTER_COLUMNS + 1] + REGISTER_COLUMN_BYTES * k)
@@ -1126,6 +1136,7 @@ def step(block, pairs, replay_count, request):
         0, or a constant for the first difference. After a difference, no tensor except the sums of
         a norm was written.
     """
+    # The lower three bits are the part, the others are flags. Guard 0 is the profilers'.
     part, first_guard = request & 7, 1
     if part == FINISH:
         find_counters(block)

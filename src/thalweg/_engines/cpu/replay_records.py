@@ -30,6 +30,7 @@ class ReplayArgument:
         self._words = table.copy_of_argument(flush)
         self._words[BASE] = self.base.ctypes.data
         self.address: int = self._words.ctypes.data
+        # Column 1 of the table has the addresses of gradients.
         first, (step, item) = self.base.ctypes.data, self.base.strides
         self.cells: list[int] = [first + step * k + item for k in range(len(self.base))]
 
@@ -38,7 +39,7 @@ class ReplayArgument:
         self._words[SCALAR_ROW], self._words[SCALARS] = row_of.ctypes.data, rows.ctypes.data
 
     def copy_chunks(self) -> None:
-        """Make the kernel read a copy of its chunks, so that a replay may change their lengths.
+        """Make the kernel read a copy of the chunks. Replays may change lengths in the copy.
 
         A chunk is a range of elements of one tensor.
         """
@@ -54,7 +55,7 @@ class ReplayArgument:
 
 
 def span_of(chunks: Int64, full: Int64, member: int) -> tuple[int, int, int]:
-    """Return where the lengths of one tensor's chunks, ranges of its elements, are stored.
+    """Return the addresses of the lengths of one tensor's chunks, which are ranges of elements.
 
     Args:
         chunks: The chunks that a kernel reads, whose lengths may be 0.
@@ -76,7 +77,7 @@ def make_program_records(count: int) -> Int64:
 def make_inputs(inputs: Sequence[tuple[int, int, int]]) -> Int64:
     """Return an array with a row for each value that a program loads from memory.
 
-    `inputs` has for each value the register, its address and its format.
+    `inputs` has triples: index of a register, address of the value, format of the value.
     """
     return np.array(inputs, np.int64).reshape(-1, scalar_program.INPUT // 8)
 
@@ -139,7 +140,9 @@ def rule_scalars_record(
     slot_registers: Int64,
     slots: int,
 ) -> list[int]:
-    """Return the words of a block of `replay_reductions`; the caller keeps the arrays alive.
+    """Return the words of the block that `replay_reductions.set_rule_scalars` reads.
+
+    The words have addresses of the arrays, which the caller keeps alive.
 
     Args:
         routine: The address of the compiled function `set_rule_scalars`.

@@ -54,8 +54,8 @@ class SweepPlan(NamedTuple):
 def plan_sweeps(rule: Rule) -> SweepPlan | None:
     """Return the sweeps of a rule, or None if these kernels cannot run the rule.
 
-    A sweep, one traversal of memory, ends before a pass or stage that reads a reduction of a whole
-    variable. Later sweeps run all passes over rows and columns again.
+    A sweep, one traversal of memory, ends before a pass or stage that reads a reduction over a
+    whole variable. Each later sweep repeats all earlier passes over rows and columns.
     """
     if rule.before or rule.measures or rule.all_levels or rule.per_optimizer or rule.codecs:
         return None
@@ -80,6 +80,7 @@ def plan_sweeps(rule: Rule) -> SweepPlan | None:
     formulas = [
         read_stage(rule, entry).scalars for entry in passes if isinstance(entry, FusedStage)
     ]
+    # Kernels combine blocks by sums alone, and do not know the number of a variable's elements.
     if any("element_count" in scalars for scalars in formulas) or any(
         x.over == "variable" and x.reduce != "sum" for group in groups for x in group.measures
     ):
@@ -171,6 +172,7 @@ class ShortGroup(Group):
 
     def __init__(self, request: StepRequest, members: list[int]) -> None:
         streams = self._set_members(request, members)
+        # The request has a rule without passes; its formula has the rule with passes.
         update: Any = request.rule.update
         rule: Rule = update.rule
         plan = plan_sweeps(rule)
@@ -213,6 +215,7 @@ class ShortGroup(Group):
         kinds: dict[tuple[str, ...], list[int]] = {}
         for member, member_slots in enumerate(slots):
             for index, slot in enumerate(member_slots):
+                # A slot must not change before all kernels have read a gradient in its memory.
                 if not (are_separate and slot.is_contiguous() and layout.is_aligned(slot)):
                     self._staged_slots.append((slot.detach(), slot.detach().contiguous().clone()))
                     slot = self._staged_slots[-1][1]
@@ -258,7 +261,8 @@ class ShortGroup(Group):
         """Return a kernel and its work table, for a sweep over members.
 
         Args:
-            lines: Storage types of the members' slots of rows and columns.
+            lines: The storage types of a member's row and column slots; all `members` agree.
+            members: Indices in the group.
             update: The update, or None for a sweep that only measures.
         """
         _, rows, columns = self._views[0]
@@ -279,15 +283,18 @@ class ShortGroup(Group):
         counts = [self._views[member].matrices for member in members]
         chunk = max(1, choose_chunk_size(sum(counts) * size) // (size * LANES)) * LANES
         chunks = dense_chunks(counts, chunk)
+        # The chunks refer to rows of the group's table, which has further members.
         chunks[:, 0] = np.array(members)[chunks[:, 0]]
         table = Table(self.table.base, chunks, cut_slices(chunks, chunk), self._row)
+        # Chunks count matrices here; the number of threads depends on elements.
         table.elements *= size
         return SmallSweep(kernel, table)
 
     def run_passes(self, columns: Columns) -> None:
-        """Run all sweeps before the update, and the stages after each sweep; store measures.
+        """Run all sweeps before the update, and the stages that follow each sweep.
 
-        The copies of slots from `bind_slots` are refreshed first.
+        Measures over variables are stored for `make_calls`. Copies of slots that `bind_slots` has
+        made are refreshed first.
         """
         self._numbers = {}
         for _, batch in self._batches:
@@ -301,6 +308,7 @@ class ShortGroup(Group):
             for measure in passes:
                 if isinstance(measure, Measure) and measure.over == "variable":
                     number = names_of_blocks(self.rule).index(measure.makes)
+                    # The addition makes -0 to +0, as in `combine_tiles`.
                     totals = self._tree.combine(self.blocks[:, number]) + 0.0
                     for rows, batch in self._batches:
                         column = torch.from_numpy(totals[rows]).view(-1, 1, 1, 1)
@@ -329,6 +337,7 @@ class ShortGroup(Group):
         return [[] for _ in self.members]
 
     def make_calls(self, columns: Columns) -> list[Call]:
+        # The calls run later; the attribute keeps their scalars alive.
         self._update_scalars = [
             self._scalars_for(sweep.kernel, columns) for sweep in self.update_sweeps
         ]

@@ -106,7 +106,7 @@ class SparsePlan(RowsPlan):
         return bad
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return calls that update rows with entries, then other rows if the rule updates them."""
+        """Return calls that update rows with entries; with `update_untouched`, also other rows."""
         scalars = columns.scalars_of(0, self.compute)
         calls = self._touched_calls(scalars)
         if self._untouched is not None:
@@ -116,7 +116,7 @@ class SparsePlan(RowsPlan):
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
         """Return [a call that updates the rows among the gradient's indices]; [] without values.
 
-        The call reads an argument that the plan reuses: run it before this method is called again.
+        Run the call before `_touched_calls` is called again; the plan reuses the call's argument.
         """
         width, groups, kernel = self._width, self._groups, self._touched
         elements = self.values.numel()
@@ -127,6 +127,7 @@ class SparsePlan(RowsPlan):
         rows_per_slice = max(SHARE // max(width, 1), 1)
         slices = -(-groups // rows_per_slice)
         threads = launch.threads_for(slices, elements)
+        # One block more, because the first address is aligned below.
         argument, size = self._argument, threads * self._block + _BLOCK
         if self._sums.size < size:
             self._sums = np.empty(size, np.uint8)
@@ -147,6 +148,7 @@ class SparsePlan(RowsPlan):
         ]
         row = np.array([[scalars[name] for name in kernel.scalars]], kernel.dtype)
         base = np.array([self._pointers], np.int64)
+        # The attribute keeps the memory alive that the call will read.
         self._gaps = (Table(base, gap_chunks, cut_slices(gap_chunks), np.zeros(1, np.int64)), row)
         return kernel.bind_table(*self._gaps, self._flush)
 

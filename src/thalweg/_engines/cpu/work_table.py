@@ -1,6 +1,6 @@
-"""Work table: the tensors of a kernel launch as a list of chunks with raw addresses.
+"""Work table: the tensors of a kernel launch, as chunks (ranges of elements) and raw addresses.
 
-A chunk is a run of about 64k elements of one tensor. Threads take slices of chunks, one at a time.
+A chunk has about 64k elements of one tensor. Threads take slices of chunks, one at a time.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class Table:
         self._address = argument.ctypes.data
 
     def fill_argument(self, scalars: npt.NDArray[np.floating], flush: bool) -> int:
-        """Prepare the kernel's argument for a launch; return its address.
+        """Write `flush` and the address of `scalars` to a kernel's argument; return its address.
 
-        The argument refers to `scalars` without a copy: keep it alive until the launch is done.
+        The caller must keep `scalars` alive until the launch is done.
         """
         block = self._argument
+        # The threads of the last launch have incremented the word.
         block[TICKETS] = 0
         block[FLUSH] = flush
         # Faster than `ctypes.data`.
@@ -75,7 +76,7 @@ class Table:
         return block
 
     def fill_peak_argument(self, partial: Int64, column: int) -> int:
-        """Prepare the argument of a kernel that finds largest magnitudes; return its address.
+        """Write the argument of a kernel that finds largest magnitudes; return its address.
 
         Args:
             partial: (chunks,) int64, to which the kernel writes its results.
@@ -90,7 +91,7 @@ class Table:
 
 
 def dense_chunks(sizes: Sequence[int], chunk: int = CHUNK) -> Int64:
-    """Return chunks, (n, 4) as in `Table`, of tensors of `sizes` elements."""
+    """Return the chunks, (n, 4) as in `Table`, of tensors with `sizes[i]` elements each."""
     extents = np.asarray(sizes, np.int64)
     counts = -(-extents // chunk)
     tensor, number = enumerate_runs(counts)
@@ -112,8 +113,8 @@ def cut_at_runs(
         runs: The positions of the elements of each tensor, or None if all are adjacent.
 
     Returns:
-        The divided chunks (`chunks` itself if no tensor has runs), and the position of the first
-        element of each chunk.
+        The divided chunks, and the position of each chunk's first element. The chunks are `chunks`
+        itself if no tensor has runs.
     """
     positions = origins[chunks[:, 0]] + chunks[:, 1]
     if not any(runs):
@@ -143,9 +144,10 @@ def choose_chunk_size(elements: int) -> int:
 
 
 def cut_slices(chunks: Int64, chunk: int = CHUNK) -> Int64:
-    """Divide chunks into slices of `chunk` elements; return `Table.bounds`, (slices + 1,).
+    """Divide chunks into slices, the units of work that threads take; return `Table.bounds`.
 
     Args:
+        chunks: (n, 4) as in `Table`. A chunk is not divided.
         chunk: The approximate number of elements of a slice.
     """
     count = len(chunks)

@@ -43,7 +43,8 @@ def bits_of(position, step, number, stream, low, high, COUNT: tl.constexpr, ALIG
 
     Args:
         position: Index of the first element in the unsharded variable, int64.
-        step, number, stream: As for `thalweg._engines.philox.draw_bits`.
+        step, number: The step's number, and the variable's index in the optimizer.
+        stream: Index of the stored tensor: 0 for the variable, 1 for its first slot, ...
         low, high: The two words of the key.
         COUNT: Number of elements, a multiple of eight.
         ALIGNED: Whether `position` is a multiple of eight.
@@ -90,8 +91,8 @@ def to_bfloat16_by(x, random_bits):
 def _write_rounding(count: int) -> str:
     """Return assembly of `to_bfloat16_by` for an even count of elements.
 
-    The sum of a number and its random bits is right for all numbers but the largest, infinities
-    and NaN: these take the branch.
+    The fast code adds the random bits to each number. The slow code rounds numbers with at least
+    the magnitude of the largest bfloat16, and NaN, to nearest.
     """
     half = count // 2
     fast_code, slow_code = "", ""
@@ -123,7 +124,7 @@ _ROUNDING_OPERANDS = tl.constexpr(",".join(["=r"] * (PACK // 2) + ["r"] * 2 * PA
 
 @triton.jit
 def _to_bfloat16_by(x, random_bits):
-    """Return what `to_bfloat16_by` does, in operations of every target."""
+    """Return the result of `to_bfloat16_by`, without assembly."""
     x_bits = x.to(tl.uint32, bitcast=True)
     magnitude = x_bits & 0x7FFFFFFF
     carried_bits = x_bits + tl.where(
@@ -135,9 +136,9 @@ def _to_bfloat16_by(x, random_bits):
 
 @triton.jit
 def to_float16_by(x, random_bits):
-    """Return a float32 as float16, its magnitude rounded up or down as 16 random bits decide.
+    """Return a float32 rounded stochastically to float16, by 16 random bits.
 
-    From 65504 on, numbers are rounded to the nearest.
+    Magnitudes of 65504 or more, and NaN, are rounded to nearest.
     """
     x_bits = x.to(tl.uint32, bitcast=True)
     magnitude = x_bits & 0x7FFFFFFF
@@ -163,13 +164,14 @@ def to_float16_by(x, random_bits):
 
 
 def _write_joining() -> str:
-    """Return assembly of `joined` for four elements: a code is moved with its sign by one word."""
+    """Return assembly of `joined` for four elements."""
     # Integers are added in `bits`: Triton 3.2 has outputs in registers of float32.
     lines = ["{.reg .pred p; .reg .b32 bits, code; .reg .f32 size;"]
     for k in range(4):
         word = f"${4 + k // 2}"
         lines += [
             f"and.b32 bits, {word}, 0xFFFF0000;" if k % 2 else f"shl.b32 bits, {word}, 16;",
+            # The code times 256, with its sign in the upper bytes.
             f"prmt.b32 code, $6, 0, 0x{8 + k:x}{8 + k:x}{k}4;",
             "mov.b32 size, bits; abs.f32 size, size;",
             "setp.gt.f32 p, size, 0f00000000; setp.lt.and.f32 p, size, 0f7F800000, p;",
@@ -188,7 +190,7 @@ _LOWER = tl.constexpr(
 
 @triton.jit
 def joined(upper, code):
-    """Return the float32 whose upper 16 bits are a bfloat16, corrected by an 8-bit code."""
+    """Return a bfloat16 `upper` as float32, corrected by an 8-bit code; see `codecs.split8`."""
     if lacks_ptx():
         upper_bits = upper.to(tl.int16, bitcast=True).to(tl.int32) << 16
         magnitude = tl.abs(upper_bits.to(tl.float32, bitcast=True))
@@ -254,9 +256,9 @@ def store_where(start, offsets, values, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def _store_words(addresses, words):
-    """Store 32-bit integers at int64 addresses by the threads that have them.
+    """Store 32-bit integers at int64 addresses; each thread stores the integers that it holds.
 
-    `tl.store` moves them between threads first, in shared memory.
+    `tl.store` would first exchange integers between threads, through shared memory.
     """
     tl.inline_asm_elementwise(
         "st.global.b32 [$1], $2; mov.b32 $0, 0;",
@@ -286,9 +288,9 @@ _PACKING = tl.constexpr(
 
 @triton.jit
 def store_codes(start, offsets, fours, codes, mask, MASKED: tl.constexpr):
-    """Store codes at offsets; only where `mask` if MASKED.
+    """Store 8-bit codes at `start + offsets`. If MASKED, store only where `mask` is True.
 
-    `fours` has the offsets of the first of each four codes in a row.
+    Codes of a row are adjacent in groups of four; `fours` has the offset of each first code.
     """
     if MASKED or lacks_ptx():
         store_where(start, offsets, codes, mask, MASKED)
@@ -322,7 +324,7 @@ def _larger(a, b):
 
 @triton.jit
 def peaks_of(x, PARTS: tl.constexpr):
-    """Return the largest magnitude, as bits, of each block of PARTS rows; NaN is above infinity."""
+    """Return (rows, 1) bits of the largest magnitude, or of NaN, in blocks of PARTS rows."""
     if lacks_ptx():
         peaks = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     else:
@@ -457,7 +459,7 @@ _SOFTSIGN8 = tl.constexpr(
 def _divide_codes(code, divisor):
     """Return the quotient of a code and a divisor of `softsign8`, correctly rounded.
 
-    One correction is enough for all codes, with any reciprocal that is 3 units or less away.
+    The approximate reciprocal must be within 3 units in the last place.
     """
     if lacks_ptx():
         return tl.div_rn(code, divisor)
@@ -469,12 +471,9 @@ def _divide_codes(code, divisor):
 
 @triton.jit
 def encode_softsign8(x, peaks):
-    """Return reals between codes of `softsign8`; zeros and NaN in blocks without a scale.
-
-    Both sides of the quotient are multiplied by the power of 2 that moves the half of the scale
-    to a number from 1 to 2. The products are exact, but for numbers of less than 2**-120 of the
-    scale, whose code is 0.
-    """
+    """Return codes of `softsign8` as real numbers; 0 or NaN in blocks without a scale."""
+    # Dividend and divisor are multiplied by a power of 2, so that half of the scale is from 1 to 2.
+    # Only numbers below 2**-120 of the scale lose bits; their code is 0.
     has_scale = _has_scale(peaks)
     unit = ((255 - (peaks >> 23)) << 23).to(tl.float32, bitcast=True)
     unit = tl.where(has_scale, unit, 0.0)
@@ -498,7 +497,10 @@ _POSITIVE = tl.constexpr(
 
 @triton.jit
 def root_code(x, root, dithers, SMALLEST_CODE: tl.constexpr):
-    """Return what `positive_code` does for a real that is positive if a root is."""
+    """Return `positive_code(x, dithers, SMALLEST_CODE)`, in fewer instructions.
+
+    `x` is the code of `root` as a real number; it is positive where `root` is positive.
+    """
     if lacks_ptx():
         return positive_code(x, dithers, SMALLEST_CODE)
     else:

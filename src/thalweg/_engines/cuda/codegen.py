@@ -122,7 +122,7 @@ def _read_function_sources() -> str:
 def name_kernel(
     definitions: str, lines: list[str], scalars: tuple[str, ...], **attributes: Any
 ) -> Kernel:
-    """Return a kernel named by a hash of its text; replace KERNEL_NAME in the text by the name.
+    """Return a kernel; its name, a hash of the text, replaces KERNEL_NAME in the text.
 
     Args:
         definitions: The text before the kernel function: imports and called functions.
@@ -196,15 +196,16 @@ class Writer(FormulaWriter):
         In float32, if denormals are kept, `x / (sqrt(y) + s)` becomes one operation.
         """
         if self.compute == "float32" and not (self.flush or self.fast):
+            # The operation does not flush between its parts.
             formula_graph = fuse_roots(formula_graph)
         self._branches = find_branches(formula_graph) if self.has_scalar_branches else {}
         self._inner = {node for inner in self._branches.values() for node in inner}
         return super().write_formula(formula_graph, name)
 
     def write_node(self, node: Node, texts: dict[Node, str], lines: list[str], name: str) -> None:
-        """Set `texts[node]` to a node's expression; append an operation's assignment to `lines`.
+        """Set `texts[node]` to a node's expression; append assignments of operations to `lines`.
 
-        Write a node used by only one branch of a scalar `where` inside that branch.
+        Nodes used by only one branch of a scalar `where` are written inside that branch.
         """
         if node in self._inner:
             return
@@ -231,7 +232,7 @@ class Writer(FormulaWriter):
         return pair if operation.startswith(BY_ROOT) else name
 
     def write_operation(self, operation: str, operands: list[str]) -> str:
-        """Return the expression of an operation; flush a result that may be denormal."""
+        """Return the expression of an operation; flush the result if it may be denormal."""
         if operation.startswith(BY_ROOT):
             options = f"{operation == BY_CORRECTED_ROOT}, {self.group}"
             return f"divide_by_root({', '.join(operands)}, {options})"
@@ -279,7 +280,9 @@ class Writer(FormulaWriter):
         return self.flush_value(f"saturated({value}, {largest})")
 
     def resume_at_copy(self, name: str, storage: Sequence[str], *load_args: str) -> list[str]:
-        """Return lines that set a variable to its copy unless the copy is the rounded variable.
+        """Return lines that replace a variable's number by the number of its 16-bit copy.
+
+        If the copy equals the rounded variable, the lines keep the variable's number.
 
         Args:
             name: The name of the variable's number in the kernel.
@@ -303,7 +306,7 @@ def define_element(parameters: str, body: list[str]) -> str:
 
 
 class Element:
-    """Writer of the Triton function `element`; it updates elements `at` of streams p0, p1, ..."""
+    """Writer of the Triton function `element`, which updates the elements with the indices `at`."""
 
     def __init__(self, update: TracedUpdate, writer: Writer) -> None:
         self.update, self.writer = update, writer
@@ -326,7 +329,7 @@ class Element:
         return [*lines, *self._point_at_vectors()]
 
     def _point_at_vectors(self) -> list[str]:
-        """Return lines that load a matrix's sides and pointers of vectors; [] without vectors."""
+        """Return lines that load the sides of a matrix, and pointers to vectors; [] without any."""
         if not self._vectors:
             return []
         count, kind = len(self._vectors), f"tl.{self.writer.compute}"
@@ -337,7 +340,7 @@ class Element:
         return [*side_lines, *(f"{name} = pointer({x}, {kind}, False)" for name, x in addresses)]
 
     def _read_vectors(self) -> list[str]:
-        """Return lines that load vectors' values for each element; [] without vectors."""
+        """Return lines that load, for each element, the number of each vector; [] without any."""
         if not self._vectors:
             return []
         lines: list[str] = [*_OF_ELEMENT.strip().splitlines()]
@@ -449,9 +452,10 @@ def generate_update(update: Update, compute: str, flush: bool, fast: bool = Fals
     Args:
         update: The update; it reads a gradient.
         flush: True to treat denormals as zero.
-        fast: True if products and sums may be fused, and quotients and roots be approximate.
+        fast: True to fuse products with sums, and to approximate quotients and roots.
     """
     element = Element(update.traced, Writer(compute, flush, fast))
+    # Vectors are scalars of formulas, too, and differ between elements.
     element.writer.has_scalar_branches = not update.traced.vectors
     element.writer.group = elements_per_load(update.storage)
     block = THREADS * element.writer.group
@@ -463,6 +467,7 @@ def write_dense(element: Element, block: int, elements: str, *extra_parameters: 
 
     Args:
         element: Writer of the function that updates a block.
+        block: The number of elements of a block, a divisor of `CHUNK`.
         elements: Expression of the element indices of a block, relative to its first element.
         extra_parameters: Names of additional parameters of the kernel.
     """

@@ -177,7 +177,7 @@ class Program:
         return [*lines, f"e{stream} = {value}"]
 
     def _write_measure(self, formula_graph: FormulaGraph, index: int) -> list[str]:
-        """Return lines that compute formula `index` as a float64; 0 beyond the last element."""
+        """Return lines that compute formula `index` in float64; missing elements become 0."""
         is_like_update = self.sweep.are_like_update[index]
         writer = self._single if is_like_update else self._double
         cast = f".to(tl.{writer.compute})" if is_like_update else ""
@@ -229,10 +229,10 @@ class Program:
         return [f"{name} = tl.zeros(({_PART},), tl.float64)" for name in names]
 
     def add_elements(self, start: str, masked: bool) -> list[str]:
-        """Return lines that add an element to each lane, from element `start` of the leaf on.
+        """Return lines that add the next elements of the leaf, one to each lane (running sum).
 
         Args:
-            start: An expression.
+            start: An expression for the index of the first added element in the leaf.
             masked: True to leave out elements from `length` on.
         """
         values = ", ".join(f"value{index}" for index in range(len(self.sweep.measures)))
@@ -247,7 +247,7 @@ class Program:
         return lines
 
     def fold_sums(self) -> list[str]:
-        """Return lines that add the upper half of lanes to the lower half until one is left."""
+        """Return lines that sum all lanes, by repeatedly adding the upper to the lower half."""
         lines: list[str] = []
         for index in range(len(self.sweep.measures)):
             segments = _PARTS
@@ -262,9 +262,9 @@ class Program:
     def fold_lanes(
         self, name: str, lanes: int, values_per_lane: int = 1, fold: str = "fold"
     ) -> list[str]:
-        """Return lines that combine upper and lower lanes of `name` until one is left.
+        """Return lines that reduce the lanes of `name` to one, by combining halves repeatedly.
 
-        A lane has `values_per_lane` numbers. `fold` is the kernel function that combines.
+        A lane has `values_per_lane` numbers. `fold` names the kernel function that combines halves.
         """
         lines: list[str] = []
         while lanes > 1:
@@ -316,7 +316,7 @@ def generate_peak(kind: str) -> Kernel:
 
 
 def generate_combine() -> Kernel:
-    """Return the kernel that adds neighbouring leaves in pairs until one sum is left."""
+    """Return the kernel that sums leaves, by adding neighbours in pairs repeatedly."""
     read = [
         f"total{k} = tl.load(leaves + (begin + at + {k}) * measures + measure,"
         f" mask=at + {k} < count, other=-0.0)"

@@ -17,7 +17,7 @@ _ZERO = {"sum": "0.0", "largest": "float('-inf')"}
 
 
 class LaneReduction(Targets):
-    """A formula with a reduction, computed once for all measures that share both.
+    """Reduction of a formula, shared by all measures with equal formula and equal reduction.
 
     Args:
         reduce: The reduction, "sum" or "largest".
@@ -46,8 +46,7 @@ class LaneReduction(Targets):
     def fold(self, names: Sequence[str]) -> list[str]:
         """Return lines that reduce the kernel's variables `names` into the first, by halves.
 
-        Values missing up to a power of two are left out: they would be +0, which only turns -0 into
-        +0, and no result is -0.
+        If the number of names is no power of two, names without a partner are left unchanged.
         """
         lines: list[str] = []
         count = len(names)
@@ -69,7 +68,8 @@ class LaneReduction(Targets):
 
         Args:
             scope: "row", "column" or "variable".
-            offset, value, mask: Expressions; without a mask all values are stored.
+            offset, value: Expressions.
+            mask: An expression; "" to store all values.
         """
         mask_argument = f", mask={mask}" if mask else ""
         targets = self.targets.get(scope, ())
@@ -77,12 +77,12 @@ class LaneReduction(Targets):
 
 
 class RowParts:
-    """Writer of reductions of rows. A row has several parts side by side, each a block of lanes.
+    """Writer of reductions of rows. A row is divided into parts, which are tensors of the kernel.
 
     Args:
         reductions: The reductions to write.
         segments: Number of parts of a row.
-        lanes: Lanes of a part.
+        lanes: Elements of a part.
     """
 
     def __init__(self, reductions: Sequence[LaneReduction], segments: int, lanes: int) -> None:

@@ -130,7 +130,7 @@ class _Successive(_Summed):
         return [*self._begin_row(), *update_entry, *_loop_while_same(*update_entry)]
 
     def _begin_row(self) -> list[str]:
-        """Return lines that apply the formula `before`, if any, to a row before its first entry."""
+        """Return lines that apply the rule's formula `before` to a row; [] without a formula."""
         if not self.update.before:
             return []
         writer, storage = self.writer, self.update.storage
@@ -179,7 +179,7 @@ def generate_rows(
 
 
 def generate_untouched(update: Update, compute: str, flush: bool, fast: bool = False) -> Kernel:
-    """Return the kernel that updates the rows without an entry in the sparse gradient.
+    """Return the kernel that updates rows without entries in the sparse gradient.
 
     Args:
         update: The update; it reads no gradient.

@@ -136,10 +136,10 @@ _BY_CORRECTED_ROOT8 = tl.constexpr(_write_quotient_by_root(True, 8))
 
 @triton.jit
 def divide_within(a, b):
-    """Return a quotient, correctly rounded where no part of the calculation leaves the range.
+    """Return a / b, for a normal `b` of at most 2**125. Operands are not tested.
 
-    `b` is normal and at most 2**125, and |a|, |a| / |b| are at least 2**-100; the quotient of a
-    smaller `a` is small.
+    The quotient is correctly rounded if |a| and |a / b| are at least 2**-100. For a smaller `a`,
+    the quotient is small.
     """
     if lacks_ptx():
         return tl.div_rn(a, b)
@@ -161,13 +161,13 @@ def _least_quotient(correction, reciprocal, epsilon):
 
 @triton.jit
 def divide_by_root(a, v, correction, epsilon, CORRECTED: tl.constexpr, GROUP: tl.constexpr):
-    """Return a / (sqrt(v) / correction + epsilon) and sqrt(v), each operation correctly rounded.
+    """Return (a / (sqrt(v) / correction + epsilon), sqrt(v)); each operation is rounded once.
 
     Args:
         a, v: float32.
-        correction, epsilon: float32; one number for all elements lets the fast form be used.
-        CORRECTED: Whether the root is divided by `correction`.
-        GROUP: Elements of a thread; groups of 8 or 4 have one test and branch.
+        correction, epsilon: float32. Scalars are faster than blocks.
+        CORRECTED: False to leave out the division by `correction`.
+        GROUP: The number of elements per thread. 8 and 4 are fastest.
     """
     # Triton 3.2 has no `or` for numbers of Python.
     if lacks_ptx() | correction.type.is_block() | epsilon.type.is_block():
@@ -238,6 +238,7 @@ def choose(condition, a, b):
 @triton.jit
 def maximum(a, b):
     """Return the larger number; NaN if either is NaN."""
+    # By default `tl.maximum` returns the operand that is not NaN.
     return tl.where((a > b) | (a != a), a, b)
 
 
@@ -309,6 +310,7 @@ else:
 @triton.jit
 def to_float16(x):
     """Return a number rounded to float32, then to float16."""
+    # Kernels for CPUs round in these two steps, too.
     return x.to(tl.float32).to(tl.float16)
 
 
@@ -369,11 +371,12 @@ def literal64(value: tl.constexpr):
 
 @triton.jit
 def flush(x):
-    """Return a number, or a zero of its sign if it is denormal."""
+    """Return `x`; a denormal becomes a zero of equal sign."""
     if x.dtype == tl.float32:
         smallest_normal = tl.full((), 1.1754943508222875e-38, tl.float32)
     else:
         smallest_normal = tl.full((), 2.2250738585072014e-308, tl.float64)
+    # The product has the sign of `x`.
     return tl.where(tl.abs(x) < smallest_normal, x * tl.full((), 0, x.dtype), x)
 
 
@@ -394,9 +397,9 @@ def pointer(addresses, element: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def opaque(index):
-    """Return the index of a loop as a number of which the compiler knows nothing.
+    """Return `index`, a loop's index, through assembly that the compiler cannot analyze.
 
-    With a known index the compiler would keep and increment the addresses of all streams.
+    For a known index, the compiler would keep and increment the addresses of all streams.
     """
     if lacks_ptx():
         return index

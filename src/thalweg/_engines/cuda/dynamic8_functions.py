@@ -1,8 +1,8 @@
 """Triton functions for slots in `dynamic8`, with the bits of its formulas.
 
-The decade of a number is found from its exponent, and its constants in tables of 32 entries: each
-lane of a warp holds an entry, and a shuffle reads it. Quotients by the end of a decade and by 0.9
-are sums of two products with the constant's reciprocal, which is exact for all numerators.
+A number's exponent selects its decade (factor of ten). Tables of 32 entries have the constants of
+decades: each lane of a warp holds an entry, which a shuffle reads. Quotients by the end of a decade
+and by 0.9 are sums of two products with the two parts of the reciprocal, exact for all numerators.
 """
 
 # Code for Triton, which has no types.
@@ -33,17 +33,17 @@ _LEAST_SHARE = tl.constexpr(float.fromhex("0x1.0624dcp-16"))
 
 
 def _make_tables(upper_count: int, is_positive: bool) -> np.ndarray:
-    """Return tables of 32-bit words, of shape (6, lanes); a lane stands for an exponent.
+    """Return 32-bit words of shape (6, lanes): a column of constants for each exponent of shares.
 
-    The rows are:
-      0. The integer to add to the bits of a share: the sum's exponent is that of the entries of
-         its decade.
+    `codecs.dynamic8` defines shares, ranks and decades (factors of ten). The rows are:
+      0. The integer to add to the bits of a share. The exponent of the sum selects the column for
+         rows 1 to 5, which are constants of the share's decade.
       1, 2. The reciprocal of the end of the decade, and the rest of the reciprocal.
-      3, 4. The count of numbers of the decade, and the place of the last one.
-      5. The rank of the first one.
-    The last lane is for shares above the second largest number. The first lanes are for those below
-    the first number, for which any rank from 1 on will do; in row 2 they have the ends of decades
-    for decoding.
+      3, 4. The count of numbers of the decade, and the index of its last number.
+      5. The rank of its first number.
+    Shares above the second largest number have the last column. Shares below the first number have
+    the first columns, which may give any rank from 1 on. Row 2 of the first columns has the ends of
+    decades, for decoding.
     """
     singles = partial(np.asarray, dtype=np.float32)
     counts = singles(upper_count / 2.0 ** np.arange(6, -1, -1))
@@ -148,7 +148,7 @@ def _constant(table, index):
 
 @triton.jit
 def _share_of(x, peaks):
-    """Return magnitudes divided by the scale of each block; 0 or NaN in blocks without a scale."""
+    """Return shares: magnitudes divided by the scales of blocks; 0 or NaN without a scale."""
     # Moved to a scale from 2 to 4, so that no part of the quotient underflows.
     has_scale = _has_scale(peaks)
     unit = tl.where(has_scale, (255 - (peaks >> 23)) << 23, 0).to(tl.float32, bitcast=True)
@@ -161,7 +161,7 @@ def _share_of(x, peaks):
 
 @triton.jit
 def _rank_of(share, shifts, inverses, low_inverses, counts, lasts, bases):
-    """Return the real rank of a share; see `dynamic8.within`."""
+    """Return the rank of a share as a real number; further arguments are rows of `_make_tables`."""
     bits = share.to(tl.int32, bitcast=True)
     lane = (bits + _look_up(shifts, bits >> 23)) >> 23
     low = share * _constant(low_inverses, lane)
@@ -187,7 +187,10 @@ def code_dynamic8(x, peaks, dithers, t0, t1, t2, t3, t4, t5):
 
 @triton.jit
 def code_dynamic8_positive(x, peaks, dithers, t0, t1, t2, t3, t4, t5, FLUSH: tl.constexpr):
-    """Return the integer codes of nonnegative numbers; see `positive_code`."""
+    """Return the integer codes of nonnegative numbers, rounded by `dithers`.
+
+    `peaks` has the bits of each block's maximum. `t0` to `t5` are the rows of `_make_tables`.
+    """
     share = tl.maximum(_share_of(x, peaks), _LEAST_SHARE)
     code = _integer_of(_rank_of(share, t0, t1, t2, t3, t4, t5) + dithers)
     # The largest number whose quotient by the scale is 0.
@@ -202,7 +205,7 @@ def code_dynamic8_positive(x, peaks, dithers, t0, t1, t2, t3, t4, t5, FLUSH: tl.
 
 @triton.jit
 def _number_at(rank, ends):
-    """Return the share of a rank and a half; the least one is multiplied to 2 or 3."""
+    """Return the share of a code; `rank` is 4 * |code| + 2, or 2 * code + 3 for positive codes."""
     bits = rank.to(tl.int32, bitcast=True)
     place = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
     tenths = _TENTH + _multiply_add(place, _NINE_TENTHS, -_NINE_TENTHS)

@@ -12,15 +12,16 @@ ITEMS = ("quotient", "root")  # the two results
 
 
 def fuse_roots(graph: FormulaGraph) -> FormulaGraph:
-    """Return a graph in which one operation computes a quotient by a root plus a scalar.
+    """Return a graph in which one operation computes `x / (sqrt(y) + s)` for a scalar `s`.
 
-    The operation has two results; nodes of the operations `ITEMS` select a result.
+    The operation returns quotient and root. Nodes of the operations `ITEMS` select a result.
     """
     uses = Counter(arg for node in graph.nodes for arg in node.inputs)
     matches: dict[Node, tuple[str, list[Node]]] = {}
     by_root: dict[Node, Node] = {}
     for node in graph.nodes:
         match = _match(node, uses)
+        # An operation also computes the root, for all its users, and so only one can.
         if match and match[2] not in by_root:
             matches[node], by_root[match[2]] = match[:2], node
     rewritten: dict[Node, Node] = {}
@@ -46,8 +47,8 @@ def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | No
     """Match `x / (sqrt(y) + s)` or `x / (sqrt(y) / c + s)`, with scalars `s` and `c`.
 
     Returns:
-        The fused operation, its operands [x, y, c or 1, s], and the node of the root. None if the
-        node is a different operation, or the divisor is used elsewhere.
+        (name of the fused operation, operands [x, y, c or 1, s], node of the root). None if the
+        node does not match, or if the divisor is used elsewhere.
     """
     if node.op != "/" or not (isinstance(node.args[1], Node) and node.args[1].op == "+"):
         return None
@@ -59,6 +60,7 @@ def _match(node: Node, uses: Counter[Node]) -> tuple[str, list[Node], Node] | No
     correction, operation = make_const(1.0), BY_ROOT
     if root.op == "/" and uses[root] == 1 and _is_scalar(root.args[1]):
         (root, correction), operation = root.args, BY_CORRECTED_ROOT
+    # A numerator that needs the root cannot be an operand of the operation that computes it.
     if root.op != "sqrt" or root in {*in_order([numerator])}:
         return None
     return operation, [numerator, root.args[0], correction, scalars[0]], root

@@ -123,9 +123,9 @@ class Group:
         return self._table
 
     def _send_scalars(self, kernel: launch.Compiled, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Send changed scalars; return tensors: the row index of each variable, and the rows.
+        """Send changed scalars to the device; return (row index of each variable, rows of scalars).
 
-        All variables share one row if no scalar of the kernel differs by variable.
+        If no scalar of the kernel differs between variables, there is one row.
         """
         shared, by_variable = columns.shared.get(self.dtype, {}), columns.by_variable
         shared = {**UNCOUNTED, **shared}
@@ -145,6 +145,7 @@ class Group:
 
     def _select_sizes(self, columns: Columns) -> Tensor:
         """Return the sizes of variables on the device; all 0 if `apply_flag` skips the step."""
+        # Kernels write nothing for sizes of 0, and the host does not wait for the flag.
         if columns.apply_flag is None:
             return self._sizes_on_device
         return torch.mul(self._sizes_on_device, columns.apply_flag, out=self._written_sizes)
@@ -167,6 +168,7 @@ class Group:
             *self._extra_arguments,
         )
         bound_arguments, was_aligned = self._bound_to
+        # Tables are new tensors while a CUDA graph is captured, and mostly the old ones otherwise.
         can_reuse_binding = aligned == was_aligned and all(map(is_, arguments, bound_arguments))
         if self._bound is None or not can_reuse_binding:
             self._bound = self.kernel.bind_to((len(self._chunks), 1), arguments, aligned)
@@ -206,7 +208,7 @@ class Group:
         return leaves
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each member a list of tensors, one for each measure."""
+        """Return a list for each member, with a tensor for each measure."""
         measures, stages = reduction.formulas, reduction.stages
         flush = self._flush and bool(stages)
         formulas = distinct_formulas(measures)
@@ -217,7 +219,7 @@ class Group:
         return self.lines.measure(kernels, measures, base, scalars, flush)
 
     def _reduce_peaks(self, is_checked: Tensor | None) -> Tensor:
-        """Return each variable's largest gradient magnitude; 0 if tensor `is_checked` is False."""
+        """Return each variable's largest gradient magnitude; all 0 if `is_checked` is False."""
         sizes = self._sizes_on_device
         sizes = sizes if is_checked is None else sizes * is_checked
         storage = self._names[1]
@@ -251,6 +253,7 @@ class _Leaves:
             dtype_name: The dtype of the magnitudes.
         """
         peaks = torch.zeros(self._members, dtype=torch.int64, device=bits.device)
+        # As integers, bits are ordered like magnitudes, and NaN is above infinity.
         peaks.scatter_reduce_(0, self.chunks[:, 0].long(), bits, "amax")
         dtype: torch.dtype = getattr(torch, dtype_name)
         integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]

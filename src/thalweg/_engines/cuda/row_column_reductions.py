@@ -52,9 +52,9 @@ class Lines:
 
     @lazy
     def _chunks(self) -> dict[Layout, Tensor]:
-        """Return {layout: tensor (programs, 2) of variable indices and tile indices}.
+        """Return {layout: tensor (programs, 2)}. Columns are a variable's and a tile's index.
 
-        Small matrices are numbered by groups of `THREADS` instead of tiles.
+        For small matrices, the second index counts groups of `THREADS` matrices.
         """
         layout_chunks: dict[Layout, Tensor] = {}
         for layout in dict.fromkeys(self._layouts):
@@ -83,7 +83,7 @@ class Lines:
         return self._tables[names]
 
     def _make_workspace(self, kernel: Compiled, measures: tuple[Measure, ...]) -> _Workspace:
-        """Allocate memory of partial results, and the device table that has its addresses."""
+        """Allocate memory for partial results, and a table on the device with its addresses."""
         tile_measures = TileMeasures(self._views, measures, self._device)
         pairs = zip(self._views, self._layouts, strict=True)
         tiles = [(x.matrices if layout.sides else x.down, x.across) for x, layout in pairs]
@@ -118,8 +118,10 @@ class Lines:
         """
         workspace = self._workspaces.get(kernels)
         if workspace is None:
+            # All kernels read equal vectors, and so one table.
             workspace = self._workspaces[kernels] = self._make_workspace(kernels[0], measures)
         for kernel, chunks in zip(kernels, self._chunks.values(), strict=True):
             arguments = (base, chunks, workspace.table, *scalars)
+            # Pointers of these kernels are never aligned.
             kernel.bind_to((len(chunks), 1), arguments, False).run()
         return workspace.tiles.combine(flush)

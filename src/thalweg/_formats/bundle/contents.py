@@ -52,13 +52,9 @@ class Bundle:
 
 
 def check_dtypes(names_and_dtypes: Iterable[tuple[str, int]]) -> None:
-    """Raise if tensors have unsupported dtypes.
+    """Raise CorruptFileError if tensors have unsupported dtypes; the message lists the tensors.
 
-    Args:
-        names_and_dtypes: (name, number of the dtype) pairs.
-
-    Raises:
-        CorruptFileError: Lists the tensors with unsupported dtypes.
+    `names_and_dtypes` has (name, number of the dtype) pairs.
     """
     unsupported = [
         f"{quote_name(name)} ({name_of(dtype)})"

@@ -24,10 +24,10 @@ KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 @dataclass(frozen=True, slots=True)
 class SavedAttribute:
-    """A value of an object: for a variable, the variable itself.
+    """Saved value of an object, stored as a tensor of the bundle.
 
     Attributes:
-        name: "VARIABLE_VALUE" for the value of a variable.
+        name: "VARIABLE_VALUE" for the tensor of a variable.
         full_name: The name of the variable in a name-based checkpoint, "w/Adam".
         key: The name of the tensor in the bundle.
     """
@@ -54,7 +54,7 @@ class SlotVariable:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An object.
+    """An object of an object checkpoint, with its children.
 
     Attributes:
         children: {attribute name: node number}.
@@ -98,9 +98,10 @@ def decode_graph(serialized: bytes) -> ObjectGraph:
 
 
 def select_values(graph: ObjectGraph, should_keep: Callable[[str], bool]) -> ObjectGraph:
-    """Return a graph with only the values for which `should_keep(key)` is True.
+    """Return a copy of a graph without the values for which `should_keep` returns False.
 
-    Slots are removed if the value of the slot or of its variable is removed.
+    `should_keep(key)` is called with the name of a value's tensor. The slot of an optimizer is
+    removed if the value of the slot or of its variable is removed.
     """
     nodes = [
         replace(node, attributes=tuple(a for a in node.attributes if should_keep(a.key)))
@@ -155,7 +156,7 @@ def _decode_node(serialized: bytes) -> Node:
 
 
 def _encode_node(node: Node, has_values: bool) -> bytes:
-    """Return an object as a serialized message; `has_values` is stored as a flag."""
+    """Return an object as a serialized message that contains the flag `has_values`."""
     encoded = b""
     for name, child in node.children.items():
         encoded += bytes_field(1, number_field(1, child) + string_field(2, name))
@@ -184,7 +185,7 @@ def _neighbors_of(node: Node) -> Iterator[int]:
 
 
 def _nodes_with_values(graph: ObjectGraph) -> set[int]:
-    """Return the nodes that have values or lead to values; TensorFlow skips all other nodes."""
+    """Return the numbers of all nodes that have a value, and of their ancestors."""
     parents: dict[int, list[int]] = {}
     valued: set[int] = set()
     for position, node in enumerate(graph.nodes):

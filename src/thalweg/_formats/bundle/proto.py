@@ -155,11 +155,7 @@ class ProtoMessage:
 
 
 def decode_text(encoded: bytes) -> str:
-    """Return bytes as text.
-
-    Raises:
-        CorruptFileError: The bytes are not UTF-8.
-    """
+    """Return bytes as text; raise CorruptFileError unless they are UTF-8."""
     try:
         return encoded.decode()
     except UnicodeDecodeError:

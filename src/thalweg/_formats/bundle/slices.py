@@ -21,8 +21,8 @@ _AXES = 32  # the limit of NumPy 1
 def key_of(name: str, extents: Slice) -> bytes:
     """Return the table's key for a slice of a tensor.
 
-    Keys are ordered by their contents: a 0, the name, the number of axes, and for each axis the
-    begin and the length of the slice, -1 for the whole axis
+    A key consists of a zero byte, the name, the number of axes, and the begin and the length of the
+    slice along each axis. The length is -1 for a full axis. Keys sort like these values
     (tensorflow/core/util/saved_tensor_slice_util.cc).
     """
     # An end mark, so that no encoded name is the beginning of another.
@@ -47,7 +47,7 @@ def _encode_signed(integer: int) -> bytes:
 
 
 def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
-    """Return (origin, lengths) of a slice of a tensor with this shape.
+    """Return (origin, lengths) of the slice `extents` of a tensor with this shape.
 
     Raises:
         CorruptFileError: The slice is not inside the shape.
@@ -69,7 +69,7 @@ def bounding_box(extents: Slice, shape: tuple[int, ...]) -> Box:
 
 
 def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> None:
-    """Raise unless the slices together have as many elements as the tensor with this shape.
+    """Raise unless slices with these `shapes` have as many elements as a tensor with `shape`.
 
     Raises:
         CorruptFileError: The counts differ, or the shape has more axes than NumPy supports.
@@ -88,9 +88,7 @@ def check_count(shapes: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> No
 
 
 def _check_tiling(boxes: Iterable[Box], shape: tuple[int, ...]) -> None:
-    """Check that no two slices overlap; with the right element count, the slices fill `shape`.
-
-    One byte per element is allocated, so the file must be large enough for the elements.
+    """Check that the slices `boxes` do not overlap; allocate one byte per element of `shape`.
 
     Raises:
         CorruptFileError: Two slices overlap.
@@ -111,7 +109,7 @@ def join_parts(
     shape: tuple[int, ...],
     width: int,
 ) -> np.ndarray[Any, Any]:
-    """Return the bytes of a tensor, a one-dimensional array, joined from its slices.
+    """Join the slices of a tensor; return the tensor's bytes as a one-dimensional uint8 array.
 
     Args:
         boxes: (origin, shape) of each slice; `check_count` must have accepted the shapes.

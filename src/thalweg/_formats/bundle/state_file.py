@@ -108,13 +108,10 @@ def write_state(folder: str | os.PathLike[str], state: CheckpointState, name: st
 
 
 def _parse_state(text: str) -> CheckpointState:
-    """Return the state in the text of a state file, with unchanged paths.
-
-    A text without fields gives an empty path, empty lists and None.
+    """Parse the text of a state file; the paths are not changed. Missing fields are empty.
 
     Raises:
-        CorruptFileError: The text is malformed, a field is unknown or of another type, or a field
-            with a single value is repeated.
+        CorruptFileError: The text or a field is invalid, or a field with one value is repeated.
     """
     fields: dict[str, list[Any]] = {name: [] for name in _FIELDS}
     for name, values in parse_fields(text):
@@ -148,6 +145,7 @@ def _relative_to(directory: str, path: str) -> str:
     if "\0" in path or len(path) > _MAX_PATH:
         raise CorruptFileError(f"it names {path[:200]!r}, which is no path", UnsafeCheckpointError)
     parent, base = os.path.split(path)
+    # A link inside the directory may lead out of it.
     root, real_parent = _real_path(directory), _real_path(parent)
     is_inside = os.path.join(real_parent, "").startswith(os.path.join(root, ""))
     if base in ("", ".", "..") or not is_inside:
@@ -214,6 +212,7 @@ def parse_fields(text: str) -> Iterator[tuple[str, list[str | float]]]:
 
 def quote_text(text: str) -> str:
     """Return text as a quoted string of the text format, in ASCII with escape sequences."""
+    # Paths may have bytes that are not UTF-8.
     letters = (
         _ESCAPED.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
         for byte in text.encode("utf-8", "surrogateescape")

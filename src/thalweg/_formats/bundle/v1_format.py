@@ -89,7 +89,11 @@ def tensor_strings(serialized: bytes, count: int) -> list[bytes]:
 def _append_field(
     content: bytearray, payload: int | bytes, field_kind: int, kind: int, name: str
 ) -> None:
-    """Append the elements of one field, packed or single, to `content` as bytes."""
+    """Append the elements in one field of a TensorProto to `content`, as little-endian bytes.
+
+    `payload` is one element, or the bytes of several elements. `field_kind` is the protobuf kind of
+    the field. An element of dtype `name` has the protobuf kind `kind`.
+    """
     if kind == VARINT and field_kind == VARINT and isinstance(payload, int):
         content += _encode_element(payload, name)
     elif kind == VARINT and isinstance(payload, bytes):
@@ -104,7 +108,7 @@ def _append_field(
 
 
 def _encode_element(raw_element: int, name: str) -> bytes:
-    """Return the bytes of one element; raise CorruptFileError if it does not fit the dtype."""
+    """Return the bytes of a varint as dtype `name`; raise CorruptFileError if it does not fit."""
     size, is_signed = ITEM_BYTES[name], name in _SIGNED
     element = raw_element - _WORD if is_signed and raw_element >= _WORD >> 1 else raw_element
     if name == "BOOL" and element > 1:
@@ -121,7 +125,7 @@ _FIRST = re.compile(r"-00000-of-([0-9]{5})")
 
 @dataclass
 class _Tensor:
-    """A tensor as the first entries of the tables describe it.
+    """Dtype, shape and slices of a tensor.
 
     Attributes:
         dtype: The number of the dtype.
@@ -140,11 +144,7 @@ class _Tensor:
 
 
 def suffixes_of(directory: Folder) -> list[str]:
-    """Return the suffixes of the files of a first-format checkpoint; [] for other formats.
-
-    Args:
-        directory: The directory of the prefix.
-    """
+    """Return the suffixes of the files of a first-format checkpoint; [] for other formats."""
     suffixes = [""] if is_table_file(directory, "") else []
     for suffix in () if suffixes else directory.list_suffixes():
         first = _FIRST.fullmatch(suffix)
@@ -160,7 +160,7 @@ def read(
 
     Args:
         directory: The directory of the files.
-        suffixes: The result of `suffixes_of`.
+        suffixes: The suffixes of the files, as `suffixes_of` returns them.
         names: The tensors to read; None for all.
         progress: `progress(bytes_read, total_bytes)` is called after each file.
 
@@ -178,6 +178,7 @@ def read(
     for suffix in suffixes:
         with _open_file(directory, suffix) as file:
             entries = iterate_entries(file.read, file.size)
+            # `_describe_files` has read the first entry.
             next(entries, None)
             for key, serialized in entries:
                 if key not in names_by_key or key in contents:
@@ -233,7 +234,7 @@ def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _
     """Return ({name: tensor} of a checkpoint, total size of its files in bytes).
 
     Raises:
-        CorruptFileError: A file has no description, or a tensor has impossible slices.
+        CorruptFileError: A file does not describe its tensors, or a tensor has impossible slices.
     """
     tensors: dict[str, _Tensor] = {}
     total = 0
@@ -260,7 +261,7 @@ def _describe_files(directory: Folder, suffixes: list[str]) -> tuple[dict[str, _
 
 
 def _add_slices(described: dict[str, _Tensor], message: ProtoMessage) -> None:
-    """Add a tensor, or further slices of a tensor, from a SavedSliceMeta to `described`."""
+    """Add the tensor and the slices in a SavedSliceMeta message to `described`."""
     name = message.text(1)
     with locate_flaws(quote_name(name)):
         shape, dtype = messages.parse_shape(message.data(2)), message.number(3)

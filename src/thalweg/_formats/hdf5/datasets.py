@@ -33,7 +33,7 @@ _FILTER_NAMES = {
 
 
 def filter_pipeline(payload: FilePart) -> list[int]:
-    """Return the ids of the filters in a message, in the order in which they were applied.
+    """Return the ids of the filters in a message; the first was applied first.
 
     Raises:
         UnsupportedCheckpointError: A filter is not supported.
@@ -67,7 +67,7 @@ def filter_pipeline(payload: FilePart) -> list[int]:
 def undo_filters(
     source: SourceFile, offset: int, stored: memoryview, filters: list[int], size: int, width: int
 ) -> bytes | memoryview:
-    """Return a chunk with its filters undone.
+    """Return the bytes of a chunk after undoing its filters.
 
     Args:
         source: The file.
@@ -202,7 +202,7 @@ class ArrayDataset:
         return self._source.unsafe_error(payload.offset, f"{self.name!r}: {text}")
 
     def read(self, dtype: str | None = None) -> StoredTensor:
-        """Return the array, little-endian.
+        """Return the array in little-endian byte order.
 
         Args:
             dtype: The dtype of opaque elements; ignored for other elements.
@@ -259,7 +259,7 @@ class ArrayDataset:
         return self._source.data_loss_error(self._layout.offset, text)
 
     def _read_chunked(self, payload: FilePart, size: int) -> memoryview:
-        """Return all elements, `size` bytes, from chunks; chunks may extend beyond the array."""
+        """Return all elements, `size` bytes, from chunks. Chunks are clipped to the array."""
         source, shape, width = self._source, self.shape, self.elements.size
         begin, rank = payload.offset, payload.take_number(1) - 1
         tree = payload.take_address()
@@ -279,6 +279,7 @@ class ArrayDataset:
             raise source.data_loss_error(begin, text)
         chunk_size = math.prod(chunk) * width
         stored_size = sum(int.from_bytes(key.data[:4], "little") for key, _ in chunks)
+        # Checked before memory is allocated: a small file must not cause a huge allocation.
         if stored_size > source.size or max(size, len(chunks) * chunk_size) > RATIO * stored_size:
             raise self._size_error(size, stored_size)
         array = np.empty(shape, f"V{width}")
@@ -298,7 +299,11 @@ class ArrayDataset:
     def _read_chunk(
         self, key: FilePart, address: int, corner: tuple[int, ...], size: int
     ) -> memoryview:
-        """Return the chunk whose first element is at `corner`, `size` bytes with filters undone."""
+        """Return the `size` bytes of the chunk whose first element is at index `corner`.
+
+        `key` is the chunk's key in the tree: stored size, filter mask and corner. The stored bytes
+        are at `address`; filters are undone.
+        """
         source, begin = self._source, key.offset
         stored_size, mask = key.take_number(4), key.take_number(4)
         stored_corner = tuple(key.take_number(8) for _ in corner)
@@ -308,6 +313,7 @@ class ArrayDataset:
             )
         source.visit_once(address, f"a chunk of {self.name!r}")
         compressed = source.read_part(address, stored_size, f"a chunk of {self.name!r}").data
+        # A set bit marks a filter that was not applied to this chunk.
         used = [filter_id for bit, filter_id in enumerate(self._filters) if not mask >> bit & 1]
         decoded = undo_filters(source, address, compressed, used, size, self.elements.size)
         return memoryview(decoded)

@@ -24,10 +24,6 @@ class HeaderMessage(NamedTuple):
 def read_messages(source: SourceFile, address: int) -> list[HeaderMessage]:
     """Return all messages of the object header at an address; a header can be read only once.
 
-    Args:
-        source: The file.
-        address: The address of the object header.
-
     Raises:
         DataLossError: The header is damaged.
         UnsupportedCheckpointError: A message is shared, or of a later version of HDF5.
@@ -44,6 +40,7 @@ def _read_version_1(source: SourceFile, address: int) -> list[HeaderMessage]:
     piece.expect_signature(b"\x01\x00", "an object's header")
     count, _, size = piece.take_number(2), piece.take_number(4), piece.take_number(4)
     messages: list[HeaderMessage] = []
+    # The first 12 bytes of the header are padded to 16.
     blocks, message_count = [(address + 16, size)], 0
     while blocks:
         begin, size = blocks.pop(0)
@@ -98,7 +95,7 @@ def _note_message(
     flags: int,
     payload: FilePart,
 ) -> None:
-    """Append a message to `messages`, or a continuation to `blocks`; raise if not supported."""
+    """Append a message to `messages`; for a continuation message, append to `blocks`."""
     source = payload.source
     if kind == CONTINUATION:
         begin, size = payload.take_stored_address("a block of messages"), payload.take_number(8)

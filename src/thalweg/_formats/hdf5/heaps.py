@@ -1,4 +1,4 @@
-"""Heaps: storage of names in old groups, and of variable-length texts."""
+"""Heaps of an HDF5 file: storage of names and of variable-length texts."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class LocalHeap:
         """Return the name at an offset; raise DataLossError if it is empty or does not end."""
         piece = self._names
         end = bytes(piece.data[offset : offset + _MAX_LENGTH + 1]).find(b"\0")
+        # A malicious table may refer to the same name many times.
         piece.source.charge_read(max(end, 0) + 1, piece.offset)
         if end <= 0:
             raise piece.source.data_loss_error(
@@ -38,7 +39,7 @@ class LocalHeap:
 
 
 class GlobalHeap:
-    """Variable-length texts, stored in collections at an address and numbered.
+    """Storage of variable-length texts; a text has a collection's address and a number.
 
     Args:
         source: The file.
@@ -49,7 +50,7 @@ class GlobalHeap:
         self._collections: dict[int, dict[int, FilePart]] = {}
 
     def text_at(self, reference: FilePart) -> bytes:
-        """Return a text; a second call for a text raises DataLossError.
+        """Return a text; raise DataLossError if it is missing or was returned before.
 
         Args:
             reference: Length, address and number of the text, sixteen bytes.

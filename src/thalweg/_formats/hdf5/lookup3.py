@@ -1,4 +1,4 @@
-"""Checksum of HDF5's newer structures: Bob Jenkins' lookup3, "hashlittle" with 0.
+"""Checksum of HDF5's newer structures: the function "hashlittle" of lookup3, with initial value 0.
 
 Reference: http://burtleburtle.net/bob/c/lookup3.c
 """
@@ -34,7 +34,7 @@ def lookup3(content: bytes | memoryview) -> int:
 
 
 def check_sum(piece: FilePart, label: str) -> None:
-    """Read the next four bytes of `piece` as the checksum of all its previous bytes.
+    """Read the next four bytes of `piece`, and compare them with the checksum of its earlier bytes.
 
     Raises:
         DataLossError: The checksum differs.

@@ -126,7 +126,11 @@ def _read_member(listing: FilePart) -> ArchiveMember:
 
 
 def _read_zip64(extra: FilePart, sizes: list[int], begin: int) -> tuple[int, int, int]:
-    """Return (stored size, size, offset); a 64-bit record replaces values of 2**32 - 1."""
+    """Return (stored size, size, offset of the member), as 64-bit numbers.
+
+    `sizes` has the two sizes, `begin` is the offset, each in 32 bits. A value of 2**32 - 1 is
+    replaced by a number from the extra fields `extra`.
+    """
     while extra.left >= 4:
         kind, record = extra.take_number(2), extra.take_part(extra.take_number(2))
         if kind != 1:
@@ -188,9 +192,11 @@ def _open_uncompressed(source: SourceFile, member: ArchiveMember, begin: int) ->
 
 def _inflate_member(source: SourceFile, member: ArchiveMember, begin: int) -> SourceFile:
     """Return a decompressed member as a `SourceFile` in memory."""
+    # A negative size of the window: members have no header or checksum of zlib.
     stream, inflated = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     try:
         for first in range(0, member.stored_size, _PIECE):
+            # A limit of 0 bytes would mean no limit.
             if len(inflated) > member.size:
                 break
             piece = source.read_uncounted(begin + first, min(_PIECE, member.stored_size - first))

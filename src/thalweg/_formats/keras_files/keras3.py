@@ -46,7 +46,7 @@ def read_archive(
 
     Returns:
         (class name, configuration) of the optimizer, {name: array} of the optimizer, {name: array}
-        of the model, and {name: (number of the layer, group)} of the model's arrays.
+        of the model, and {name: (index of the layer or None, group)} of the model's arrays.
     """
     members = zipped.list_members(source)
     for name in (WEIGHTS, CONFIG):
@@ -78,12 +78,16 @@ def _missing_member_error(source: SourceFile, name: str, members: Iterable[str])
 def read_weights(
     source: SourceFile, root: Group, layers: dict[str, str]
 ) -> tuple[Arrays, Arrays, dict[str, Place]]:
-    """Return {name: array} of optimizer and of model, and {name: place} of the model's arrays.
+    """Return the arrays in a `.weights.h5` file.
 
     Args:
         source: The file.
         root: The root group.
         layers: {group: name} of the model's layers in the model's order; {} if unknown.
+
+    Returns:
+        {name: array} of the optimizer, {name: array} of the model, and {name: (index of the layer
+        or None, group)} of the model's arrays.
 
     Raises:
         UnsupportedCheckpointError: The file is not a file of Keras.

@@ -43,9 +43,11 @@ from thalweg.errors import (
 from thalweg.variable import Variable
 
 FORMS = ("thalweg", "tf", "tf1")
-_ORIGIN = "tensorflow"  # the key in `extra` of a converted file
+# The key in `extra` of a converted file.
+_ORIGIN = "tensorflow"
 _AVERAGES, _LOSS_SCALE = "averages", "loss_scale"
-_NAMES = "names"  # the key of names and axes from the rules
+# The key of names and axes from the rules.
+_NAMES = "names"
 
 
 def convert(
@@ -62,12 +64,12 @@ def convert(
     """Write a checkpoint in another format; no module is needed.
 
     With `to="thalweg"`, a file of TensorFlow or Keras becomes a file for
-    `thalweg.checkpoint.restore`. Its variables have the names from the rules, or else TensorFlow's.
-    With "tf", a thalweg file becomes a checkpoint for `tf.train.Checkpoint`, with "tf1" for
-    `tf.train.Saver`.
+    `thalweg.checkpoint.restore`. The new file has the names from the rules; without rules, it has
+    TensorFlow's names. With "tf", a thalweg file becomes a checkpoint for `tf.train.Checkpoint`,
+    with "tf1" for `tf.train.Saver`.
 
-    `restore` returns moving averages in `extra["tensorflow"]["averages"]`, by variable. "tf1"
-    writes the averages, too.
+    Moving averages are converted, too, except to "tf". `thalweg.checkpoint.restore` returns them in
+    `extra["tensorflow"]["averages"]`, by variable.
 
     Args:
         path: The file; for TensorFlow the prefix of the file names.
@@ -119,15 +121,15 @@ def convert(
 def compare_converted(
     tf_path: Path, path: Path, rules: Any = None, progress: Progress | None = None
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], list[str]] | None:
-    """Return the tensors of two files under comparable names.
+    """Return the tensors of two files under equal names, after converting a file in memory.
 
-    A thalweg file that was converted from TensorFlow is compared with the conversion of `tf_path`.
-    Any other thalweg file is converted to the format of `tf_path`. Nothing is written.
+    If `path` was converted from TensorFlow, `tf_path` is converted. Both then have the names of a
+    thalweg file. If not, `path` is converted, and both have TensorFlow's names.
 
     Args:
         tf_path: A file of TensorFlow or Keras.
         path: A thalweg file.
-        rules: Optional. The rules of `convert`; by default those that a converted file contains.
+        rules: Optional. The rules of `convert`; by default the rules in a converted file.
         progress: `progress(bytes_read, total_bytes)` is called during reading.
 
     Returns:
@@ -209,7 +211,7 @@ def _import(
     """Return (snapshot of a TensorFlow file's contents, names of omitted entries).
 
     `optimizer`, `index` and `hyperparameters` are `optimizer`, `which` and keywords of `restore`.
-    The variable `counter`, if not None, receives the step count.
+    If `counter` is not None, it is set to the step count.
     """
     targets = _find_destinations(checkpoint, rules)
     variables = _empty_variables(checkpoint, targets)
@@ -262,7 +264,11 @@ def _omitted_names(
     detected: FoundOptimizer | None,
     has_steps: bool,
 ) -> tuple[str, ...]:
-    """Return the names of tensors, string tensors and stateless optimizers not converted."""
+    """Return the names of tensors and string tensors that are not converted.
+
+    If the file names an optimizer's class without its state, the result has a text about this. With
+    `has_steps`, step counters are converted.
+    """
     tensors, notes = checkpoint.tensors(), tuple[str, ...]()
     class_name = getattr(checkpoint.source, "class_name", None)
     if detected is None and class_name is not None:
@@ -288,9 +294,9 @@ def _omitted_names(
 def _carried_of_optimizer(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place], detected: FoundOptimizer
 ) -> dict[int, bool]:
-    """Return {id of tensor: True if converted} for the tensors of an optimizer.
+    """Return {id of tensor: True if it is converted} for the tensors of an optimizer.
 
-    All scalars are True: the new optimizer's arguments include or imply the scalars.
+    All scalars are True, because the new optimizer's arguments include or imply the scalars.
     """
     source = checkpoint.source
     tensors = source.optimizer if isinstance(source, KerasFile) else checkpoint.tensors()
@@ -331,7 +337,7 @@ def _find_destinations(checkpoint: TensorFlowCheckpoint, rules: Rules) -> dict[s
 def _empty_variables(
     checkpoint: TensorFlowCheckpoint, destinations: Mapping[str, Place]
 ) -> dict[str, Tensor]:
-    """Return {target name: new variable filled with zeros}, with permuted shapes."""
+    """Return {target name: new variable of zeros}. Axes are permuted as in `destinations`."""
     variables: dict[str, Tensor] = {}
     for name, destination in destinations.items():
         tensor, target = checkpoint.variables[name], str(destination.target)
@@ -344,10 +350,10 @@ def _empty_variables(
 def _export_arguments(
     path: Path, rules: Rules | None, kind: object, progress: Progress | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (arguments for `save` from a thalweg file, names of omitted entries).
+    """Return (keyword arguments of `save` for a thalweg file, names of omitted entries).
 
-    The arguments are {name: value} of all except `prefix` and `progress`. The optimizer and the
-    variables are new objects with the contents of the file.
+    `prefix` and `progress` are missing. The optimizer and the variables are new objects with the
+    contents of the file.
     """
     variables, is_exportable = _empty_from_file(path)
     choice: Any = None if is_exportable else False

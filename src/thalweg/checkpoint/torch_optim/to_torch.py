@@ -29,11 +29,12 @@ from thalweg.variable import name_of
 
 Slots = Sequence[Mapping[str, Tensor]]
 
+# Float32 cannot hold all larger integers.
 _MAX_FLOAT32_INTEGER = 2**24
 
 
 def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> dict[str, Any]:
-    """Return the state dict with which an optimizer of `torch.optim` continues.
+    """Return a state dict for an optimizer of `torch.optim`, to continue the training.
 
     A NumericsWarning lists the differences of formulas and options.
 
@@ -50,8 +51,8 @@ def to_torch(optimizer: Any, variables: object, *, step: int | None = None) -> d
 
     Raises:
         InvalidTypeError: The rule has no counterpart in torch.optim.
-        InvalidArgumentError: The step count is unknown, or the learning rate is 0 and a slot must
-            be divided by it.
+        InvalidArgumentError: The step count is unknown, or a slot must be divided by a learning
+            rate of 0.
         FailedPreconditionError: The optimizer's state is variables of a graph.
 
     Example:
@@ -98,7 +99,10 @@ def _v1_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
 
 
 def _keras_slots(optimizer: Any, variables: Sequence[Tensor]) -> Slots:
-    """Return {slot name: tensor} per variable; slots loaded before the variables match by name."""
+    """Return one {slot name: tensor} per variable; {} for a variable without slots.
+
+    Slots that were loaded before the optimizer had variables are found by the variables' names.
+    """
     saved = optimizer.state_dict()["slots"]
     all_variables = distinct([*optimizer._owners(), *variables])
     names = state.distinct([name_of(var) for var in all_variables])
@@ -120,7 +124,7 @@ def _slot_initial(optimizer: Any, name: str) -> float:
 
 
 def _count_steps(optimizer: Any) -> int | None:
-    """Return the step count, for `thalweg.v1` inferred from beta powers; None if unknown."""
+    """Return the step count; None if unknown. For `thalweg.v1`, infer it from beta powers."""
     if not is_classic(optimizer):
         return int(optimizer.iterations)
     powers: dict[str, str] = getattr(optimizer, "POWERS", {})
@@ -170,7 +174,10 @@ def _export_states(
 
 
 def _convert_slot(slot: Tensor, rates: int, rate: float, name: str) -> Tensor:
-    """Return a copy of a slot; if `rates` is not 0, divided by `rates` times the learning rate."""
+    """Return a copy of a slot, divided by `rates` times the learning rate `rate`.
+
+    If `rates` is 0, the slot is not divided. `name` is for messages.
+    """
     tensor = state.kept(slot)
     if not rates:
         return tensor
@@ -202,6 +209,7 @@ def _export_group(
         group["decoupled_weight_decay"] = True
     group |= counterpart.options
     _set_hypers(group, counterpart, values)
+    # Torch multiplies the decay by the learning rate; the rule here does not.
     if "weight_decay" in group:
         rate = values["learning_rate"]
         group["weight_decay"] = values["weight_decay"] / rate if decouples and rate else 0.0
@@ -225,7 +233,7 @@ def _default_options(cls: type[torch.optim.Optimizer]) -> dict[str, object]:
 def _set_hypers(
     group: dict[str, Any], counterpart: Counterpart, values: Mapping[str, float]
 ) -> None:
-    """Set hyperparameters in `group` by torch's names; the key "betas.0" is `group["betas"][0]`."""
+    """Set `values` in `group` by torch's names; "betas.0" sets `group["betas"][0]`."""
     for name, key in counterpart.hypers.items():
         key, _, index = key.partition(".")
         if index:
@@ -234,6 +242,7 @@ def _set_hypers(
             group[key] = tuple(pair)
         else:
             group[key] = values[name]
+    # The rule has no epsilon; torch's default would change its steps.
     if "epsilon" not in values and "eps" in group:
         group["eps"] = 0.0
 
@@ -241,7 +250,7 @@ def _set_hypers(
 def _describe_omissions(
     optimizer: Any, values: dict[str, float], group: dict[str, object]
 ) -> list[str]:
-    """Return one note per option of the optimizer that torch has no option for."""
+    """Return one note per option of the optimizer for which torch has no option."""
     notes: list[str] = []
     if "learning_rate" not in constant_hypers(optimizer):
         notes.append(f"the learning rate stays {group['lr']:g}, what the schedule gives now")

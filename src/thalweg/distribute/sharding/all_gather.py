@@ -18,14 +18,14 @@ _LARGE = 2**18
 
 
 def join_parts(shards: Shards, tensors: Sequence[tuple[Tensor, Tensor, object]], size: int) -> None:
-    """Write the parts that other ranks have updated to the tensors, in place.
+    """Send this rank's updated parts; overwrite the parts of other ranks in each target, in place.
 
-    All ranks call this, with the same variables in the same order. Each rank sends its own parts.
+    All ranks call this, with the same variables in the same order.
 
     Args:
         shards: The assignment of elements to ranks.
         tensors: (variable, target, gradient) triples. The target is the variable, or a tensor of
-            its shape. If the gradient is IndexedSlices, only its rows are exchanged.
+            its shape. If the gradient is IndexedSlices, only the gradient's rows are exchanged.
         size: Bytes after which a message is full; a large tensor is sent alone.
     """
     dense: list[tuple[int, Tensor]] = []
@@ -91,6 +91,7 @@ class _Parcel:
         for rank, (views, buffer) in enumerate(zip(self._views, self._buffers, strict=True)):
             if rank != self._rank and not _is_sent_as_it_is(views):
                 copy_all(views, buffer.split([tensor.numel() for tensor in views]))
+        # Of a tensor with gaps in memory, `flatten_like` may have copied the elements.
         for tensor, elements in zip(self._updated, self._flat, strict=True):
             if not layout.is_dense(tensor):
                 tensor.copy_(elements.view(tensor.shape))

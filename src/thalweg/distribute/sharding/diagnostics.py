@@ -83,9 +83,9 @@ def over_ranks(variables: Sequence[Tensor], measures: Sequence[RankMeasures]) ->
 def _match_rows(
     measures: Sequence[RankMeasures], row_by_id: dict[int, int]
 ) -> list[tuple[RankMeasures, list[int], list[int]]]:
-    """Return (measure, rows of the result, rows of the measure) for each measure of DTensors.
+    """Return (entry of `measures`, rows in the result, rows in the entry) of DTensors.
 
-    `row_by_id` is {id of a DTensor: row of the result}.
+    Both lists have the rows of DTensors in one order. `row_by_id` is {id: row in the result}.
     """
     matches: list[tuple[RankMeasures, list[int], list[int]]] = []
     for measure in measures:
@@ -115,6 +115,7 @@ def _reduce_ranks(values: Tensor, is_measured: Tensor, ranks: Ranks) -> tuple[Te
         ranks, another column of `values` the sum. `is_measured` has the maximum.
     """
     peaks = [MEASURED.index(name) for name in PEAKS]
+    # An all-reduce may add in another order, and give other bits.
     totals = tree_sum(ranks.all_gather(values.to(ranks.device)))
     # As whole numbers, magnitudes have the same order, and NaN is the largest.
     bits = values[:, peaks].to(ranks.device).abs().contiguous().view(torch.int64)

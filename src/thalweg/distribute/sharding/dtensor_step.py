@@ -38,7 +38,7 @@ def keep_local_slots(store: SlotStore, variables: Sequence[object]) -> None:
 
 
 class LocalShards:
-    """Local parts of DTensors, and full other variables; see `thalweg._core.slots.SlotShards`."""
+    """Parts on this rank: local tensors of DTensors, and all other variables unchanged."""
 
     ranks: Ranks | None = None
 
@@ -68,7 +68,7 @@ class LocalShards:
         return cached[1]
 
     def cut(self, value: Tensor, var: Tensor) -> Tensor:
-        """Return this rank's part of `value`, placed like the DTensor `var`.
+        """Return this rank's part of `value` in the placement of the DTensor `var`.
 
         Messages are sent only if `value` is a DTensor with different placements. If `var` is not a
         DTensor, the local tensor of `value` is returned.
@@ -80,17 +80,17 @@ class LocalShards:
             return to_local(_as_placed(value, mesh))
         from torch.distributed.tensor import distribute_tensor
 
+        # Each rank cuts its own value: `src_data_rank=None` sends no messages.
         detached = value.detach().to(var.device)
         return to_local(
             distribute_tensor(detached, mesh.device_mesh, mesh.placements, src_data_rank=None)
         )
 
     def whole(self, shard: Tensor, var: Tensor) -> Tensor:
-        """Return a new full tensor from the parts `shard` of all ranks; all ranks of the mesh call
-        this.
+        """Gather the parts of all ranks into a new full tensor; all ranks of the mesh call this.
 
-        The parts are placed like the DTensor `var`. If `var` is not a DTensor, return a copy of
-        `shard`.
+        `shard` is this rank's part, placed like the DTensor `var`. If `var` is not a DTensor,
+        return a copy of `shard`.
 
         Raises:
             LayoutError: The memory of this rank's part was freed.
@@ -110,6 +110,7 @@ class LocalShards:
         )
         with group.report_errors():
             check_memory(shard, f"'{name_of(var)}'")
+        # The group has compared the ranks; torch's check would only send more messages.
         dtensor = DTensor.from_local(
             shard.detach(),
             mesh.device_mesh,
@@ -155,6 +156,8 @@ class LocalStep:
     ) -> None:
         """Raise if a rule needs full matrices of DTensors that these ranks cannot gather.
 
+        `titles` has the name of each variable, for messages.
+
         Raises:
             NotImplementedError: The rule reduces rows and columns, no group gathers matrices, or
                 `MatrixProcessGroup.check` fails.
@@ -193,7 +196,7 @@ class LocalStep:
         return [(self._local_gradient(grad, var), self._shards.part(var)) for grad, var in pairs]
 
     def share_out(self, request: StepRequest) -> StepRequest:
-        """Return the request over the local parts of variables, gradients and copies."""
+        """Return the step's request with local parts of variables, gradients and 16-bit copies."""
         variables = request.variables
         copies = request.copies and [
             None if copy is None else self._shards.part(copy) for copy in request.copies

@@ -83,7 +83,7 @@ def scatter(ranks: Ranks, tensors: Sequence[GatheredTensor], device: torch.devic
 
 
 class _Target(NamedTuple):
-    """Tensor of which another rank sends the part at `shard_index`."""
+    """Tensor to fill at `shard_index` with a part that another rank sends."""
 
     tensor: Tensor
     shard_index: ShardIndex
@@ -113,5 +113,6 @@ def _pack_bytes(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the bytes of tensors in one contiguous uint8 tensor, wide dtypes first."""
     if not tensors:
         return torch.empty(0, dtype=torch.uint8, device=device)
+    # Sorting is stable: sender and receiver keep the order of equally wide dtypes.
     tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
     return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])

@@ -1,8 +1,9 @@
 """Stages (functions over full matrices) of sharded matrices, run by the owner of each matrix.
 
 The inputs of a stage are sent to the owner, which computes, and the outputs are sent back. Full
-matrices are not stored: slots with a shape of their own are cut along their first dimension. A
-matrix of which this rank has all elements is not sent.
+matrices are not stored: shaped slots (slots that do not have the variable's shape) are cut along
+their first dimension. A matrix of which this rank has all elements is not sent. Pass values are the
+elements of matrices that elementwise formulas compute and stages read or replace.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from thalweg.distribute.sharding.shard_index import sharded_tensor
 
 
 class GatheredMatrices:
-    """Matrices of a step over parts; see `thalweg._engines.staged_step.Matrices`.
+    """Matrices of a step, divided over ranks; see `thalweg._engines.staged_step.Matrices`.
 
     Args:
         group: The ranks.
@@ -97,13 +98,13 @@ class GatheredMatrices:
     ) -> None:
         """Run a stage of the rule: gather inputs to the owners, compute there, scatter the outputs.
 
-        All ranks call this; if the stage fails on one rank, all raise. Values of elementwise passes
-        are overwritten in place.
+        All ranks call this; if the stage fails on one rank, all raise. Pass values that the stage
+        returns are overwritten in place. New values of slots are added to `updates`.
 
         Args:
             stage: The stage; skipped for a matrix unless `is_due(step count, stage.every)`.
             columns: The scalars of the step.
-            slots: For each variable its slots with a shape of their own.
+            slots: For each variable its shaped slots, unchanged.
             updates: Receives {id of a slot: (slot, new value)}, and caches gathered tensors.
         """
         columns = self._columns_of_stacks(columns)
@@ -172,8 +173,9 @@ class GatheredMatrices:
         tensor: GatheredTensor,
         new_slots: Mapping[tuple[str, int], Tensor],
     ) -> GatheredTensor:
-        """Return `tensor`; if a stage returns the slot, `local` becomes this rank's part of the new
-        slot.
+        """Return `tensor` with this rank's part of the new slot `name` as `local`.
+
+        If `new_slots` lacks the slot, return `tensor` unchanged.
         """
         new_slot = new_slots.get((name, self._stacks[index].variable))
         if new_slot is None:
@@ -207,14 +209,15 @@ class GatheredMatrices:
                     full_tensor = torch.empty_like(tensor.full_tensor).copy_(matrix)
                     gathered_tensors[name, index] = tensor._replace(full_tensor=full_tensor)
         self._group.meet()
+        # A rank without matrices does not know which outputs the stage returns.
         if not ranks.is_alone:
             ranks.take_maximum(flags)
         return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
 
     def _gathered(self, name: str, index: int, slots: Sequence[Sequence[Tensor]]) -> GatheredTensor:
-        """Return a `GatheredTensor` for a slot or pass value of the stack at `index`.
+        """Return a `GatheredTensor` for the slot or pass value `name` of stack `index`.
 
-        Its full tensor is allocated, but not filled.
+        On the stack's owner, `full_tensor` is memory that `gather` fills.
         """
         stack, shards = self._stacks[index], self._shards[index][name]
         is_slot = name in self._kinds

@@ -89,8 +89,7 @@ class MatrixProcessGroup:
     ) -> None:
         """Reset the group for another step, such as a replayed step.
 
-        Args:
-            params, describe, matrix: As for the class.
+        The arguments are those of the constructor.
         """
         self.gathers = matrix is not None
         cuts = dict.fromkeys(
@@ -144,7 +143,7 @@ class MatrixProcessGroup:
                 )
 
     def meet(self, *values: object) -> None:
-        """Compare a message with the other ranks; do nothing without other ranks.
+        """Compare the step's description with the other ranks; do nothing without other ranks.
 
         Args:
             *values: Further values that must be equal on all ranks.

@@ -108,8 +108,8 @@ def stacks_of(
         variables: The variables. A variable without elements has no stack.
         rule: The rule, whose layout describes the matrices of each variable. If it draws random
             numbers, variables are not divided.
-        ranks: The numbers of the ranks in the default group. Teams and owners are indices of
-            `ranks`.
+        ranks: The numbers of the ranks in the default group. In the returned stacks, a rank is an
+            index into this list.
 
     Returns:
         (index of this rank in `ranks`, stacks of which this rank has a part). Stacks have the order
@@ -141,9 +141,10 @@ def stacks_of(
 
 
 def _divide(stack: Stack) -> Iterator[Stack]:
-    """Yield the matrices of a stack as smaller stacks.
+    """Yield smaller stacks of the same matrices, so that several ranks can own some.
 
-    Rows that the same ranks hold are divided into one stack for each of these ranks.
+    The stack is divided where other ranks hold the next row. A range of rows that n ranks hold is
+    then divided into at most n equal stacks.
     """
     shards = [stack.tensor.shard(position).runs[0] for position in stack.team.values()]  # pyright: ignore
     ends = sorted({end for runs in shards for run in runs for end in run})

@@ -36,7 +36,7 @@ class ShardIndex(NamedTuple):
         """Return the part of this shard within a range of rows of the full tensor.
 
         Args:
-            first: The first row. Rows of the returned index are counted from it.
+            first: The first row, which is row 0 of the returned index.
             end: The row after the last.
 
         Returns:
@@ -99,6 +99,7 @@ def shard_index(
         if placement.is_replicate():
             continue
         dim, factor = placement.dim % len(shape), getattr(placement, "split_factor", 1)
+        # With `_StridedShard`, a rank has one chunk of each of `split_factor` pieces.
         pieces = [_chunk(runs[dim], factor, piece) for piece in range(factor)]
         runs[dim] = _merge_adjacent(
             run for piece in pieces for run in _chunk(piece, count, coordinate)
@@ -239,6 +240,7 @@ def is_ambiguous(tensor: ShardedTensor) -> bool:
     factors = [getattr(placement, "split_factor", 1) for placement in tensor.placements]
     if max(factors, default=1) == 1:
         return False
+    # The order of FSDP2: sharding by `_StridedShard`, with a factor above 1, comes last.
     order = sorted(dims, key=lambda dim: factors[dim] > 1)
     for position in product(*map(range, tensor.mesh_shape)):
         runs = [*full_index(tensor.shape).runs]
@@ -260,6 +262,7 @@ def connected_ranks(cuts: Sequence[tuple[Mesh, tuple[int, ...]]]) -> list[int]:
     """
     all_teams = [set(team) for mesh, dims in cuts for team in teams(mesh, dims)]
     connected, size = {distributed.get_rank()}, 0
+    # A tensor of another rank may connect this rank to further ranks.
     while len(connected) > size:
         size = len(connected)
         connected = connected.union(*(team for team in all_teams if team & connected))

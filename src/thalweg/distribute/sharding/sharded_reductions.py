@@ -1,4 +1,4 @@
-"""Reductions over full variables from local parts, with the bits of a step on one rank."""
+"""Reductions (sums and peaks) over full variables, computed from the parts on each rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class ShardedReductions:
-    """Reductions of a step over the parts of all ranks.
+    """Reductions of a step with sharded slots, over the parts of all ranks.
 
     Leaves (partial sums) are sent to all ranks and added as on one rank. Sparse gradients are full
     on each rank, which reduces them locally.
@@ -51,8 +51,9 @@ class ShardedReductions:
     device = None
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
-        """Return sums or peaks (largest magnitudes) of full variables, on the host; see
-        `Reductions`.
+        """Return sums or peaks (largest magnitudes) of full variables, on the host.
+
+        `columns` has the scalars that the formulas of `reduction` read. All ranks call this.
 
         Raises:
             NotImplementedError: `reduction.kind` is neither "sums" nor "peaks".
@@ -137,8 +138,9 @@ class DTensorReductions:
         )
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Float64:
-        """Return sums or peaks (largest magnitudes) of full variables, on the host; see
-        `Reductions`.
+        """Return sums or peaks (largest magnitudes) of full variables, on the host.
+
+        `columns` has the scalars that the formulas of `reduction` read. Ranks with parts call this.
         """
         values = as_array(self._local_reductions.reduce(reduction, columns))
         if self._group is not None:

@@ -22,7 +22,7 @@ from thalweg.indexed_slices import IndexedSlices
 
 
 class SharedStep:
-    """Step of an optimizer on one rank, which updates its parts; see `thalweg._core.sharded_step`.
+    """Step in which this rank updates its parts; see `thalweg._core.sharded_step`.
 
     Args:
         shards: The assignment of elements to ranks, also an attribute.
@@ -45,7 +45,7 @@ class SharedStep:
     def check_matrices(
         self, rule: Rule, variables: Sequence[Tensor], titles: Sequence[str]
     ) -> None:
-        """Raise NotImplementedError if `titles` has a variable: no rank has full matrices."""
+        """Raise NotImplementedError if `titles`, the names of the variables, is not empty."""
         if titles:
             raise NotImplementedError(
                 f"Rule {rule.name!r} has stages over whole matrices, of which no rank has the slots"
@@ -54,7 +54,7 @@ class SharedStep:
             )
 
     def share_out(self, request: StepRequest) -> StepRequest:
-        """Return the request over this rank's part of each variable, gradient, slot and copy."""
+        """Return the request over this rank's part of each variable, gradient and 16-bit copy."""
         if len(set(map(id, request.variables))) < len(request.variables):
             raise InvalidArgumentError(
                 "With shard_slots, no variable can come twice in a step:"
@@ -91,9 +91,7 @@ class SharedStep:
         self._is_writing = True
 
     def joining_calls(self, request: StepRequest) -> PostUpdateCall:
-        """Return the call that sends this rank's updated parts to all ranks, after the step's
-        writes.
-        """
+        """Return a call that exchanges updated parts; it must run after all writes of the step."""
         only_rows = request.rule.update_untouched is None
         tensors: list[tuple[Tensor, Tensor, Any]] = []
         copies = request.copies or [None] * len(request.variables)

@@ -42,7 +42,8 @@ def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
     Args:
         size: The number of elements.
         loads: The bytes of other variables that each rank holds.
-        unit: The number of elements that stay together: by default a leaf of reductions.
+        unit: The number of consecutive elements that are not divided. By default a leaf, the range
+            of elements over which reductions compute a partial sum.
     """
     if not size:
         return []
@@ -50,7 +51,7 @@ def pieces_of(size: int, loads: Sequence[int], unit: int = LEAF) -> list[Piece]:
     base_count, num_longer = divmod(units, len(loads))
     order = sorted(range(len(loads)), key=lambda rank: (loads[rank], rank))
     counts = {rank: base_count + (position < num_longer) for position, rank in enumerate(order)}
-    # The last unit may be a short one: it is for the rank that has most of those that get one.
+    # The last unit may be short. Of the ranks with one more unit, the most loaded rank gets it.
     last_rank = order[num_longer - 1]
     ranks = [rank for rank in range(len(loads)) if counts[rank] and rank != last_rank]
     pieces: list[Piece] = []
@@ -155,6 +156,7 @@ class Shards:
 
     def hash_order(self, variables: Sequence[Tensor]) -> int:
         """Return a hash of the variables' numbers in the layout, in order, to compare ranks."""
+        # Hashes of integers are equal in all processes; the shift excludes -2**63.
         return hash(tuple(self._layout_of(var).index for var in variables)) >> 1
 
     def pieces(self, var: Tensor) -> list[Piece]:
@@ -174,6 +176,7 @@ class Shards:
         Each call returns the same view until the variable's memory moves.
         """
         entry = self._layout_of(var)
+        # The view is stale if another tensor's memory was set as `var.data`.
         if entry.part is None or entry.address != var.data_ptr() or entry.part.dtype != var.dtype:
             entry.part, entry.address = self.cut(var, var), var.data_ptr()
             self._views.clear()
@@ -321,9 +324,10 @@ class Shards:
 
     @contextlib.contextmanager
     def mark_torn(self, step_number: int) -> Iterator[None]:
-        """Raise ReplicaLostError if the `with` block fails; variables may be mixed of two steps.
+        """Raise ReplicaLostError if the `with` block raises an error; name the step in the message.
 
-        Later calls that send messages raise, too. An interrupt is raised with a note instead.
+        Variables may then have parts of two steps, so later calls that send messages raise, too. An
+        interrupt such as Ctrl-C is raised itself, with the message as a note.
 
         Args:
             step_number: The number of the step, from 1.
@@ -337,6 +341,7 @@ class Shards:
             )
             self.ranks.give_up(f"rank {self.ranks.rank} has failed in the middle of a step.")
             lost_error = self.lost_error(error, fate)
+            # Ctrl-C must stay a KeyboardInterrupt.
             if isinstance(error, Exception):
                 raise lost_error from error
             error.add_note(str(lost_error))

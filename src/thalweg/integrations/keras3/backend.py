@@ -20,6 +20,7 @@ def import_keras() -> ModuleType:
         ImportError: Keras 3 is not installed.
         FailedPreconditionError: Another backend was chosen.
     """
+    # Keras reads KERAS_BACKEND once, at its first import.
     if "keras" not in sys.modules:
         backend = os.environ.setdefault("KERAS_BACKEND", "torch")
         if backend != "torch":
@@ -27,6 +28,7 @@ def import_keras() -> ModuleType:
     try:
         keras = importlib.import_module("keras")
     except ModuleNotFoundError as error:
+        # Keras is installed, but a module that it imports is not.
         if error.name != "keras":
             raise
         message = f"{_REQUIREMENT} Keras 3. Install it with: pip install 'thalweg[keras]'"

@@ -48,7 +48,10 @@ class NamedOptimizer(FusedOptimizer, Generic[P]):
 
 
 def _over(wrapped: Callable[P, optimizers.Optimizer]) -> type[NamedOptimizer[P]]:
-    """Return an optimizer class that wraps a new `wrapped`; it takes Keras' keywords, too."""
+    """Return a Keras class that wraps an optimizer of the class `wrapped`.
+
+    The constructor has the arguments of `wrapped` and Keras' options.
+    """
     arguments = inspect.signature(wrapped)
     names = _KEYWORDS | arguments.parameters.keys()
 

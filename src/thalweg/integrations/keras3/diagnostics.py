@@ -51,7 +51,8 @@ class LogDiagnostics(keras.callbacks.CallbackList):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Start to receive tables."""
         self._of_batch, self._of_epoch = {}, {}
-        if self._keep_table not in self._recorder.sinks:  # as after a training that failed
+        # After a training that failed, `on_train_end` was not called.
+        if self._keep_table not in self._recorder.sinks:
             self._recorder.add(self._keep_table)
         super().on_train_begin(logs)
 

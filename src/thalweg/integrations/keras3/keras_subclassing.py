@@ -1,4 +1,4 @@
-"""Classes that let an optimizer of thalweg pass as an optimizer of Keras 3 in a model."""
+"""Classes that make an optimizer of thalweg an optimizer of Keras 3, too, for `model.optimizer`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from thalweg._base.execution_context import eagerly
 from thalweg.integrations.keras3.optimizer import FusedOptimizer
 from thalweg.keras.optimizers import Optimizer
 
-# The attribute for the lender. Keras saves what it finds under names of all other kinds.
+# The attribute for the lender. Keras' saving skips only attributes that begin with "__".
 _LENDER = "__lender"
 
 
 @keras.saving.register_keras_serializable(package="thalweg")
 class Lender(FusedOptimizer):
-    """Keras optimizer that stores Keras' attributes of `wrapped` for one model.
+    """Keras optimizer that stores Keras' attributes for an optimizer of thalweg in one model.
 
-    `model.optimizer` is `wrapped` itself, which reads these attributes from its lender.
+    `model.optimizer` is `wrapped` itself, which reads Keras' attributes from this object.
     """
 
-    @eagerly()  # also while a graph is built: Keras' variables are torch's
+    # Eager even while a graph is built, since Keras' variables are torch's.
+    @eagerly()
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
     def shown(self) -> Optimizer:
-        """Return the optimizer, with its class changed to delegate attributes to this lender."""
+        """Return `wrapped`; change its class to a subclass that reads attributes from `self`."""
         optimizer = self.wrapped
         vars(optimizer)[_LENDER] = self
         if not isinstance(optimizer, Lent):
@@ -49,7 +50,7 @@ class Variables(list[Any]):
 
 
 class Lent(Optimizer):
-    """Mixin of an optimizer in a Keras model that reads missing attributes from its `Lender`.
+    """Mixin that makes an optimizer in a Keras model read missing attributes from its `Lender`.
 
     Copies of the optimizer have the original class and no lender.
     """
@@ -65,6 +66,7 @@ class Lent(Optimizer):
         return self._base_class.__new__(self._base_class)
 
     def __reduce_ex__(self, protocol: object) -> Any:
+        # A copy or pickle is made by `Optimizer`, not by the class that reads from a lender.
         _, *arguments = super().__reduce_ex__(protocol)
         return (Optimizer.__new__, *arguments)
 
@@ -111,12 +113,14 @@ class Lent(Optimizer):
 class _OfKeras(keras.optimizers.Optimizer):
     """Base class without code that makes an optimizer a `keras.optimizers.Optimizer`."""
 
+    # Keras' method would raise, since the constructor of Keras' class was not called.
     __setattr__ = object.__setattr__
 
 
 @cache
 def _lent(base: type[Optimizer]) -> Any:
-    """Create and register with Keras a subclass of `base` for optimizers in a model; return it."""
+    """Return a new subclass of `base`, `Lent` and Keras' optimizer class, registered with Keras."""
+    # Attributes of Keras' class come from the lender, unless thalweg's class defines them.
     properties = {name for name in dir(_OfKeras) if not name.startswith("__")}
     properties = {name: _from_lender(name) for name in properties if not hasattr(Lent, name)}
     properties = {name: attr for name, attr in properties.items() if not hasattr(base, name)}

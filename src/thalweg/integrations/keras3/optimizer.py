@@ -82,7 +82,8 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
         self._tensors: list[Tensor] = []  # of the variables it was built with
         self._shared: list[tuple[object, Tensor]] = []  # variables of Keras over the wrapped one's
         self._share(self._iterations, wrapped.iterations)
-        if isinstance(rate, int):  # it would become an integer variable, which takes no fraction
+        # An int would become an integer variable, which cannot hold fractions.
+        if isinstance(rate, int):
             wrapped._set_hyper("learning_rate", float(rate))
         wrapped._create_hypers()
         if rated and isinstance(self._learning_rate, keras.Variable):
@@ -124,7 +125,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
     def _apply_here(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Apply Keras' weight decay and the update of `wrapped` to `variables` in place.
 
-        Raise FailedPreconditionError if a variable has a new tensor or a strategy shards slots.
+        Raise FailedPreconditionError if a variable's tensor was replaced, or slots are sharded.
         """
         wrapped, tensors = self.wrapped, [var.value for var in variables]
         for var, tensor in zip(variables, tensors, strict=True):
@@ -133,7 +134,8 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
                     f"'{var.path}' holds another tensor than when the optimizer was built. Make a"
                     " new optimizer and compile the model again."
                 )
-            if variable_constraint(tensor) is not None:  # Keras constrains its variables itself
+            # Keras applies the constraints of its variables after the step.
+            if variable_constraint(tensor) is not None:
                 tensor.constraint = None
         if shards_of(wrapped) is not None:
             raise FailedPreconditionError(
@@ -141,6 +143,7 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
                 " strategy without shard_slots."
             )
         pairs = list(zip(replica_shares(grads), tensors, strict=True))
+        # The checks of a step come before the decay, which would remain after an error.
         if self.weight_decay is not None:
             hooks = wrapped._make_hooks(False)
             hooks.check_pairs(hooks.convert_pairs(pairs), False)
@@ -154,8 +157,9 @@ class FusedOptimizer(ClippingOptions, Keras3StateDict, keras.optimizers.Optimize
             wrapped.iterations.fill_(batch_count)
 
     def _apply_stateless(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Compute a step on copies and assign the results in Keras' stateless scope."""
+        """Take a step on copies of the variables; assign the results in Keras' stateless scope."""
         shared = [*((var, var._value) for var in variables), *self._shared]
+        # A stateless call must not write to the variables that model and optimizer share.
         copies = {
             id(tensor): torch.nn.Parameter(var.value.detach().clone(), requires_grad=False)
             for var, tensor in shared

@@ -9,7 +9,7 @@ from typing import Any
 def _delegate(name: str, description: str) -> property:
     """Return a property that reads and sets the attribute `name` of `self.wrapped`.
 
-    Without `wrapped`, the property is None and setting it does nothing.
+    As long as `self.wrapped` is not set, reads return None and writes do nothing.
     """
 
     def read(self: Any) -> float | None:
@@ -18,7 +18,8 @@ def _delegate(name: str, description: str) -> property:
 
     def write(self: Any, value: float | None) -> None:
         wrapped = self.__dict__.get("wrapped")
-        if wrapped is not None:  # Keras' constructor sets all three to None before
+        # Keras' constructor sets all three options to None before `wrapped` is set.
+        if wrapped is not None:
             setattr(wrapped, name, value)
 
     return property(read, write, doc=description)

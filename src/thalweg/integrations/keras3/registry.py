@@ -37,6 +37,7 @@ def deserialize(
     """
     config = dict(serialized["config"])
     for name, value in config.items():
+        # The form in which `plain` writes a schedule of Keras.
         if isinstance(value, dict) and set(value) == {"keras"}:
             schedule = keras.saving.deserialize_keras_object(value["keras"], custom_objects)
             config[name] = KerasSchedule(schedule)

@@ -71,7 +71,8 @@ def for_thalweg(rate: object) -> Any:
         return rate.schedule
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return KerasSchedule(rate)
-    if isinstance(rate, int):  # it would become an integer variable, which takes no fraction
+    # An int would become an integer variable, which cannot hold fractions.
+    if isinstance(rate, int):
         return float(rate)
     return rate
 

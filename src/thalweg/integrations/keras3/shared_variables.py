@@ -33,13 +33,13 @@ def slot_variables(
     """Create Keras variables that share memory with the weights of the wrapped optimizer.
 
     Args:
-        optimizer: The optimizer of Keras; its list of variables grows.
+        optimizer: The optimizer of Keras, to which the variables are added.
         variables: Keras variables that the optimizer trains.
-        tensors: One tensor per element of `variables`.
+        tensors: The tensor of each of `variables`.
 
     Returns:
-        (Keras variable, weight) pairs in the order of `get_weights`, without `iterations` and slots
-        of other variables.
+        (new Keras variable, weight) pairs in the order of `get_weights`. `iterations` and slots of
+        variables outside `variables` are left out.
     """
     wrapped = optimizer.wrapped
     vars_by_tensor = {id(tensor): var for var, tensor in zip(variables, tensors, strict=True)}
@@ -47,8 +47,9 @@ def slot_variables(
     pairs = []
     for weight in [*wrapped.weights[1:], *wrapped._added_weights]:
         owner, name = slots.get(id(weight), (None, _title(weight)))
+        # The wrapped optimizer may train further variables, outside of Keras.
         if owner is not None and id(owner) not in vars_by_tensor:
-            continue  # the wrapped optimizer trains other variables besides
+            continue
         if owner is not None:
             name = f"{vars_by_tensor[id(owner)].path.replace('/', '_')}_{name}"
         variable = optimizer.add_variable(

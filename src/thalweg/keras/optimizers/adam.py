@@ -71,12 +71,12 @@ class Adam(BuiltIn):
         return AMSGRAD if self.amsgrad else ADAM
 
     def _adapted_weights(self, weights: list[object]) -> list[object]:
-        """Return weights for `set_weights`; drop AMSGrad's slots if this optimizer lacks AMSGrad.
+        """Return the list of values that `set_weights` assigns.
 
-        Before the first step, a list of one weight becomes an empty list, with a warning.
+        Leave out AMSGrad's slots if this optimizer lacks AMSGrad. Before the first step, warn and
+        return [] for a list of one value.
         """
-        # As in Keras, which drops what it takes for amsgrad's: also the one value that 3 n + 1 are
-        # of no variables.
+        # Keras drops AMSGrad's slots from lists of 3 n + 1 weights, and takes one weight for n = 0.
         if not self._weights and len(weights) == 1:
             warn(
                 f"{self._name} has no weights before its first step, and sets none of the one it"

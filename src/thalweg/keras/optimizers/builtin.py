@@ -52,7 +52,7 @@ class BuiltIn(RuleOptimizer):
         self._set_hyper("learning_rate", kwargs.get("lr", checked_rate))
 
     def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
-        """Return {name: scalar of `dtype`} for the hyperparameters of this step's rule."""
+        """Return {hyperparameter of the rule: scalar of the NumPy type `dtype`} for this step."""
         values: dict[str, object] = {}
         for hyper in self._choose_rule().hypers:
             name = hyper.name

@@ -103,6 +103,7 @@ class Differentiation:
             value = self._transform_loss(loss)
         else:
             with tape:
+                # A callable is called after the loss, which may create the variables.
                 if not callable(var_list):
                     tape.watch([x for x in var_list if not (is_variable(x) and is_frozen(x))])
                 value = self._transform_loss(loss())

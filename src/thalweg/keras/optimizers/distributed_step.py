@@ -16,10 +16,10 @@ _FIRST_HOOK = "_transform_unaggregated_gradients"
 
 
 def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: bool) -> Any:
-    """Apply gradients inside a strategy's scope or replica; return `apply_gradients`' result.
+    """Apply gradients in a replica of a strategy; return the result of `apply_gradients`.
 
     `aggregates` is True to sum gradients over replicas. Raise RuntimeError if the call is in the
-    scope, but in no replica.
+    scope of a strategy, but not in a replica.
     """
     is_summed = aggregates and _is_summed(optimizer)
     reporting = distribute.report_errors(optimizer) if is_summed else contextlib.nullcontext()
@@ -39,6 +39,7 @@ def step_in_replicas(optimizer: Any, pairs: Any, name: str | None, aggregates: b
         sums_first = aggregates and _sums_first(optimizer)
         hooks = optimizer._make_hooks(aggregates and not sums_first)
         if not sums_first:
+            # A rank without a gradient must sum zeros if another rank has one.
             if is_summed and executing_eagerly():
                 pairs = distribute.fill_missing_gradients(as_pairs(pairs))
             fingerprint = fingerprint_of(optimizer)
@@ -86,10 +87,10 @@ def _is_summed(optimizer: Any) -> bool:
 def _sum_for_shards_of(
     optimizer: Any, pairs: list[tuple[Any, Any]], hooks: KerasStepAdapter
 ) -> tuple[list[tuple[Any, Any]], distribute.SharedStep]:
-    """Sum gradients over the ranks; return (summed gradient, variable) pairs and the sharded step.
+    """Sum gradients over the ranks for an optimizer with sharded slots.
 
-    Each rank receives only the sums of its shards. It receives all sums if a hook, or a rule that
-    is clipped, reads whole gradients.
+    Return ((summed gradient, variable) pairs, step of this rank). Usually a rank receives only
+    the sums of its shards. It receives full sums if a hook, or a rule with clipping, needs them.
     """
     sees = optimizer._transformers or "_transform_gradients" in optimizer._overridden_hooks()
     rule = hooks.step_rule()
@@ -102,7 +103,7 @@ def _sum_for_shards_of(
 
 
 def fingerprint_of(optimizer: Any) -> distribute.StepFingerprint:
-    """Return a fingerprint of the step; replicas compare fingerprints and must agree."""
+    """Return a fingerprint of the next step, for the check that all replicas take equal steps."""
 
     def words_of_step() -> list[str]:
         """Return one line per fact about the optimizer that must be equal on all replicas."""

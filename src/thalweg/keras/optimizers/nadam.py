@@ -69,6 +69,7 @@ class Nadam(BuiltIn):
                 " its momentum schedule.",
                 NumericsWarning,
             )
+        # TensorFlow's Nadam, too, stores `schedule_decay` as the hyperparameter `decay`.
         kwargs["decay"] = as_option("schedule_decay", kwargs.pop("schedule_decay", 0.004))
         super().__init__(name, **kwargs)
         self._set_learning_rate(learning_rate, kwargs)
@@ -132,7 +133,7 @@ class Nadam(BuiltIn):
         self._weights.append(self._cache)
 
     def _step_coefficients(self, dtype: object, state: dict[str, Any]) -> dict[str, object]:
-        """Return {TensorFlow's coefficient: 0-d tensor} for the learning rate `state["lr_t"]`."""
+        """Return TensorFlow's coefficients by name; `state` has the learning rate as "lr_t"."""
         tensors = {**self._read_tensors(dtype, "epsilon"), **self._read_betas(dtype)}
         step = self.iterations.detach().to(as_dtype(dtype)) + 1
         base = torch.full_like(step, 0.96)

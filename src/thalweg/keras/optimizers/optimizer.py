@@ -1,8 +1,8 @@
 """`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
 
-Its parts, each derived from the one before: `weights` (iterations, slots), `hyperparameters`
-(attributes) and `state_dict`. Its mixins: `options` (clipping, functions) and `differentiation`
-(`minimize`).
+`Optimizer` inherits from `weights` (iterations, slots), `hyperparameters` (attributes) and
+`state_dict`, each derived from the class before. Its mixins are `options` (clipping, functions)
+and `differentiation` (`minimize`).
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                     f"Unexpected keyword argument passed to optimizer: {key}."
                     f" Allowed kwargs are {list(_ALLOWED)}.{self._spelling_hint(key)}"
                 )
+            # Other values of `lr`, such as schedules, are checked as those of `learning_rate`.
             if key != "lr" or is_number(value):
                 kwargs[key] = as_option(key, value)
         if not isinstance(name, str | None):
@@ -217,6 +218,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
                 replay, pairs = None if thread.strategies else cache.replay, grads_and_vars
                 # A replay takes lists only, and `zip(gradients, variables)` is the usual argument.
                 pairs = list(pairs) if type(pairs) is zip else pairs
+                # Only callable hyperparameters need the block of `self._hyper`.
                 if replay is not None and not replay.calls and replay.take(self, cache, pairs):
                     return self._iterations
                 progress = progress_of(cache)
@@ -263,10 +265,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
-        """Take an eager step and return its result; for a graph step, do nothing and return None.
-
-        The last plan is reused with new tensors if possible. Otherwise the step is planned anew.
-        """
+        """Take an eager step and return its result; for a graph step, only return None."""
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         )
@@ -276,6 +275,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
             if executing_eagerly():
                 outcome = try_rebind(hooks, cache, pairs, transforms)
                 if outcome is not None:
+                    # A replay would neither measure nor judge later steps.
                     if hooks.watch is None and transforms.judge is None:
                         note_repeated(cache, _make_replay)
                     return outcome
@@ -286,11 +286,11 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
     def _end_step(
         self, outcome: StepResult | None, pairs: object, name: str | None, aggregates: bool
     ) -> Tensor | None:
-        """Return the result of `apply_gradients`: `iterations`, or an operation of a graph.
+        """Return the result of `apply_gradients`: `iterations`, or in graph mode an operation.
 
         Args:
-            outcome: Result of an eager step; its first error is raised. None builds the operation.
-            pairs, name, aggregates: Arguments of the operation.
+            outcome: Result of an eager step, whose first error is raised. None in graph mode.
+            pairs, name, aggregates: Arguments of the operation of graph mode.
         """
         if outcome is None:
             return graph_mode().apply_gradients(self, as_pairs(pairs), name, aggregates)
@@ -357,7 +357,6 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         """Return TensorFlow's coefficients of this class by name, for hooks of its subclasses.
 
         Args:
-            dtype: The dtype of the coefficients.
             state: The coefficients so far, such as the learning rate "lr_t".
         """
         return {}

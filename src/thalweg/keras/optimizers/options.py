@@ -22,7 +22,7 @@ def as_option(key: str, value: Any) -> Any:
 
     Raises:
         TypeError: The value is not a number.
-        ValueError: The value is negative or NaN, or an infinite norm.
+        ValueError: The value is negative or NaN; or `key` is a norm and the value is infinite.
     """
     if value is None:
         return None
@@ -127,6 +127,7 @@ class KerasOptions:
     @gradient_transformers.setter
     def gradient_transformers(self, functions: Sequence[Transformer] | None) -> None:
         previous, self._transformers = self._transformers, _check_transformers(functions)
+        # `_set_clipping` without changes raises if clipping and transformers exclude each other.
         try:
             self._set_clipping()
         except ValueError:

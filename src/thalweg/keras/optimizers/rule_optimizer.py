@@ -103,7 +103,7 @@ class RuleOptimizer(Optimizer):
         return self.rule
 
     def _hyper_scalars(self, dtype: Dtype) -> dict[str, object]:
-        """Return {name: scalar of `dtype`} for the hyperparameters of this step's rule."""
+        """Return {hyperparameter of the rule: scalar of the NumPy type `dtype`} for this step."""
         values = {
             hyper.name: self._scalar_of(hyper.name, dtype)
             for hyper in self._choose_rule().hypers
@@ -122,12 +122,11 @@ class RuleOptimizer(Optimizer):
     def _rule_scalars(
         self, dtype: Dtype, rate: float | None = None, in_common: Mapping[str, float] | None = None
     ) -> dict[str, Any]:
-        """Return {name: scalar of `dtype`} for all scalars that the rule's formulas read.
+        """Return {name: scalar} of all scalars that the rule's formulas read in this step.
 
         Args:
-            dtype: The compute dtype.
-            rate: Learning rate set by a subclass's `_prepare_local`; None keeps the hyperparameter.
-            in_common: {name: number} of scalars that all variables share.
+            rate: Optional. A learning rate that replaces the hyperparameter.
+            in_common: Optional. {name: number} of values that are equal for all variables.
         """
         values = self._hyper_scalars(dtype)
         values |= {name: dtype(shared_scalar) for name, shared_scalar in (in_common or {}).items()}
@@ -189,7 +188,10 @@ class RuleOptimizer(Optimizer):
         return not is_standard or not cls._overridden_hooks() <= {*UPDATES}
 
     def _changed_rates(self, state: ApplyState) -> dict[Dtype, float]:
-        """Return {compute dtype: rate} of learning rates that `_prepare_local` changed."""
+        """Return {compute dtype: learning rate} for rates that `_prepare_local` changed.
+
+        `state` has the coefficients from `_prepare_local`, with the learning rate as "lr_t".
+        """
         rates: dict[Dtype, float] = {}
         # Dtypes may share a compute dtype: the widest, which comes last, has the most exact rate.
         for (_, dtype), coefficients in sorted(state.items(), key=lambda item: item[0][1].itemsize):
@@ -232,7 +234,6 @@ class RuleOptimizer(Optimizer):
 
         Args:
             grad: A tensor, or `IndexedSlices`.
-            var: The variable.
             apply_state: The `apply_state` that a hook received, or None.
             rates: {compute dtype: learning rate}; None uses the step's learning rate.
         """

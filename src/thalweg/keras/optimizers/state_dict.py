@@ -76,7 +76,7 @@ class KerasStateDict(Hypers, state.StateDict):
         return self._saved(_name_variables)
 
     def _saved(self, names: Names = state.keys_of) -> dict[str, object]:
-        """Return `state_dict()`, with one key per variable from `names(variables)`."""
+        """Return the dict of `state_dict()`; `names(variables)` returns the keys of variables."""
         self._check_eager()
         with self._lock:
             self._settle()
@@ -87,6 +87,7 @@ class KerasStateDict(Hypers, state.StateDict):
                 }
                 for name, var in zip(names(variables), variables, strict=True)
             }
+            # A save before the first step must not lose loaded slots that still await variables.
             for name, pending_slots in self._pending.items():
                 slots[name] = {key: value.clone() for key, value in pending_slots.items()}
             return {
@@ -136,9 +137,13 @@ class KerasStateDict(Hypers, state.StateDict):
     def _state_parts(
         self, state_dict: dict[str, Any], variables: Sequence[Tensor] | None, names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Create missing state; return "" and a list of parts to restore.
+        """Create missing state; return ("", parts), where each part is a section to restore.
 
-        A part is (state entries, {entry name: value}, True if all entries are required).
+        A part is (state entries, {entry name: saved value}, True if all entries are required).
+
+        Args:
+            variables: Variables whose slots are created now, or None.
+            names: `names(variables)` returns the key of each variable in `state_dict`.
         """
         slots, has_custom_names = state_dict["slots"], names is not state.keys_of
         self._pending = {}
@@ -197,11 +202,15 @@ class KerasStateDict(Hypers, state.StateDict):
         saved_slots: dict[str, dict[str, Any]],
         includes_all: bool = True,
     ) -> tuple[list[Entry], dict[str, Any], dict[str, Any]]:
-        """Match slots of variables with saved slots.
+        """Return state entries for slots of variables, with the saved values.
+
+        Args:
+            slot_keys: (prefix of entry names, key in `saved_slots`, variable) tuples.
+            saved_slots: {key: {slot name: saved value}}.
+            includes_all: False to skip variables without saved slots.
 
         Returns:
-            State entries of slots (without `includes_all`, only of saved variables); {entry name:
-            saved value}; and `saved_slots` without the matched variables.
+            State entries of the slots; {entry name: saved value}; and the rest of `saved_slots`.
         """
         entries: list[Entry] = []
         values: dict[str, Any] = {}
@@ -226,10 +235,10 @@ class KerasStateDict(Hypers, state.StateDict):
         self._restore_pending(var_list)
 
     def _restore_pending(self, var_list: Sequence[Tensor]) -> None:
-        """Copy pending slots of `var_list` into the variables' new slots.
+        """Restore loaded slots that wait for variables in `var_list`.
 
-        Raise CheckpointMismatchError if shapes or dtypes differ. Warn if the first step matches no
-        pending slot.
+        Raise CheckpointMismatchError if shapes or dtypes differ. In the first step after a load,
+        warn if no waiting slot belongs to these variables.
         """
         if not self._pending:
             return
@@ -275,6 +284,7 @@ def _check_form(state_dict: object, class_name: str) -> None:
     differences = _find_strange_sections(state_dict)
     if not differences:
         slots: Any = state_dict["slots"]
+        # Slots are restored under joined names, "variable/slot", which must be distinct.
         if len(_flatten_slots(slots)) < sum(len(var_slots) or 1 for var_slots in slots.values()):
             differences = ["two slots have the same name"]
     if differences:

@@ -43,7 +43,6 @@ def deduplicated(values: object, indices: object) -> tuple[Any, Any]:
     """Return (values, indices) with unique indices; rows of repeated indices are summed.
 
     Args:
-        values: The rows, one per index.
         indices: int32 or int64, of shape (rows,).
     """
     if is_symbolic(values) or is_symbolic(indices):
@@ -95,7 +94,6 @@ class KerasStepAdapter(StepAdapter):
     """Adapter that calls an optimizer's hooks for one call of `apply_gradients`.
 
     Args:
-        optimizer: A Keras optimizer.
         aggregates: True to call the gradient aggregator.
     """
 
@@ -157,16 +155,16 @@ class KerasStepAdapter(StepAdapter):
         return self._call_hook("_transform_gradients", pairs, bool(optimizer._transformers))
 
     def _call_hook(self, hook: str, pairs: list[Pair], is_required: bool = False) -> list[Pair]:
-        """Call a gradient hook and return its pairs, checked; create slots of new variables.
+        """Call the hook method named `hook`; return the checked pairs that it returned.
 
-        Return `pairs` if the hook is neither overridden nor required.
-
-        Raises:
-            ValueError: The hook returned no gradient.
+        Create slots of variables that the hook has added. Return `pairs`, without a call, if no
+        subclass overrides the hook and `is_required` is False. Raise ValueError if the hook
+        returned no gradient.
         """
         optimizer = self._optimizer
         if not (is_required or hook in optimizer._overridden_hooks()):
             return pairs
+        # The hook gets a list of its own, which it may change.
         hook_pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
         check_variables([var for _, var in hook_pairs])
         new_pairs = self._convert_gradients(hook_pairs)
@@ -235,13 +233,12 @@ class KerasRuleStepAdapter(KerasStepAdapter):
         ]
 
     def read_hypers(self, variables: Sequence[Tensor]) -> None:
-        """Read hyperparameters before the step writes: coefficients of hooks, results of callables.
+        """Call users' functions, such as callable hyperparameters, and store their results.
 
-        `_prepare` is called only if a hook that reads coefficients is overridden. Scalars are
-        computed and cached here only if users' functions compute them.
+        Call `_prepare` if a subclass overrides a hook that reads coefficients.
         """
         self._variables = variables
-        # Only hooks read these coefficients, so schedules are not called for them without hooks.
+        # Only hooks read coefficients: without hooks, no schedule is called for them.
         optimizer = self._optimizer
         if not _COEFFICIENT_HOOKS.isdisjoint(optimizer._overridden_hooks()):
             super().read_hypers(variables)
@@ -378,7 +375,9 @@ def has_hooks(optimizer: Any) -> bool:
 
 
 def with_gradients(pairs: Sequence[tuple[object, object]], names: Sequence[str]) -> list[Any]:
-    """Return the pairs whose gradient is not None; warn about other variables unless frozen.
+    """Return the pairs whose gradient is not None.
+
+    Warn about variables without a gradient that are not frozen.
 
     Raises:
         ValueError: No pair has a gradient.

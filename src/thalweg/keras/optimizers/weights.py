@@ -50,8 +50,7 @@ _FILL = {"zeros": 0.0, "ones": 1.0}
 def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a new CPU tensor with an initial value of a shape and dtype.
 
-    While a graph is built, a callable `initializer` may return a graph tensor, which is returned
-    unchanged.
+    If a callable `initializer` returns a graph tensor, return the graph tensor unchanged.
 
     Args:
         initializer: "zeros", "ones", a value, or a callable: `initializer(shape, dtype=dtype)`
@@ -70,6 +69,7 @@ def initial_value(initializer: Any, shape: Sequence[int], dtype: torch.dtype) ->
         if is_symbolic(initializer):
             return initializer
     value = to_tensor(initializer).detach().to(dtype)
+    # Steps write to slots, so that each element needs memory of its own: `clone` after `expand`.
     try:
         return value.expand(tuple(shape)).clone()
     except RuntimeError:
@@ -102,6 +102,7 @@ class Weights(TrackableSlots):
         """Number of training steps of this optimizer, a variable."""
         if self._iterations is None:
             self._iterations = self._make_tracked_variable(np.int64(0), "iter")
+            # `weights` begins with `iterations` even if slots were created before.
             self._weights.insert(0, self._iterations)
         return resolve(self._iterations) if thread.frames else self._iterations
 
@@ -192,10 +193,14 @@ class Weights(TrackableSlots):
     def _add_slots(
         self, variables: Sequence[Tensor], name: str, initial: float, kind: Slot | None = None
     ) -> list[Variable]:
-        """Create slots for the variables that lack a slot `name`; return the new slots."""
+        """Create slots for the variables that lack a slot `name`; return the new slots.
+
+        All elements are `initial`. `kind`, if not None, defines the shape and dtype.
+        """
         missing = [var for var in variables if self._slots.get(var, name) is None]
         if not missing:
             return []
+        # Slots of DTensors are stored as slots of their local parts.
         if any_on_mesh(missing):
             distribute.keep_local_slots(self._slots, missing)
         names = [self._slot_title(var, name) for var in missing]
@@ -224,7 +229,7 @@ class Weights(TrackableSlots):
 
         Raises:
             KeyError: The variable has no slot of this name (yet).
-            ReplicaLostError: A rank has not called it.
+            ReplicaLostError: Slots are sharded, and a rank has not called this method.
         """
         var = var if executing_eagerly() else graph_mode().variable_of(var)
         slot = self._slots.get(var, slot_name)
@@ -242,6 +247,7 @@ class Weights(TrackableSlots):
         if self._slots.parts_of(slot_name) is not None:
             with self._lock:
                 return over(self._slots.whole(var, slot_name), slot.name)
+        # The caller may write to the slot, which replays must then notice.
         self._slots.handed_out([slot])
         return slot
 
@@ -330,8 +336,8 @@ class Weights(TrackableSlots):
         """Assign a list of values to `weights`, in order, converted to each weight's dtype.
 
         Raises:
-            ValueError: The list has another length, an array has another shape, a weight cannot
-                hold a value, or iterations is negative. Nothing is set then.
+            ValueError: The list has another length, an array has another shape, a weight's dtype
+                cannot hold a value, or iterations is negative. Nothing is set then.
         """
         self._settle()
         weights = self._adapted_weights(list(weights))
@@ -348,6 +354,7 @@ class Weights(TrackableSlots):
                 f"{'' if self._slots.names() else hint}"
             )
         entries = self._list_weight_entries()
+        # All values are validated before the first is written.
         values = list(map(_fit_value, entries, weights))
         if self._iterations is not None and values[0] < 0:
             raise InvalidArgumentError(f"iterations must be 0 or more, not {values[0].item()}.")
@@ -365,7 +372,7 @@ class Weights(TrackableSlots):
         return self._weights if is_inherited else self.weights
 
     def _list_weight_entries(self) -> list[Entry]:
-        """Return one state entry per element of `weights`; it reads a sharded slot in full."""
+        """Return a state entry per element of `weights`; entries read sharded slots in full."""
         slot_entries = {
             id(entry.own): entry
             for optimizer in self._with_inner()
@@ -426,6 +433,7 @@ def _fit_value(entry: Entry, value: object) -> Tensor:
     if array.is_complex():
         raise InvalidTypeError(f"The value for '{name}' is {dtype_name(array.dtype)}, not real.")
     weight_value = array.detach().to(weight.dtype)
+    # The conversion back reveals fractions and integers out of range.
     if not weight.dtype.is_floating_point and not torch.equal(weight_value.to(array.dtype), array):
         raise InvalidArgumentError(
             f"'{name}' is {dtype_name(weight.dtype)} and cannot hold {array.tolist()!r}."

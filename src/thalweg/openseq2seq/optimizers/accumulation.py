@@ -29,15 +29,16 @@ class Accumulators(Staged):
         self._cache: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """Return the sums of an eager step in a new list; create missing sums.
+        """Return a new list with the gradient sum of each target, a variable or float32 master.
 
-        The sums are cached until the targets change.
+        Missing sums are created, filled with zeros. The sums of the last targets are cached.
         """
         if self._cache is not None:
             cached_targets, sums, store = self._cache
             has_same_targets = len(cached_targets) == len(targets) and all(
                 map(is_, cached_targets, targets)
             )
+            # An update of this object by its staged copy replaces the store of the sums.
             if has_same_targets and store is self._slots:
                 return [*sums]
         self.make(targets)
@@ -63,9 +64,10 @@ class Accumulators(Staged):
 def are_addable(
     gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
-    """Return True if gradients, targets and sums are contiguous host tensors without overlaps.
+    """Return True if a quick check shows that gradients can be added to sums.
 
-    Return False if the full check (`check_addable`) must decide.
+    The check requires contiguous host tensors. A gradient, target and sum must have one shape and
+    dtype; targets and sums must not overlap. Return False if `check_addable` must decide.
     """
     spans: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):
@@ -76,6 +78,7 @@ def are_addable(
         for tensor in (grad, var, total):
             if tensor.dtype is not var.dtype or tensor.shape != var.shape or not is_whole(tensor):
                 return False
+        # A gradient may overlap other tensors: `adding` copies it before anything is written.
         spans += [(var.data_ptr(), var.nbytes), (total.data_ptr(), total.nbytes)]
     spans.sort()
     end = 0
@@ -112,7 +115,7 @@ def as_skip(value: object) -> bool:
     """Return True if a run only accumulates gradients.
 
     Args:
-        value: A bool, a bool tensor of shape (), or a callable that returns one.
+        value: A bool or a bool tensor of shape (), or a callable that returns either.
 
     Raises:
         InvalidTypeError: `value` is not a bool.

@@ -23,7 +23,7 @@ _SCALERS: dict[str, type[LossScaler]] = {"backoff": BackoffScaler, "logmax": Log
 
 
 class AutomaticLossScaler:
-    """Factor of a loss that adapts to float16 gradients, so that few gradients over- or underflow.
+    """Loss scale that adapts to the gradients, so that few float16 gradients over- or underflow.
 
     Divide gradients by `loss_scale`, and pass them to `check_grads`. Take the step unless a
     gradient is NaN or infinite. Call `update_op` in each case. An object made while a graph is
@@ -77,7 +77,7 @@ class AutomaticLossScaler:
         return {"algorithm": self._algorithm, **self.scaler._arguments()}
 
     def _keeps(self) -> tuple[object, ...]:
-        """Return nothing: the optimizer around it saves its variables."""
+        """Return (): the wrapping optimizer saves the variables."""
         return ()
 
     def _made_by(self) -> tuple[Names, type[AutomaticLossScaler]]:

@@ -37,7 +37,7 @@ _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
 
 
 def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
-    """Return the global norm of gradients, without None; repeated rows are not added."""
+    """Return the float32 global norm; skip None, and do not add rows with equal indices."""
     present = [grad for grad in gradients if grad is not None]
 
     def measure(gradient_list: list[object]) -> Tensor:
@@ -63,8 +63,8 @@ def _global_norm_with_cast(
     """Return the global norm of gradients.
 
     Args:
-        grads_and_vars: (gradient, variable) pairs. A gradient is a tensor, or `IndexedSlices`,
-            whose repeated rows are not added.
+        grads_and_vars: (gradient, variable) pairs. A gradient is a tensor or `IndexedSlices`. Rows
+            with equal indices are measured separately, not added.
         as_shipped: True to return infinity if a square overflows float32 (norms above 1.8e19).
 
     Returns:
@@ -104,22 +104,22 @@ def _clip_by_global_norm(
     *,
     as_shipped: bool = False,
 ) -> tuple[list[object], object]:
-    """Return tensors scaled so that their global norm is at most `clip_norm`, and the old norm.
+    """Scale tensors down to a global norm of at most `clip_norm`; also return the old norm.
 
     Args:
-        t_list: A list of tensors, `IndexedSlices` and None, which stays None.
+        t_list: A list of tensors and `IndexedSlices`. None is accepted and returned as None.
         clip_norm: The maximum norm. 0 gives zeros.
         use_norm: Optional. The global norm of the tensors; by default it is computed.
         name: Name of the operation in graph mode.
-        as_shipped: True if large norms are infinite, see `_global_norm_with_cast`, and a negative
-            `clip_norm` changes nothing.
+        as_shipped: True to compute norms as `_global_norm_with_cast(..., as_shipped=True)`, and to
+            accept a negative `clip_norm`, which changes nothing.
 
     Returns:
         (tensors in float32, norm before clipping). If the norm is infinite, infinities become NaN
         and all other elements 0. If the norm is NaN, all elements become NaN.
 
     Raises:
-        TypeError: `t_list` is not a sequence, or a string.
+        TypeError: `t_list` is not a sequence, or is a string.
         ValueError: `clip_norm` is below 0 or NaN.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
@@ -161,13 +161,14 @@ def _clip_by_global_norm(
 def _clip_gradients_by_norm(
     grads_and_vars: Sequence[tuple[Any, Any]], clip_gradients: object, *, as_shipped: bool = False
 ) -> list[tuple[object, object]]:
-    """Return gradients scaled so that their global norm is at most `clip_gradients`.
+    """Scale gradients down to a global norm of at most `clip_gradients`.
 
     Args:
         grads_and_vars: (gradient, variable) pairs.
         clip_gradients: The maximum norm.
-        as_shipped: True if large norms are infinite, variables of shape () raise ValueError, and a
-            negative `clip_gradients` changes nothing.
+        as_shipped: True to compute norms as `_global_norm_with_cast(..., as_shipped=True)`, to
+            raise ValueError for variables of shape (), and to accept a negative `clip_gradients`,
+            which changes nothing.
 
     Returns:
         The pairs with new gradients, in the dtypes of their variables.

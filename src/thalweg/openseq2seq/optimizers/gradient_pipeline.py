@@ -1,4 +1,4 @@
-"""Steps that eager mode and graphs share: from the loss to the summaries."""
+"""Parts of a training step, from the loss to the summaries, for eager mode and for graph runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.precision import MixedCheck, check_scalar
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
-from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
+from thalweg.openseq2seq.optimizers.summaries import Journal, StepSummaries, SummaryQueue
 from thalweg.openseq2seq.optimizers.update import decide_by_scaler, update
 from thalweg.v1.train.gradients import check_any
 from thalweg.v1.train.optimizer import Optimizer
@@ -45,7 +45,7 @@ class Treatment(NamedTuple):
         reduces: Whether gradients are averaged over workers.
         all_reduce: See `reduced`.
         model: See `reduced`.
-        outbox: The receiver of summaries, or None.
+        summary_queue: The receiver of summaries, or None.
         shows_loss: Whether the loss is among the summaries.
     """
 
@@ -54,11 +54,11 @@ class Treatment(NamedTuple):
     reduces: bool = False
     all_reduce: AllReduce | None = None
     model: Any = None
-    outbox: Outbox | None = None
+    summary_queue: SummaryQueue | None = None
     shows_loss: bool = False
 
     def is_waited_for(self, skips: bool) -> bool:
-        """Return True if other ranks of torch.distributed wait for this rank's gradients."""
+        """Return True if other ranks of torch.distributed wait for gradients of this rank."""
         return self.reduces and self.all_reduce is None and not skips
 
 
@@ -106,7 +106,7 @@ class Ready(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPipeline:
-    """Steps of one optimizer over concrete tensors.
+    """Training steps of one optimizer on concrete tensors, in eager mode or in a graph's run.
 
     Attributes:
         optimizer: The optimizer; a `MixedPrecisionOptimizerWrapper` in mixed precision.
@@ -146,17 +146,17 @@ class StepPipeline:
         return BackwardResult.plain(self.optimizer.compute_gradients(loss, var_list))
 
     def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
-        """Accumulate and average gradients; return them with the transforms for the update.
+        """Prepare an update: accumulate and average gradients, and choose gradient transforms.
 
-        Write only the accumulators, and only in a run that skips the update. An error changes
-        nothing.
+        If `step_inputs.skip`, write the accumulators and call `step_inputs.counts`. Else write
+        nothing yet. An error changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
             report: See `apply`.
 
         Returns:
-            A `Ready`; its `gradient_transforms` are None if the run only accumulated gradients.
+            A `Ready`; its `gradient_transforms` is None if the run only accumulated gradients.
         """
         treatment = self.treatment
         if treatment.reduces or thread.strategies:
@@ -196,12 +196,12 @@ class StepPipeline:
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:
         """Take a step: accumulate, average, unscale, clip, check, update; then send summaries.
 
-        An error is raised only before the commit. Nothing has changed then, and a note says so.
+        An error before the commit is raised with a note, and changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
-            report: An empty list. The commit appends a sentence, and True if the step was taken (a
-                tensor if a device decides).
+            report: An empty list. The commit appends a sentence for notes of later errors, and a
+                bool: True if the step was taken. The bool is a tensor if a device decides.
 
         Returns:
             A `StepResult`: True if there was an update, and errors of callbacks after the commit:
@@ -230,7 +230,10 @@ class StepPipeline:
             return StepResult(has_update, errors + self.send_summaries(ready, outcome))
 
     def _replay(self, step_inputs: StepInputs, report: list[Any]) -> bool:
-        """Replay the last step in one call and return True, or return False if it is impossible."""
+        """Take a step by repeating the previous step's recorded calls with new gradients.
+
+        Return True and extend `report` as `apply` does, or return False if nothing was done.
+        """
         optimizer, post, backward = self.inner, self.treatment.post, step_inputs.backward
         if not (self._is_plain(step_inputs) and optimizer.takes_transforms()):
             return False
@@ -241,17 +244,18 @@ class StepPipeline:
         replay_args = backward.pairs, step_inputs.global_step, step_inputs.captured
         if not optimizer._take_again(*replay_args, follows, transforms):
             return False
+        # A `ReplayResult` records a replay by itself, as soon as its truth value is asked for.
         if not report:
             report.extend((f"{TAKEN}.", True))
         distribute.commit_sums(optimizer)
         return True
 
     def _is_plain(self, step_inputs: StepInputs) -> bool:
-        """Return True if a run only updates by its own gradients, with clipping or LARC at most."""
+        """Return True if a run needs nothing but an update with clipping or LARC."""
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None
-            and treatment.outbox is None
+            and treatment.summary_queue is None
             and treatment.iter_size == 1
             and not treatment.reduces
             and not treatment.post.as_shipped
@@ -260,7 +264,7 @@ class StepPipeline:
             and not step_inputs.counts
         )
 
-    def preview_summaries(self, step_inputs: StepInputs, scope: str) -> Letter:
+    def preview_summaries(self, step_inputs: StepInputs, scope: str) -> StepSummaries:
         """Return the summaries of a run's gradients and variables without taking a step.
 
         Return no summaries for a run that only accumulates gradients. Gradients are not averaged
@@ -273,7 +277,7 @@ class StepPipeline:
         treatment, backward = self.treatment, step_inputs.backward
         journal = Journal(treatment.post.summaries, scope)
         if step_inputs.skip:
-            return journal.sent(0)
+            return journal.finish(0)
         with writable():
             if treatment.iter_size > 1:
                 backward = backward.done(
@@ -284,7 +288,7 @@ class StepPipeline:
                 backward.present().pairs, step_inputs.rate, journal, unscaling=unscaling
             )
             transform_present(backward.gradients, backward.targets, transforms)
-        return journal.sent(0)
+        return journal.finish(0)
 
     def _check_gradients(self, backward: BackwardResult) -> None:
         post = self.treatment.post
@@ -293,9 +297,9 @@ class StepPipeline:
             check_any(backward.pairs)
 
     def _begin_journal(self, step_inputs: StepInputs) -> Journal | None:
-        """Return a new journal with learning rate, loss and loss scale; None without an outbox."""
+        """Return a new journal with learning rate, loss and loss scale; None without a writer."""
         treatment, loss_scale = self.treatment, step_inputs.loss_scale
-        if treatment.outbox is None:
+        if treatment.summary_queue is None:
             return None
         journal = Journal(treatment.post.summaries, SCOPE)
         if "learning_rate" in journal.names:
@@ -303,15 +307,19 @@ class StepPipeline:
         if treatment.shows_loss and step_inputs.loss is not None:
             journal.scalar("loss", step_inputs.loss.detach())
         if "loss_scale" in journal.names and loss_scale is not None:
+            # The commit writes the next scale before the summaries are read.
             journal.scalar("loss_scale", loss_scale.clone())
         return journal
 
     def send_summaries(self, ready: Ready, outcome: str) -> list[BaseException]:
-        """Send the summaries of a run to the writer; return [error of the writer] or []."""
-        if ready.journal is None or self.treatment.outbox is None:
+        """Send the summaries of a run to the writer; return [error of the writer] or [].
+
+        `outcome` is the beginning of the error's note, such as "The step was taken".
+        """
+        if ready.journal is None or self.treatment.summary_queue is None:
             return []
         try:
-            self.treatment.outbox.send(ready.journal.sent(ready.step))
+            self.treatment.summary_queue.send(ready.journal.finish(ready.step))
         except BaseException as error:
             error.add_note(f"{outcome}, but its summaries were not written.")
             return [error]

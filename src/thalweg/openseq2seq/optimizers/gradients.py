@@ -1,4 +1,4 @@
-"""Gradients as concrete tensors, and functions of them that are deferred in graph mode."""
+"""Gradients as concrete tensors, and functions of gradients, deferred in graph mode."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ Function = Callable[..., Sequence[Gradient]]
 def concretes(gradients: Iterable[Any]) -> list[Gradient]:
     """Return each gradient as `concrete` does."""
     gradients = list(gradients)
+    # Plain tensors, the usual case, are returned without a call for each.
     for grad in gradients:
         if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
             return list(map(concrete, gradients))
@@ -60,11 +61,11 @@ def floating(values: Tensor) -> Tensor:
 def transform_present(
     gradients: Sequence[Gradient], variables: Sequence[object], transforms: GradientTransforms
 ) -> tuple[list[Gradient], Decision]:
-    """Return (gradients after transforms, decision of the step); gradients are new tensors.
+    """Return (transformed gradients as new tensors, decision whether to take the step).
 
     Args:
         gradients: Gradients; None stays None.
-        variables: One variable per gradient. The new gradient has its dtype.
+        variables: One variable per gradient. A new gradient has the dtype of its variable.
         transforms: The transforms of the gradients.
     """
     present = [index for index, grad in enumerate(gradients) if grad is not None]
@@ -99,11 +100,12 @@ def map_gradients(
     dtypes: Sequence[object],
     dense: bool = False,
 ) -> list[Any]:
-    """Return the gradients that a function computes, at once or, in graph mode, in each run.
+    """Return `function(gradients, variables, *others)`, the new gradients, as a list.
+
+    In graph mode return symbolic gradients; each run calls the function.
 
     Args:
-        function: `function(gradients, variables, *others)` returns new gradients. Its arguments are
-            concrete.
+        function: A function of concrete tensors.
         gradients: Concrete or symbolic gradients, or None.
         variables: One variable per gradient.
         *others: Further arguments, concrete or symbolic.
@@ -127,9 +129,9 @@ def map_gradients(
 def map_pairs(
     function: Function, pairs: Sequence[tuple[Any, Any]], *others: object, **options: Any
 ) -> list[tuple[Any, Any]]:
-    """Return the pairs with the gradients of `map_gradients`, which takes `others` and `options`.
+    """Return (new gradient, variable) pairs; see `map_gradients` for the arguments.
 
-    By default a new gradient has the dtype of its variable.
+    By default a new gradient has the dtype of the variable.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
     options.setdefault("dtypes", [var.dtype for var in variables])

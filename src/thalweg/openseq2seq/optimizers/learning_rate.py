@@ -29,8 +29,7 @@ class LiveRate:
 
     Attributes:
         value: The learning rate, a tensor of shape ().
-        source: The `CallableRate` that the policy returned last; the policy itself if it returned
-            something else.
+        source: The last result of the policy, if it is a `CallableRate`; else the policy.
     """
 
     def __init__(self, policy: Callable[[Any], object], global_step: Any) -> None:
@@ -51,7 +50,7 @@ class LiveRate:
         self._set_to: object = None
 
     def _read_global_step(self) -> Any:
-        """Return the global step on the host: the variable itself, or an updated host copy."""
+        """Return the global step's variable, or a copy in host memory with the present value."""
         step = self._step
         if is_host(step):
             return step
@@ -71,7 +70,8 @@ class LiveRate:
     def times(self, factor: object) -> Tensor:
         """Return a new tensor that `set` keeps equal to `factor` times the learning rate.
 
-        If both are numbers, the product is computed in Python and rounded once, as in a graph.
+        If factor and rate are numbers, the product of Python numbers is rounded once, as in a
+        graph.
         """
 
         def product() -> Tensor:
@@ -94,6 +94,8 @@ class LiveRate:
         old_value = self._policy_value
         with no_grad():
             new_value = self._call_policy()
+            # A product may depend on other callables than the policy. After an error, the step
+            # restores `value`; it then differs from the number that `set` stored.
             is_constant = new_value is old_value and type(new_value) is float and not self._products
             if is_constant and number_of(self.value) == self._set_to:
                 return False

@@ -144,7 +144,7 @@ class LossScaler:
 
 
 def _number(name: str, value: object) -> Any:
-    """Return a bool or number, also of a scalar tensor or array; `name` is for messages."""
+    """Return a bool or number, also from a tensor or array of shape (); raise for other values."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):

@@ -38,11 +38,10 @@ class Masters(Staged):
         self.scope = scope
 
     def of(self, var: Any) -> Any:
-        """Return the float32 master of a variable, or the variable itself if its dtype needs no
-        master.
+        """Return the float32 master of a float16 or bfloat16 variable; return any other unchanged.
 
-        A missing master is created with the variable's value. In a graph it begins with the initial
-        value, and belongs to the collection FP32_MASTER_COPIES.
+        A missing master is created with the variable's value. In a graph a master begins with
+        the variable's initial value, and is added to the collection FP32_MASTER_COPIES.
         """
         if var.dtype not in REDUCED:
             return var
@@ -58,10 +57,11 @@ class Masters(Staged):
             run([copy_call, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the master of each variable, as `of` does; cache the last eager result."""
+        """Return a list of `of(var)` for each variable; cache the last list of eager masters."""
         # Each session has its own masters, so they are not cached.
         if current_session() is not None:
             return list(map(self.of, variables))
+        # `model.half()` changes the dtype of a parameter in place.
         dtypes = [var.dtype for var in variables]
         cached_variables, cached_dtypes, masters = self._last
         is_cached = len(cached_variables) == len(variables) and all(
@@ -81,10 +81,10 @@ class Masters(Staged):
 
     @contextlib.contextmanager
     def renewed(self, report: Sequence[object] = ()) -> Iterator[None]:
-        """If the block fails, mark masters created in it as stale: `of` copies their variables
-        again.
+        """Mark masters created in the `with` block as stale if the block raises an error.
 
-        Do nothing if `report` is not empty: a step was taken, and the new masters stay valid.
+        `of` sets a stale master to its variable again. A non-empty `report` means that a step was
+        taken; then mark no master.
         """
         old_ids = set(map(id, self._slots.owners())) - self._stale
         try:

@@ -162,8 +162,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return [*graph_masters, *self._opt.variables()]
 
     def differentiate(self, loss: object, var_list: Any = None, **options: Any) -> BackwardResult:
-        """Return the gradients of the scaled loss as a `BackwardResult`, with the data to unscale
-        them.
+        """Differentiate the scaled loss; return a `BackwardResult` with the scaled gradients.
 
         Args:
             loss: A callable that returns the loss; in graph mode a symbolic tensor, too.
@@ -179,9 +178,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return self.received(pairs, scale)
 
     def received(self, pairs: Iterable[tuple[Any, Any]], scale: object) -> BackwardResult:
-        """Return gradients of the scaled loss with their targets, penalties and scale.
-
-        Missing masters are created.
+        """Return the `BackwardResult` of gradients of the scaled loss; create missing masters.
 
         Args:
             pairs: (gradient, variable) pairs. The gradient has its variable's dtype, or is None.
@@ -209,6 +206,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         scale = self.loss_scale
         if is_symbolic(scale):
             return scale.read_value()
+        # The step's commit writes the next scale into the scaler's tensor.
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
     @untraced
@@ -229,8 +227,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
                 `Optimizer.compute_gradients`.
 
         Returns:
-            A (gradient, master) pair for each float16 or bfloat16 variable, and a (gradient,
-            variable) pair for each other variable.
+            A list of (gradient, master) pairs. A variable that is not float16 or bfloat16 takes
+            the place of a master.
 
         Raises:
             TypeError: The scale adapts and the loss is not float32.
@@ -329,7 +327,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def _update_in_graph(
         self, present: BackwardResult, global_step: object, name: str | None
     ) -> object:
-        """Return the update operation of an optimizer whose hooks are called while building."""
+        """Return the operation of an update; call `apply_gradients` now with symbolic gradients."""
         scaler = self.loss_scaler
 
         def process(backward: BackwardResult) -> list[object] | None:
@@ -414,9 +412,9 @@ def check_inner(optimizer: Optimizer) -> None:
 
 
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
-    """Validate a loss scale; return a float or the `AutomaticLossScaler` itself.
+    """Return a loss scale as a float; return 1.0 for None, and an `AutomaticLossScaler` itself.
 
-    None becomes 1.0. With `as_shipped`, return None for any other type.
+    With `as_shipped`, return None for any object that is not a float, a scaler or None.
 
     Raises:
         TypeError: `loss_scale` is not a number.

@@ -16,7 +16,7 @@ _AVERAGE = "grads_ema"
 
 
 class NovoGrad(RuleOptimizer):
-    """Momentum of gradients, each divided by the moving norm of a variable's gradient.
+    """Momentum of normalised gradients; the norm is a moving average for each variable.
 
         v <- beta2 v + (1 - beta2) |g|^2, v <- |g|^2 as long as v is 0
         h = g / sqrt(v + epsilon) + weight_decay var
@@ -88,7 +88,7 @@ class NovoGrad(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Return the scalars of the rule as numbers of type `dtype`."""
+        """Return {name of a rule's scalar: number of type `dtype`} from the hyperparameters."""
         # 1 - beta, which a Python float leaves in its own precision.
         scalars = super()._hyper_scalars(values, dtype, group)
         scalars["fresh"] = as_scalar(1.0 - values["beta2"], dtype)

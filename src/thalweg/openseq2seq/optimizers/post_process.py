@@ -44,7 +44,7 @@ def larc_of(larc_params: Mapping[str, Any]) -> Larc:
     """Return the `Larc` of a config's parameters.
 
     Raises:
-        ValueError: A parameter is missing, unknown, of another type, or an unknown mode.
+        ValueError: A parameter is missing, unknown or of another type, or the mode is unknown.
     """
     check_params(
         larc_params,
@@ -85,8 +85,8 @@ class PostProcessing(NamedTuple):
         """Return the settings from the arguments of `optimize_loss`.
 
         Raises:
-            ValueError: A summary has an unknown name, a parameter of LARC is wrong, or
-                `clip_gradients` is below 0 or NaN, unless `as_shipped`.
+            ValueError: A summary has an unknown name, or a parameter of LARC is wrong. Without
+                `as_shipped`, also if `clip_gradients` is below 0 or NaN.
             AttributeError: Both clipping and LARC are enabled.
             TypeError: `clip_gradients` is not a number.
         """
@@ -110,8 +110,8 @@ class PostProcessing(NamedTuple):
         """Raise for gradients that cannot be processed.
 
         Raises:
-            InvalidArgumentError: A required gradient is None, or `as_shipped` is True and a
-                variable has shape ().
+            InvalidArgumentError: A gradient is None although clipping, LARC or the summary of the
+                global norm is enabled. With clipping and `as_shipped`, a variable has shape ().
         """
         reasons = {
             "the summary global_gradient_norm": "global_gradient_norm" in self.summaries,
@@ -131,7 +131,7 @@ class PostProcessing(NamedTuple):
         rate: object,
         journal: Journal | None,
     ) -> list[Gradient]:
-        """Return new gradients, clipped or scaled by LARC; add summaries to the journal, if any."""
+        """Return gradients clipped or scaled by LARC; write summaries into `journal`, if given."""
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
         return transform_present(
             gradients, variables, self.gradient_transforms(pairs, rate, journal)
@@ -170,13 +170,13 @@ class PostProcessing(NamedTuple):
     def _find_factors(
         self, larc: Larc, pairs: Sequence[Pair], rate: object, sizes: object, lengths: object
     ) -> object:
-        """Return LARC's factors of the gradients.
+        """Return the factors by which LARC multiplies gradients, in one array or tensor.
 
         Args:
             larc: The settings of LARC.
-            pairs: (gradient, target) pairs. A factor has the target's dtype.
+            pairs: (gradient, target) pairs. A factor is finite in the target's dtype.
             rate: The learning rate.
-            sizes: The norms of the targets.
+            sizes: The norms of the targets, an array or tensor.
             lengths: The norms of the gradients.
         """
         dtypes = [var.dtype for _, var in pairs]
@@ -218,9 +218,9 @@ class PostProcessing(NamedTuple):
     def _measure_rows(
         self, pairs: Sequence[Pair], unscaling: object, stats: GradientStats
     ) -> GradientStats:
-        """Return statistics of gradients in which repeated rows are not added; LARC adds them.
+        """Return the statistics of gradients without adding sparse rows with equal indices.
 
-        Return `stats` itself without LARC or sparse gradients.
+        With LARC, the rows are added in `stats`. Without LARC or sparse gradients, return `stats`.
         """
         if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             return stats
@@ -286,8 +286,8 @@ def post_process_gradients(
         The pairs with new gradients. LARC makes sparse gradients dense.
 
     Raises:
-        ValueError: There are no pairs, a summary or parameter is invalid, or a required gradient is
-            None.
+        ValueError: There are no pairs, a summary or parameter is invalid, or a gradient is None
+            although clipping, LARC or the summary "global_gradient_norm" needs it.
         AttributeError: Both `clip_gradients` and `larc_params` are set.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
@@ -304,14 +304,14 @@ def post_process_gradients(
             return settings.process(gradients, variables, rate, None)
         journal = Journal(settings.summaries)
         new_gradients = settings.process(gradients, variables, rate, journal)
-        journal.sent(global_step).write(summary_writer)
+        journal.finish(global_step).write(summary_writer)
         return new_gradients
 
     def tell(gradients: Any, variables: Any, rate: object, scope: str) -> Callable[[Any], None]:
         journal = Journal(settings.summaries, scope)
         with no_grad():
             settings.process(concretes(gradients), variables, rate, journal)
-        return journal.sent(0).write
+        return journal.finish(0).write
 
     if OF_GRADIENTS.intersection(settings.summaries) and is_deferred(*gradients, *variables, lr):
         collect_summaries(tell, [gradients, variables, lr])

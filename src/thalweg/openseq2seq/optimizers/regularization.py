@@ -20,6 +20,7 @@ Regularizer = Callable[[Any], Any]
 
 REGULARIZATION_FUNCTIONS = "REGULARIZATION_FUNCTIONS"
 
+# {float16 or bfloat16 variable: its last regularizer}, by identity and without references.
 _eager: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -124,6 +125,7 @@ def penalty_gradient(var: Any, master: Tensor) -> Any:
         ]
         if not regularizers:
             return None
+        # The sum starts with the first penalty, since a start at 0 would add a node to the graph.
         penalty = sum(
             (regularizer(master) for regularizer in regularizers[1:]), regularizers[0](master)
         )

@@ -22,7 +22,7 @@ from thalweg.variable import dtype_name
 
 @dataclass(frozen=True)
 class Master(Entry):
-    """Entry of a master that sets the variable, too.
+    """Saved float32 master of a variable; loading it sets the master and the variable.
 
     Attributes:
         var: The variable.
@@ -31,6 +31,7 @@ class Master(Entry):
     var: Any = None
 
     def difference(self, candidate: object) -> str | None:
+        # The variable may have been resized since its master was made.
         if self.var.shape != self.own.shape:
             kind = f"{dtype_name(self.var.dtype)} of shape {tuple(self.var.shape)}"
             return f"{self.name!r} has shape {tuple(self.own.shape)}, its variable is {kind} by now"
@@ -42,7 +43,7 @@ class Master(Entry):
 
 @dataclass(frozen=True)
 class TrainingState(V1StateDict):
-    """State of a training.
+    """State of a training that is saved and loaded: masters, slots, sums and the loss scaler.
 
     Attributes:
         optimizer: The optimizer of masters, and of variables without one.
@@ -63,7 +64,7 @@ class TrainingState(V1StateDict):
     extra_entries: Sequence[Entry] = ()
 
     def _saved(self, names: Names = state.keys_of, chosen: object = None) -> dict[str, Tensor]:
-        """Return copies of all tensors of the state, by name."""
+        """Return {name: copy of a tensor of the state}; `names(variables)` returns prefixes."""
         self._check_has_state()
         with self._locked():
             snapshot = super()._saved(names)
@@ -102,7 +103,7 @@ class TrainingState(V1StateDict):
             self.sums.make(targets)
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        """Return entries of a variable's master, slots and gradient sum, with names below `key`."""
+        """Return the `Entry`s of a variable's master, slots and gradient sum, named below `key`."""
         master = self.masters.get(var)
         target = var if master is None else master
         entries: list[Entry] = []

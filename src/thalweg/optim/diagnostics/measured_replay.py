@@ -8,7 +8,7 @@ from thalweg.optim.replay import ReplayedStep
 
 
 class UnmeasuredStep(ReplayedStep):
-    """Replayed step that leaves measured steps to the slow path."""
+    """Replayed step whose `take` returns False for steps that diagnostics measure."""
 
     def take(self, optimizer: Any, has_sums: bool = False, unrecorded: bool = False) -> bool:
         """Return False for a step to be measured, else as `ReplayedStep.take`."""

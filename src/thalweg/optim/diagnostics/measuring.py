@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 
 def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
-    """Set `step_cache.diagnosing` to a recorder, unless the optimizer has one.
+    """Set `step_cache.diagnosing` to a new `Diagnosing`, unless one is set already.
 
-    If `is_copy`, a `Diagnostics` is replaced by a new one with the same interval.
+    Args:
+        option: The interval between measured steps, or a `Diagnostics` with the interval.
+        is_copy: True for a copied optimizer, which gets a new `Diagnostics` of equal interval.
 
     Raises:
         FailedPreconditionError: `option` is used by another optimizer.
@@ -38,15 +40,15 @@ def diagnose(optimizer: Any, option: int | Diagnostics, is_copy: bool) -> None:
 
 
 class Diagnosing(TableRecorder):
-    """Recorder of an optimizer that has the option `diagnostics`.
+    """Object that measures every n-th step of an optimizer, for the option `diagnostics`.
 
     Args:
-        optimizer: The optimizer.
         option: The option `diagnostics` of the constructor.
     """
 
     def __init__(self, optimizer: Any, option: int | Diagnostics) -> None:
-        self._start = self._device_steps = 0  # steps of before, and those that a device decided on
+        # Steps before this object existed, and steps that only a device knows to be applied.
+        self._start = self._device_steps = 0
         self._table_parameters: Parameters | None = None
         self._param_ids: list[int] = []
         self._names: list[str] = []
@@ -54,8 +56,9 @@ class Diagnosing(TableRecorder):
         super().__init__(optimizer, config)
 
     def restart_count(self) -> None:
-        """Restart the step count at that of a loaded state, if the host has it."""
-        self._param_ids = []  # a state has names, too
+        """Restart the step count at the count of a loaded state, if the host has that count."""
+        # A loaded state may bring other names of parameters.
+        self._param_ids = []
         if step_count := _steps_in(self._optimizer):
             self._start = step_count - self._optimizer.step_cache.total - self._device_steps
 
@@ -67,15 +70,16 @@ class Diagnosing(TableRecorder):
         return self._start + cache.total + self._device_steps + 1
 
     def known_parameters(self) -> Parameters:
-        """Return the parameters of the last table, or without one those of the next."""
+        """Return the parameters of the last table, or before the first table, of the next one."""
         return self._table_parameters or self._parameters()
 
     def _parameters(self) -> Parameters:
-        """Return names, sizes and groups of all parameters; keep them for `known_parameters`."""
+        """Return names, sizes and groups of all parameters, and store them in this recorder."""
         groups = self._optimizer.param_groups
         params = params_of(groups)
         param_ids = [id(param) for param in params]
-        if self._param_ids != param_ids:  # else names are the same
+        # Names are computed only for new parameters.
+        if self._param_ids != param_ids:
             labels = [
                 f"parameter {index}" if name is None else name
                 for index, name in enumerate(names_in(groups, params))
@@ -117,6 +121,7 @@ class Diagnosing(TableRecorder):
             yield
         finally:
             cache.watch = None
+        # A device that decides on the step counts it, too; `total` counts on the host only.
         self._device_steps += cache.total == former_total and cache.apply_flag is not None
         if watch is not None and watch.is_begun:
             self.record(watch, step, cache.apply_flag)

@@ -61,7 +61,7 @@ class NAdamW(AdamWKin):
 
 
 class CautiousAdamW(AdamWKin):
-    """AdamW that leaves out elements of a step that go uphill, and lengthens the remaining ones.
+    """AdamW without update elements whose sign differs from the gradient; the rest is scaled up.
 
     Source: Liang et al. 2024, https://arxiv.org/abs/2411.16085; timm.optim.AdamWLegacy
     """

@@ -65,7 +65,9 @@ class AdEMAMix(ModernOptimizer):
 
 
 class ADOPT(ModernOptimizer):
-    """Adam with gradients divided by the previous root mean square; the first step only measures.
+    """Adam with gradients divided by the root mean square of earlier gradients.
+
+    The first step computes this root mean square and leaves the parameters unchanged.
 
     After n steps the quotient is clipped to n ** clip_exp; timm's default is 0.333.
 
@@ -120,13 +122,13 @@ class Adan(ModernOptimizer):
 
 
 class LAMB(ModernOptimizer):
-    """Adam with steps as long as their parameters, times the rate.
+    """Adam whose steps have the norm of their parameter, times the learning rate.
 
     Parameters without decay take Adam's step, unless `always_adapt` is True. Other implementations
     first clip the norm of gradients to 1; here `clip_grad_norm=1.0` does.
 
     Args:
-        trust_clip: True if no step is longer than Adam's.
+        trust_clip: True to limit the length of a step to that of Adam's step.
         always_adapt: True to scale the steps of parameters without decay, too.
 
     Source: You et al. 2019, https://arxiv.org/abs/1904.00962; timm.optim.Lamb
@@ -166,7 +168,7 @@ class AdamH(ModernOptimizer):
 
 
 class SM3(ModernOptimizer):
-    """Adagrad with the smaller of a row sum and a column sum for each matrix element.
+    """Adagrad with sums per row and per column; a matrix element uses the smaller of its two sums.
 
     `state[p]` of a matrix holds `accumulator_0` with row sums and `accumulator_1` with column sums:
     the parameter's shape with 1 in place of the last dimension, or the last but one. A parameter of

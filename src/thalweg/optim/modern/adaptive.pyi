@@ -538,7 +538,7 @@ class LAMB(ModernOptimizer):
             betas: What the running means of gradients and of their squares keep in a step.
             eps: A small number that keeps a divisor from 0.
             weight_decay: How much of each parameter decays; 0 is none.
-            trust_clip: True if no step is longer than Adam's.
+            trust_clip: True to limit the length of a step to that of Adam's step.
             always_adapt: True to scale the steps of parameters without decay, too.
             clip_grad_norm: Maximum of the global norm; larger gradients are scaled down together.
             clip_grad_value: Elements of gradients are clipped to [-value, value].

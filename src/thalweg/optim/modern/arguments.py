@@ -38,10 +38,12 @@ class Arguments(torch.optim.Optimizer):
                 with importing:
                     from thalweg._base.matrix_layout import layout_text
                 defaults[name] = layout_text(value)
-            if name in UNORDERED:  # which are looked at where the rule is chosen
+            # The choice of the rule validates these.
+            if name in UNORDERED:
                 continue
             values = self._numbers_in(name, value)
-            if name in PAIRS and not isinstance(value, tuple | list):  # of an array, say
+            # A tensor or array of numbers becomes a tuple, as torch's groups have it.
+            if name in PAIRS and not isinstance(value, tuple | list):
                 defaults[name] = tuple(values)
             is_fraction = name in (
                 "betas",
@@ -57,10 +59,10 @@ class Arguments(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _numbers_in(self, name: str, value: Any) -> Iterable[Any]:
-        """Return the numbers in `value`, the argument called `name`.
+        """Return all numbers in `value`: the elements of a pair such as `betas`, or `value` itself.
 
         Raises:
-            InvalidTypeError: `value` is not a number; or, for an argument such as `betas`, not a
+            InvalidTypeError: `value` is not a number or, for an argument such as `betas`, not a
                 sequence of two or three numbers.
         """
         if name in PAIRS:

@@ -19,7 +19,7 @@ _TYPES = {"adamw": "MARS", "lion": "MARS_LION"}
 
 
 class MARS(ModernOptimizer):
-    """AdamW or Lion with corrected gradients: part of their change since the last step is added.
+    """AdamW or Lion with corrected gradients: a fraction of a gradient's last change is added.
 
     The corrected gradient of a parameter is divided by its norm if that is above 1. Parameters of
     fewer than two dimensions take AdamW's steps with plain gradients, unless `optimize_1d` is True.

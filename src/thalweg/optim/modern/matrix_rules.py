@@ -44,7 +44,7 @@ _SOAPS = {"precondition_frequency": "frequency", "max_precondition_dim": "larges
 
 
 class OfMatrices:
-    """Base class of rules for matrices; (d0, d1, d2, ...) is a matrix (d0, d1 * d2 * ...).
+    """Base class of rules for matrices; a parameter (d0, d1, ...) is a matrix (d0, d1 * ...).
 
     `layout` or `heads` of a group describes several matrices in a parameter. Parameters of three
     dimensions need either option.
@@ -78,14 +78,14 @@ class OfMatrices:
         Args:
             module: The model.
             adamw: Options of AdamW, such as `{"lr": 3e-4}`.
-            layouts, output, inputs: As in `matrix_layouts`.
+            layouts, output, inputs: Arguments of `matrix_layouts`, which selects the matrices.
             options: Options of this class, such as `lr`; and options of the step, such as
                 `clip_grad_norm`, which also apply to AdamW.
 
         Raises:
-            InvalidArgumentError: A parameter's matrices are undecided; the message has the line
-                that decides.
-            TypeError, ValueError: As `Mixed` raises them.
+            InvalidArgumentError: The matrices of a parameter are undecided. The message shows a
+                `layouts` argument that decides.
+            TypeError, ValueError: An option is invalid.
         """
         with importing:
             from thalweg.optim.for_model import mixed_for_model
@@ -95,14 +95,14 @@ class OfMatrices:
     def _choose_rule(cls, group: Group) -> Rule:
         """Return the rule for the options of a group.
 
-        Raises:
-            ValueError: An option is invalid.
+        Raise ValueError if an option is invalid.
         """
         names = [name for name in cls._choices if name in cls.constructor_signature.parameters]
         rule_options = {cls._choices[name]: _read(name, group[name]) for name in names}
         try:
             return cls._make_rule(**rule_options, layout=layout_of(group))
-        except TypeError as error:  # of a dict, say, which is no key
+        # A dict or other unhashable option is no key of the cache of rules.
+        except TypeError as error:
             options = ", ".join(f"{name}={shown(group[name])}" for name in names)
             raise ValueError(f"No rule has {options}.") from error
 
@@ -125,7 +125,8 @@ def _read(name: str, option: Any) -> Any:
         if not abs(option) <= _FLOAT32_MAX:
             raise ValueError(f"eps must be a number of float32, not {shown(option)}.")
         return float(option)
-    if isinstance(option, list | tuple):  # of a file, say
+    # A loaded file may have lists; the cache of rules needs tuples.
+    if isinstance(option, list | tuple):
         return tuple(_read("", element) for element in option)
     return str(option) if isinstance(option, str) else option
 
@@ -169,7 +170,7 @@ class Muon(OfMatrices, ModernOptimizer):
 
 
 class NorMuon(OfMatrices, ModernOptimizer):
-    """Muon with rows divided by a running root of their mean squares.
+    """Muon whose rows are divided by the running root mean square of their elements.
 
     A step is as long as Muon's; with `update_scale="match_rms"` about as long as AdamW's, as in the
     paper.

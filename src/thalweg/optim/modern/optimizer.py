@@ -25,7 +25,8 @@ class DeclaredArguments(Arguments):
         declared = self._arguments
         try:
             declared(*args, **keywords)
-        except TypeError as error:  # in which Python calls what the user wrote by another name
+        except TypeError as error:
+            # Python's message names `_arguments`, but the user called the class.
             label = f"{self._class_name}.__init__"
             raise TypeError(str(error).replace(declared.__qualname__, label, 1)) from None
         bound = inspect.signature(declared).bind(*args, **keywords)

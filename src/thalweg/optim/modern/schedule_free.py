@@ -51,7 +51,7 @@ class Means:
         }
 
         def mean_of(param: Tensor, entries: Any) -> Tensor | None:
-            """Return the mean x of a parameter, from its state; None if it has none."""
+            """Return the mean x of a parameter, or None if its state `entries` has none."""
             if "z" not in entries:
                 return entries.get(EMA)
             fraction = fractions.get(id(param), 0.0)
@@ -60,6 +60,7 @@ class Means:
                     "Where betas[0] or momentum is 0, parameters have lost the mean to evaluate."
                 )
             var = entries.get(MASTER, param).detach()
+            # Parameters are y = (1 - fraction) * z + fraction * x; this is solved for x.
             return torch.lerp(var, entries["z"].to(var.device, var.dtype), 1 - 1 / fraction).to(
                 param.dtype
             )

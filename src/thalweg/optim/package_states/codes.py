@@ -42,7 +42,10 @@ class Codes:
         return self.table[self.indices.int()] * scales
 
     def records(self, codec: str) -> Tensor | None:
-        """Return the codes as encoded bytes of `codec`; None if its table or block size differs."""
+        """Return the numbers as an encoded slot of this package's `codec`.
+
+        Return None if the codec has another table or block size.
+        """
         if self.block != _BLOCK or not _is_map_of(self.table, codec):
             return None
         indices = self.indices
@@ -79,9 +82,9 @@ def read_codes(
     """Return a validated quantized slot as `Codes`; None if its indices are not a uint8 tensor.
 
     Args:
-        member: The state of the parameter, which has one index per element.
+        member: The state of the parameter. The slot has an index for each of its elements.
         name: The name of the slot, for messages.
-        tensors: (indices, table of 2**bits numbers, scales of blocks).
+        tensors: (indices, table of 2**bits numbers, scale of each block).
         bits: 8 for one index per byte; 4 for two indices per byte, the upper half first.
         block: The number of elements of a block; the last block may be shorter. None derives it
             from the number of scales.
@@ -105,6 +108,7 @@ def read_codes(
         raise member.fail(f"{name}: scales", f"is {told(scales)}, not a row of numbers")
     scales = member.checked(f"{name}: scales", scales, scales.shape).float().contiguous()
     block = block or count // scales.numel()
+    # The number of blocks is rounded up, since the last block may be shorter.
     if -(-count // block) != scales.numel():
         raise member.fail(f"{name}: scales", f"is {told(scales)}, for {count} codes")
     return Codes(indices, table, scales, block)

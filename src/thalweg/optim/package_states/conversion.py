@@ -29,12 +29,12 @@ _OF_GROUPS = ("params", "param_names")
 
 @dataclass
 class Conversion:
-    """A converted state.
+    """State converted from another package, with reports of exact, rounded and lost parts.
 
     Attributes:
         state: The state dict in the form of the optimizer.
-        reports: The report of each class.
-        values: New values of parameters, with their names.
+        reports: The report of each class of the other package.
+        values: (name, parameter, new value) of parameters that the load changes.
     """
 
     state: dict[str, Any]
@@ -43,6 +43,7 @@ class Conversion:
 
     def report_of(self, source: str, target: str) -> Report:
         """Return the report of a class, created if missing, and move it to the end."""
+        # `_convert_members` adds to the last report.
         report = next((x for x in self.reports if x.source == source), Report(source, target))
         self.reports = [*(x for x in self.reports if x is not report), report]
         return report
@@ -57,16 +58,16 @@ class Conversion:
 
 
 def recognize(saved_state: Mapping[str, Any], kinds: Sequence[str] = ()) -> list[Package] | None:
-    """Return the package that wrote each group; None if a group is of no known package.
+    """Return the package that wrote each group; return None if any group is of no known package.
 
     Args:
-        saved_state: A state dict in a valid form.
-        kinds: Optional. The class that updates each group here; it decides between several
-            packages.
+        kinds: Optional. The class name of each group's optimizer here. If several packages match a
+            group, a package whose states this class can load has priority.
     """
     packages: list[Package | None] = []
     for group_index, group in enumerate(saved_state["param_groups"]):
         names = _entry_names(saved_state, [group])
+        # A group without state is taken to be of the package of all other groups.
         entries = names or _entry_names(saved_state, saved_state["param_groups"])
         candidates = [package for package in PACKAGES if package.matches(entries, group)]
         kind = kinds[group_index] if group_index < len(kinds) else ""
@@ -94,13 +95,12 @@ def convert_state(
     """Return another package's state in the form of the optimizer; None if no package matches.
 
     Args:
-        optimizer: The optimizer; not changed.
         saved_state: The state dict, in a valid form.
-        allow_loss: True to leave out parts without a counterpart; otherwise these raise.
+        allow_loss: True to leave out parts without a counterpart here. False raises for them.
 
     Raises:
-        CheckpointMismatchError: Another class continues the state, a part does not fit, or a part
-            would be lost.
+        CheckpointMismatchError: The state belongs to another optimizer class, a part does not fit,
+            or a part would be lost.
     """
     groups, saved_groups = optimizer.param_groups, saved_state["param_groups"]
     kinds = [_find_class_name(optimizer, group) for group in groups]
@@ -151,8 +151,7 @@ def _convert_group(
 
     Args:
         pair: (group of the optimizer, saved group).
-        package: The package of the saved group.
-        report: Receives converted and lost options.
+        report: Report to which converted and lost options are added.
     """
     group, saved_group = pair
     options = {name: value for name, value in group.items() if name not in _OF_GROUPS}
@@ -162,6 +161,7 @@ def _convert_group(
         if name in package.renamed:
             try:
                 options |= package.renamed[name](value, saved_group)
+            # Options of a file may have any type.
             except (KeyError, TypeError, IndexError, AttributeError):
                 text = f"{name!r} is {state_mismatch.told(value)}, which is not an option of it"
                 raise mismatch([text], package.name) from None
@@ -206,8 +206,7 @@ def _convert_members(
     Args:
         members: (parameter, saved key, title) of each parameter.
         pair: (group of the optimizer, saved group).
-        package: The package of the saved group.
-        conversion: `reports[-1]` and `values`, the new values of parameters, are extended, too.
+        conversion: The conversion, whose `state`, `values` and `reports[-1]` are changed.
     """
     (group, saved_group), states = pair, conversion.state["state"]
     report = conversion.reports[-1]
@@ -222,6 +221,7 @@ def _convert_members(
             continue
         member = Member(str(label), entries, saved_group, param, group, report)
         states[key] = _convert_entries(optimizer, member, package)
+        # In evaluation mode the saved parameters are the means x; steps start at the points y.
         if saved_group.get("train_mode") is False:
             conversion.values.append((str(label), param, _train_point(member)))
     if package.remark:
@@ -233,8 +233,8 @@ def _match_members(
 ) -> list[tuple[Tensor, Any, Any]]:
     """Return (parameter, saved key, title) of each parameter of a group.
 
-    Match by name if both groups have equal names, else by order. Parameters of Muon's distributed
-    classes are matched in the order of shapes.
+    Match by name if both groups have equal names, else by order. Muon's distributed classes sort
+    parameters by shape; their states are matched in this order.
     """
     group, saved_group = pair
     names, saved_names = (member_group.get("param_names") for member_group in pair)
@@ -257,7 +257,7 @@ def _fits_shape(entries: Any, param: Tensor) -> bool:
 
 
 def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[str, Any]:
-    """Return the converted state of a parameter; add exact and lost parts to the report."""
+    """Return the converted state of a parameter; add its parts to `member.report`."""
     rule: Rule = optimizer.rule_of(member.target_group)
     names = {*package.entries, *package.unread, *package.numbers.values(), *package.slots.values()}
     converted_entries = {name: value for name, value in member.entries.items() if name not in names}
@@ -289,10 +289,10 @@ def _convert_entries(optimizer: Any, member: Member, package: Package) -> dict[s
 def _convert_slot(
     optimizer: Any, rule: Rule, member: Member, name: str, value: Tensor | Codes
 ) -> Tensor:
-    """Return the slot `value` encoded in the optimizer's codec, or else decoded but not cast.
+    """Return `value`, a slot, encoded in the codec of the optimizer's slot `name`.
 
-    The report says if the value is rounded, by the codec or by a later cast to the slot's dtype.
-    Raise CheckpointMismatchError for a slot of a DTensor that has a codec.
+    Without a codec, return `value` decoded; the loader casts it later. Add to `member.report` if
+    the codec or the later cast rounds. Raise CheckpointMismatchError for an encoded DTensor slot.
     """
     slot = next((slot for slot in rule.slots if slot.name == name), None)
     member.report.exact[name] = ""

@@ -22,7 +22,7 @@ Read = str | Callable[[Member], Any]
 
 @dataclass(frozen=True)
 class Package:
-    """An optimizer class of another package, and how its states are converted.
+    """Optimizer class of another package, with the conversion of its states.
 
     Attributes:
         name: The class, for messages.
@@ -58,7 +58,7 @@ class Package:
     arguments: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
 
     def matches(self, entries: set[str], group: Mapping[str, Any]) -> bool:
-        """Return True if a group, whose parameters have these entries, is of this class."""
+        """Return True if a group, with the keys `entries` in its states, is of this class."""
         return (
             self.entries <= entries
             and self.options <= group.keys()
@@ -93,10 +93,10 @@ def _or_zeros(name: str) -> Callable[[Member], Tensor]:
 
 
 def _of_bitsandbytes(slot_index: int) -> Callable[[Member], Tensor | Codes]:
-    """Return a function that reads slot `slot_index` of bitsandbytes, of 8 or 32 bits."""
+    """Return a function `read(member)` that reads slot `slot_index` of bitsandbytes."""
 
     def read(member: Member) -> Tensor | Codes:
-        """Return the slot as codes or as a tensor of numbers."""
+        """Return the slot as `Codes` if quantized, else as a tensor; report a lost `max_unorm`."""
         name = f"state{slot_index}"
         entries = wrapped if isinstance(wrapped := member.entries.get(_WRAPPED), Mapping) else {}
         values: Mapping[str, Any] = {**member.entries, **entries}
@@ -112,15 +112,16 @@ def _of_bitsandbytes(slot_index: int) -> Callable[[Member], Tensor | Codes]:
 
 
 def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
-    """Return a function that reads a slot of torchao, of 4, 8 or more bits."""
+    """Return a function `read(member)` that reads a slot of torchao, quantized or not."""
 
     def read(member: Member) -> Tensor | Codes:
-        """Return the slot as codes or as a tensor of numbers."""
+        """Return the slot as `Codes` if quantized, else as a tensor."""
         value: Any = member.read(name)
         if not hasattr(value, "codes"):
             return member.tensor(name)
         tensors = value.codes, getattr(value, "qmap", None), getattr(value, "scale", None)
         table = tensors[1]
+        # A table of 16 numbers is that of 4-bit codes.
         bits = 4 if isinstance(table, Tensor) and table.numel() == 16 else 8
         codes = read_codes(member, name, tensors, bits)
         if codes is None:
@@ -131,7 +132,7 @@ def _of_torchao(name: str) -> Callable[[Member], Tensor | Codes]:
 
 
 def _unflatten(name: str) -> Callable[[Member], Tensor]:
-    """Return a function that reads a slot of Prodigy in the parameter's shape.
+    """Return a function `read(member)` that reads a slot of Prodigy in the parameter's shape.
 
     Prodigy stores the slot flat, or as one number for all elements.
     """
@@ -155,16 +156,17 @@ def _rate_mean(member: Member) -> float:
     """Return LaProp's mean of rates; report a loss if betas changed during the training."""
     step, rate_sum = member.number("step"), member.number("exp_avg_lr_2")
     beta2 = member.beta(1)
+    # With constant betas the weights of all rates add up to 1 - beta2**step.
     if abs(rate_sum - (1 - beta2**step)) > 1e-5 * abs(rate_sum):
         member.report.lost["exp_avg_lr_2"] = "which shows that betas changed during the training"
     return member.number("exp_avg_lr_1")
 
 
 def _factor(name: str, side: int) -> Callable[[Member], Tensor]:
-    """Return a function that reads SOAP's matrix for side 0 or 1, (0, 0) zeros if it is missing."""
+    """Return a function `read(member)` that reads SOAP's matrix of rows (side 0) or columns (1)."""
 
     def read(member: Member) -> Tensor:
-        """Return the matrix, or an empty tensor."""
+        """Return the matrix, or a tensor of shape (0, 0) if this side has none."""
         if member.param.dim() != 2:
             raise member.fail(name, "is converted for parameters of two dimensions only")
         matrix, size = member.items(name, 2)[side], member.param.shape[side]
@@ -220,7 +222,11 @@ def _keys(*names: str) -> frozenset[str]:
 def _bitsandbytes(
     name: str, class_name: str, slots: Mapping[str, Read], **rest: Any
 ) -> list[Package]:
-    """Return two packages for a class of bitsandbytes: slots in a dict of their own, or not."""
+    """Return two packages for a class of bitsandbytes, one for each form of its states.
+
+    Slots are entries of a parameter's state in one form. In the other form, slots are in a nested
+    dict under the key `_WRAPPED`.
+    """
     options = _keys("lr", "betas", "eps", "weight_decay", *rest.pop("more", ()))
     return [
         Package(f"bitsandbytes.optim.{name}", (class_name,), _keys(key), options, slots,

@@ -1,4 +1,4 @@
-"""Adam with coupled decay: the gradient has its share of the variable, as a penalty's has."""
+"""Adam with coupled decay: a share of the variable is added to the gradient, as by a penalty."""
 
 from thalweg.formula import where
 from thalweg.rules.modern.adamw import adamw

@@ -1,4 +1,4 @@
-"""Cautious AdamW: elements do not move uphill, and the rest moves further (Liang 2024)."""
+"""Cautious AdamW: elements that would move uphill stay; all others move further (Liang 2024)."""
 
 from thalweg.formula import Rule, like_update, maximum, moved, narrow, where
 from thalweg.rules.modern.common import (
@@ -14,7 +14,7 @@ from thalweg.rules.modern.common import (
 
 @like_update
 def kept(var, grad, exp_avg, exp_avg_sq, *, mean_weight):
-    """Return 1 for elements that move with their gradients, else 0."""
+    """Return 1 where the mean and the gradient have equal signs, else 0."""
     return where(lerp(exp_avg, grad, mean_weight) * grad > 0, 1.0, 0.0)
 
 

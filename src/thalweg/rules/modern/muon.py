@@ -30,9 +30,7 @@ def mean(var, grad, momentum_buffer, *, mean_weight):
 
 
 def mean_ahead(var, grad, momentum_buffer, *, momentum, mean_weight):
-    """Return the mean after one more gradient equal to this one (Nesterov), from which the step is
-    made.
-    """
+    """Return Nesterov's interpolation of the gradient and the mean of gradients."""
     return lerp(grad, lerp(momentum_buffer, grad, mean_weight), momentum)
 
 
@@ -53,6 +51,12 @@ def muon(
     dtype=None,
 ):  # fmt: skip
     """Return Muon's rule for these options.
+
+    Args:
+        nesterov: True for Nesterov momentum, False for ordinary momentum.
+        coefficients, steps, epsilon, dtype: As for `newton_schulz.triples` and `orthogonal`.
+        adjust: How a step's length depends on the matrix shape; see `scale_of`.
+        layout: The matrices of a variable. None means a single matrix.
 
     Raises:
         ValueError: `coefficients`, `steps`, `adjust` or `dtype` is not accepted.

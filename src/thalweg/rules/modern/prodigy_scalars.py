@@ -24,6 +24,7 @@ def prepare(
     """Return {name: scalar of this step}, computed in float64."""
     rate, beta1, beta2 = as_read(learning_rate), as_read(beta1), as_read(beta2)
     d0, d, next_k = as_read(d0), as_read(d), as_read(k) + 1
+    # No branch, because `d` may be a tensor of a device.
     d = d + d0 * (d == 0)
     is_corrected, is_safe = as_read(use_bias_correction), as_read(safeguard_warmup)
     correction = (1 - beta2**next_k) ** 0.5 / (1 - beta1**next_k)
@@ -41,10 +42,10 @@ def per_optimizer(
     *, numerator, denominator, d, d_max, d_numerator, k, learning_rate, d0, d_coef, growth_rate,
     beta3,
 ):  # fmt: skip
-    """Return a dict of d, d_max, d_numerator and k after the step, and `d_after` and `moves`.
+    """Return {"d", "d_max", "d_numerator", "k": new values; "d_after": new d; "moves": 1 or 0}.
 
-    If the denominator is 0 (no gradient, or all rates are 0), `moves` is 0, and the four numbers
-    stay. A d or d_max of 0 becomes d0.
+    Without gradients, or if all rates are 0, the denominator is 0. Then `moves` is 0 and the four
+    numbers do not change, but a d or d_max of 0 becomes d0.
     """
     check_one_rate("Prodigy", learning_rate)
     moves = denominator != 0

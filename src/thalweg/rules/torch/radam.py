@@ -1,4 +1,4 @@
-"""RAdam of torch: plain momentum until the mean square is known well enough to divide by."""
+"""RAdam of torch: momentum at first; later steps are also divided by the root of mean squares."""
 
 from thalweg.formula import Rule, Slot, moved, sqrt, where
 from thalweg.rules.torch.common import (

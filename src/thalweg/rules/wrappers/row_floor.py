@@ -13,12 +13,12 @@ _TINY = 1e-8  # lower bound of norms
 
 
 def floored_step(var, grad, base, step, *, floor_step):
-    """Return the updated variable, with the step times its row's factor."""
+    """Return the updated variable; the step of a row is multiplied by `floor_step`."""
     return moved(base, step * floor_step)
 
 
 def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least):
-    """Return the factors of the steps of rows; lengths are taken without the rate."""
+    """Return {"floor_step": factor of each row's step}; step lengths exclude the rate."""
     rate = abs(learning_rate)
     length = (floor_step.sqrt() / rate).nan_to_num(nan=0.0).clamp(min=_TINY)
     target_length = row_floor_least * floor_variable.sqrt().clamp(min=_TINY)
@@ -29,8 +29,8 @@ def lengthen_rows(*, floor_step, floor_variable, learning_rate, row_floor_least)
 def row_floor(rule: Rule, least: float = DEFAULT_LEAST) -> Rule:
     """Return a copy of the rule that lengthens short steps of matrix rows.
 
-    A row's step, divided by the learning rate, is at least `least` times as long as the row. Rows
-    are the rows of matrices in the last two dimensions.
+    A row's step, divided by the learning rate, is at least `least` times as long as the row. The
+    last two dimensions of a variable are rows and columns.
 
     Raises:
         RuleError: The rule has no `learning_rate`, sums over variables, or is wrapped already.

@@ -1,4 +1,4 @@
-"""Wrappers that scale a step to the variable's norm times the rate."""
+"""Wrappers that give a step the norm of its variable times the learning rate."""
 
 from thalweg.errors import RuleError
 from thalweg.formula import Rule, moved, narrow, sqrt, variable_squares, where, wide
@@ -22,9 +22,7 @@ def scaled_step(var, grad, base, step, *, trust_scale):
 
 
 def scale_of_trust(*, trust_variable, trust_step, learning_rate):
-    """Return the trust factor times the rate; 1 where the length of the variable or the step is
-    0.
-    """
+    """Return the trust factor times the rate; 1 if the norm of variable or step is 0."""
     has_lengths = (trust_variable > 0) & (trust_step > 0)
     ratio = sqrt(trust_variable) / sqrt(where(trust_step > 0, trust_step, 1.0))
     return {"trust_scale": where(has_lengths, learning_rate * ratio, 1.0)}
@@ -32,7 +30,7 @@ def scale_of_trust(*, trust_variable, trust_step, learning_rate):
 
 @keep_by_rule
 def trust_ratio(rule: Rule) -> Rule:
-    """Return a copy of the rule; its steps are as long as the variable times the rate, as in LAMB.
+    """Return a rule whose steps have the norm of the variable times the learning rate, as in LAMB.
 
     Raises:
         RuleError: The rule has no `learning_rate`, or has this wrapper already.
@@ -54,12 +52,12 @@ def step_on_sphere(var, grad, base, step, *, sphere_back, sphere_along):
 
 
 def turn(*, sphere_variable, sphere_step, sphere_product, radius, learning_rate):
-    """Return {"sphere_back": factor of the variable, "sphere_along": of the step, "radius": norm}.
+    """Return {"sphere_back": variable's factor, "sphere_along": step's factor, "radius": norm}.
 
     Args:
         sphere_variable, sphere_step, sphere_product: Sums of the variable's squares, of the
             step's squares, and of the products of variable and step.
-        radius: The norm to keep. A negative radius is replaced by the variable's present norm.
+        radius: The norm to keep; negative for the variable's present norm.
         learning_rate: The length of the step divided by the radius.
     """
     radius = wide(narrow(where(radius < 0, sqrt(sphere_variable), radius), learning_rate))
@@ -88,8 +86,8 @@ def sphere(rule: Rule) -> Rule:
     variable that begins at 0 takes the rule's unchanged steps.
 
     Raises:
-        RuleError: The rule has no `learning_rate`, has this wrapper already, or decays variables
-            before its formula.
+        RuleError: The rule has no `learning_rate`, has this wrapper already, or has a formula
+            `before` (as with `with_decay`).
     """
     check_rate(rule, "on a sphere")
     if rule.before is not None:

@@ -1,4 +1,4 @@
-"""Names of `tf.compat` that need all of `tf`, found by functions that `tf` registers."""
+"""Attributes of `tf.compat` that need all of `tf`, which registers a function for each of them."""
 
 from __future__ import annotations
 

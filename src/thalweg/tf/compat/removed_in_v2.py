@@ -208,7 +208,7 @@ def make_template(
     custom_getter_: object = None,
     **kwargs: object,
 ) -> Callable[..., Any]:
-    """Return a function that calls `func_`: the first call creates variables, later ones reuse.
+    """Return a function that calls `func_`; later calls reuse the variables of the first call.
 
     Args:
         name_: The name of the variable scope, made unique.
@@ -226,6 +226,7 @@ def make_template(
     scope: Any = None
 
     def enter() -> Any:
+        # A scope that was only named has no variables to reuse before the first call.
         if scope is not None:
             return _graph.variable_scope(scope, reuse=True if used else None)
         return _graph.variable_scope(unique_name_, default_name=name_)

@@ -24,7 +24,8 @@ from thalweg.tf.data.transformations import batches, checked, draw_below, padded
 from thalweg.variable import as_dtype
 
 _FOREVER = (None, -1)
-_INFINITE = math.inf  # how many elements
+# The number of elements of an endless dataset.
+_INFINITE = math.inf
 Values = dict[Any, Any]
 Start = Callable[[Values], Iterator[Any]]
 
@@ -50,7 +51,8 @@ class Dataset:
         count: float | None = None,
     ) -> None:
         self._start, self._find_spec, self._symbols = start, spec, symbols
-        self._count = count  # None for an unknown number of elements
+        # None for an unknown number of elements.
+        self._count = count
 
     @lazy
     def element_spec(self) -> Any:
@@ -84,7 +86,7 @@ class Dataset:
         spec: Any = None,
         count_after: Callable[[int], float | None] = int,
     ) -> Dataset:
-        """Return `_add_step` for `step(iterator, size)`; `size` may be a symbolic tensor."""
+        """Return a dataset of `step(iterator, size)`, as `_add_step`; `size` may be symbolic."""
         if not is_symbolic(size):
             size = checked(argument, size)
             return self._add_step(lambda elements: step(elements, size), spec, count_after)
@@ -198,6 +200,7 @@ class Dataset:
         return Dataset(
             lambda values: itertools.chain(
                 self._start(values),
+                # Deferred: the second dataset starts when the first one has ended.
                 (element for source in [dataset] for element in source._start(values)),
             ),
             lambda: self.element_spec,
@@ -371,6 +374,7 @@ class Dataset:
                 for element in self._start(values):
                     is_empty = False
                     yield element
+                # To repeat an empty dataset for ever would never return.
                 if is_empty:
                     return
 
@@ -393,6 +397,7 @@ class Dataset:
         generators: list[torch.Generator] = []
 
         def step(elements: Iterator[object], size: int) -> Iterator[object]:
+            # Iterations share one generator, so that each has another order.
             if not generators:
                 begin = draw_below(2**31) if seed is None else int(seed)
                 generators.append(torch.Generator(device="cpu").manual_seed(begin))
@@ -412,6 +417,7 @@ class Dataset:
         shared: Values = {}
 
         def start(values: Values) -> Iterator[Any]:
+            # With symbolic inputs, elements may differ between runs of the initializer.
             caches = values if self._symbols else shared
             if dataset not in caches:
                 elements = []

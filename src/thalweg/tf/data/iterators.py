@@ -134,7 +134,7 @@ def make_one_shot_iterator(dataset: Any, shared_name: str | None = None) -> Any:
 
 
 def make_initializable_iterator(dataset: Any, shared_name: str | None = None) -> InGraph:
-    """Return a graph's iterator; run its operation `initializer` first, with feeds if needed.
+    """Return a graph's iterator; its operation `initializer` must run before `get_next`.
 
     Args:
         shared_name: Ignored.

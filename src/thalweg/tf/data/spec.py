@@ -37,7 +37,7 @@ class TensorSpec:
 
 
 def converted(nest: Any, dtypes: Any = None) -> Any:
-    """Return tuples and dicts with all other values as tensors; a list becomes one tensor.
+    """Return a nest of tuples and dicts with all leaves as tensors; a list becomes one tensor.
 
     `dtypes` is a structure of dtypes, one dtype for all tensors, or None.
     """
@@ -89,7 +89,8 @@ def values_for(spec: Any, values: Any) -> list[Any]:
         InvalidArgumentError: `values` has another structure, or a value is symbolic.
         TypeError: A value does not fit a tensor's dtype.
     """
-    if not isinstance(values, dict | tuple | list):  # for all
+    # A single value is for all tensors.
+    if not isinstance(values, dict | tuple | list):
         values = mapped(lambda _: values, spec)
     if (pairs := _pair_specs(spec, values, "padding_values")) is not None:
         return [value for pair in pairs for value in values_for(*pair)]

@@ -24,7 +24,8 @@ def checked(argument: str, value: Any) -> int:
     return size
 
 
-Stack = Callable[[Iterator[Sequence[Any]]], Iterator[Any]]  # of the tensors of many elements
+# Stacks each sequence of tensors, which has one tensor of each element, to a tensor.
+Stack = Callable[[Iterator[Sequence[Any]]], Iterator[Any]]
 
 
 def batches(

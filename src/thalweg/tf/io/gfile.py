@@ -37,9 +37,9 @@ class ExistingFileError(AlreadyExistsError, FileExistsError):
 
 @contextlib.contextmanager
 def _raise_tensorflow_errors() -> Iterator[None]:
-    """Return a context manager that raises OSErrors of missing or existing files as subclasses.
+    """Return a context manager that replaces errors of missing and of existing files.
 
-    The subclasses are TensorFlow's errors, too.
+    The new errors, MissingFileError and ExistingFileError, are OSErrors and TensorFlow's errors.
     """
     try:
         yield

@@ -41,7 +41,8 @@ def moving_average_update(x: Any, value: Any, momentum: Any) -> Any:
 
 
 def _of_keras(name: str) -> Any:
-    importlib.import_module("thalweg.tf.keras.lookup").namespace()  # on its torch backend
+    # `namespace` imports Keras on its torch backend.
+    importlib.import_module("thalweg.tf.keras.lookup").namespace()
     return getattr(importlib.import_module("keras.backend"), name)
 
 

@@ -29,4 +29,5 @@ def readable(data: object) -> Any:
     if not isinstance(data, Dataset):
         return data
     kind = _Elements if data.cardinality() < 0 else _Counted
+    # The elements of the dataset are batches already.
     return torch.utils.data.DataLoader(kind(data), batch_size=None)

@@ -48,7 +48,8 @@ keras: Any = importlib.import_module("keras")
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _COMPARISONS = ("lt", "le", "gt", "ge")
-_TENSORS = ("y_true", "y_pred")  # of a loss, also where they are arrays
+# Arguments of losses that become inputs of a layer, even if they are arrays.
+_TENSORS = ("y_true", "y_pred")
 
 
 def lend() -> None:
@@ -126,9 +127,9 @@ def _catching_call(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _is_recorded(leaves: list[object]) -> bool:
-    """Return True if the graph records a layer call with these arguments.
+    """Return True if the graph records a layer call with these arguments, in a flat list.
 
-    While Keras computes shapes, only symbolic tensors are recorded.
+    The call is recorded for symbolic tensors, and for arrays unless Keras is computing shapes.
     """
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
         return True
@@ -142,8 +143,8 @@ def _record_call(
 ) -> object:
     """Add an operation that calls `layer`; return symbolic outputs in the layer's structure.
 
-    `original` is the unpatched `keras.Layer.__call__`; it builds the layer. Each run writes to the
-    graph's variables for untrained variables as the layer does.
+    `original` is the unpatched `keras.Layer.__call__`; it builds the layer. In each run the layer
+    may change its untrained variables, such as moving averages; the graph's variables follow.
 
     Raises:
         InvalidTypeError: The dtype or number of dimensions of an input is unknown, or the layer
@@ -162,6 +163,7 @@ def _record_call(
         values = [*zip(trained, weights, strict=True), *zip(untrained, states, strict=True)]
         with keras.StatelessScope(values, initialize_variables=False) as scope:
             results = list(leaves_of(original(layer, *args, **kwargs)))
+        # The scope collects assignments of the layer instead of changing Keras' variables.
         with no_grad():
             for variable, leaf in zip(untrained, states, strict=True):
                 value = scope.get_current_value(variable)

@@ -29,9 +29,9 @@ _NAMES = {name.lower() for name in optimizers.__all__} - {"optimizer", "ruleopti
 
 
 def as_optimizer(optimizer: object) -> Any:
-    """Return an optimizer for Keras' `compile`.
+    """Return an optimizer that Keras' `compile` accepts.
 
-    Wrap an optimizer of thalweg or `tf.train`, or for a name such as "adam" an optimizer of
+    Wrap an optimizer of thalweg or `tf.train`. A name such as "adam" stands for an optimizer of
     thalweg. Return any other object unchanged.
     """
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
@@ -119,6 +119,7 @@ class Compiling(_Model):
         @optimizer.setter
         def optimizer(self, optimizer: object) -> None:
             current = vars(self).get("optimizer")
+            # The getter shows the wrapped optimizer, which may be assigned again.
             if isinstance(current, Lender) and current.wrapped is optimizer:
                 return
             if isinstance(optimizer, optimizers.Optimizer):
@@ -154,7 +155,8 @@ class Compiling(_Model):
             options["validation_data"] = readable(options["validation_data"])
         loaded = readable(x)
         if loaded is not x:
-            options["shuffle"] = False  # the dataset has its own order
+            # The dataset has its own order.
+            options["shuffle"] = False
         return super().fit(loaded, *args, **options)
 
     @eagerly()

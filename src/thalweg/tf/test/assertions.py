@@ -43,7 +43,8 @@ class Comparing(unittest.TestCase):
             return
         try:
             actual, expected = self._array_of(a), self._array_of(b)
-        except ValueError:  # arrays of different shapes in a list
+        except ValueError:
+            # NumPy makes no array of a list of arrays with different shapes: compare the items.
             actual = expected = np.array(None)
         if object in (actual.dtype, expected.dtype):
             self.assertEqual(len(a), len(b), msg)

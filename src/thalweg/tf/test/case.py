@@ -126,6 +126,7 @@ class TestCase(Comparing):
         force_gpu: bool = False,
     ) -> contextlib.AbstractContextManager[Any]:
         """Return `cached_session()`, or `session(graph)` if a graph is given."""
+        # unittest runs each method whose name begins with "test".
         if self.id().endswith(".test_session"):
             self.skipTest("It is no test, but has the name of one.")
         return self.cached_session() if graph is None else self.session(graph)

@@ -1,4 +1,4 @@
-"""Performance profiles: the share of problems on which a contestant is within tau of the best.
+"""Performance profiles: the share of problems that a contestant solves at tau times the least cost.
 
 Source: Dolan and More 2002, https://arxiv.org/abs/cs/0102001; the score is that of AlgoPerf, Dahl
 et al. 2023, https://arxiv.org/abs/2306.07179: the mean of the profile over tau from 1 to 4.
@@ -52,8 +52,9 @@ def seconds_of(results: Results, key: Key) -> float:
 def place_all(results: Results, measure_run: Callable[[Results, Key], float]) -> list[RankedRun]:
     """Return all contestants ranked by a cost, the best first.
 
-    `measure_run(results, key)` returns the cost of a trial. The median over studies counts.
-    Possible ranks come from single studies, whose contestants have equal weights and batches.
+    `measure_run(results, key)` returns the cost of a trial. Contestants are ranked by the medians
+    of costs over the studies. The range of possible ranks results from comparing contestants in
+    each study, in which all have equal initial weights and batches.
     """
     plan = results.plan
     studies = [_costs_of(results, study, measure_run) for study in range(plan.studies)]

@@ -89,6 +89,7 @@ class StudyPlan:
             "thalweg": report.list_versions()["thalweg"],
             "machine": platform.machine(),
         }
+        # As read from a file: tuples become lists, so that `resume` can compare settings.
         return json.loads(json.dumps(settings))
 
 
@@ -132,7 +133,7 @@ class Results:
         return [list(study) for _, study in groupby(pending, key=lambda key: key[:3])]
 
     def to_time(self) -> list[Key]:
-        """Return the keys of fastest trials that are not in `timings`, by study and problem."""
+        """Return the keys of the fastest trials of all studies, without those in `timings`."""
         plan = self.plan
         fastest_keys = [
             self.fastest(problem, name, study)

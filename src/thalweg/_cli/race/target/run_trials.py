@@ -85,6 +85,7 @@ def _run_trials(results: Results, jobs: int) -> Generator[tuple[Key, Ran], None,
                         f"a process that ran trials was killed, perhaps for its memory: --jobs"
                         f" {jobs} may be too many. --resume goes on from what is kept."
                     ) from error
+                # The caller has added the result, so the next trial of the study can stop early.
                 if following:
                     begin(following)
 
@@ -98,6 +99,7 @@ def _steps_to_beat(results: Results, key: Key) -> int | None:
 @contextmanager
 def _open_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of processes that ignore Ctrl-C and are terminated if the block fails."""
+    # The pool has no public list of its processes.
     earlier_children = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_process)
     try:

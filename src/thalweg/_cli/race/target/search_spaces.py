@@ -74,8 +74,8 @@ class Space:
         """Return the point {argument: value} of a trial.
 
         Args:
-            index: The number of the trial, counted through all studies.
-            unit: A number in [0, 1) for each choice, which decides the value.
+            index: The number of the trial, counted through all studies; it selects one of `points`.
+            unit: A number in [0, 1) for each of `choices`, which selects the value.
         """
         if self.points:
             return dict(self.points[index % len(self.points)])

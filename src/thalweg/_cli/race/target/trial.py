@@ -155,6 +155,7 @@ class _Training:
             loss.backward()
             self._step()
             self.taken += 1
+            # The first step compiles kernels.
             if self.taken > 1:
                 self.seconds += perf_counter() - begin
                 self.cpu += process_time() - began

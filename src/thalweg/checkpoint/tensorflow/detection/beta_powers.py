@@ -1,4 +1,4 @@
-"""Beta powers of a file, and the optimizers that they belong to."""
+"""Beta powers in a file, and their assignment to optimizers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from thalweg.checkpoint.tensorflow.detection.scalars import count_of
 _POWER = re.compile(r"(?:(.*)/)?(beta[12]_power)(?:_([1-9][0-9]{0,8}))?", re.DOTALL)
 _FLOATS = ("F32", "F64")
 
-Sets = dict[str, dict[str, StoredTensor]]  # by what stands around the names: "scope/" and "_1"
+# {scope and number in the names: {"beta1_power": tensor, ...}}; the key of "s/beta1_power_1" is
+# "s 1".
+Sets = dict[str, dict[str, StoredTensor]]
 
 
 def split_powers(
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[Sets, dict[str, StoredTensor]]:
-    """Split tensors into beta powers and others.
+    """Split tensors into beta powers and other tensors.
 
     Returns:
-        {scope and number of an optimizer's names: {"beta1_power": tensor, ...}}, and {name: tensor}
-        of the other tensors.
+        {"scope number": {"beta1_power": tensor, ...}}, and {name: tensor} of the other tensors. The
+        powers of one optimizer have a common scope and number in their names.
     """
     sets: Sets = {}
     other_tensors: dict[str, StoredTensor] = {}
@@ -41,11 +43,11 @@ def split_powers(
 def with_powers(
     optimizers: Sequence[FoundOptimizer], sets: Sets, counters: Mapping[str, StoredTensor]
 ) -> list[FoundOptimizer]:
-    """Return the optimizers with their beta powers and the step counts inferred from them.
+    """Return copies of the optimizers with beta powers, and step counts inferred from the powers.
 
-    Optimizers get the sets of powers in order; equal sets count once. With several sets, the order
-    is unknown if there are more or fewer optimizers, or if their names differ. Then each set gives
-    one optimizer with all slots.
+    A set has the powers of one optimizer; equal sets count once. Sets are assigned to optimizers in
+    order. If the order is unknown, each optimizer is returned once per set, with a note. The order
+    of several sets is unknown if optimizers differ from sets in number, or have different names.
     """
     sets = sets if _are_different(sets) else dict(list(sets.items())[:1])
     counts = {name: count_of(counter) for name, counter in counters.items()}
@@ -71,8 +73,9 @@ def with_steps(
 ) -> FoundOptimizer:
     """Return a copy of an optimizer with beta powers, and inferred step count and betas.
 
-    The powers are added to the scalars and to the evidence. If no step count or several explain the
-    powers, `steps` is None, `notes` has the reason, and `unclear` the names of ambiguous betas.
+    The powers are added to `scalars` and `evidence`. If no step count or several step counts
+    explain the powers, `steps` is None, `notes` have the reason, and `unclear` has the names of
+    ambiguous betas.
 
     Args:
         powers: The powers of the optimizer by name, such as "beta1_power".

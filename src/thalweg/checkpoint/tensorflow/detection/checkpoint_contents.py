@@ -33,7 +33,7 @@ _SCALERS = {
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """State of OpenSeq2Seq's mixed precision, besides variables and slots.
+    """State of OpenSeq2Seq's mixed precision: masters, loss scale and averages.
 
     Attributes:
         masters: {name of a float16 variable: float32 master}.
@@ -53,7 +53,7 @@ class MixedPrecision:
 def split_mixed_precision(
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[MixedPrecision | None, dict[str, StoredTensor]]:
-    """Return (masters, loss scale and averages, or None if there are none; all other tensors)."""
+    """Return (the file's `MixedPrecision` or None, {name: tensor} of all other tensors)."""
     names = {
         name: variable
         for name, tensor in stored_tensors.items()
@@ -81,7 +81,10 @@ def split_mixed_precision(
 
 
 def _find_scaler(stored_tensors: Mapping[str, StoredTensor]) -> tuple[str, dict[str, str]]:
-    """Return (loss scaler's algorithm, {name of state: name of variable}), or ("", {})."""
+    """Return (loss scaler's algorithm, {name of state: name of variable}).
+
+    Return ("", {}) if there is no loss scaler.
+    """
     scopes: dict[str, dict[int, str]] = {}
     for name, tensor in stored_tensors.items():
         match = _NUMBERED.fullmatch(name)
@@ -102,7 +105,7 @@ Slots = dict[str, dict[str, StoredTensor]]
 
 @dataclass(frozen=True)
 class FoundOptimizer:
-    """An optimizer, as far as a file describes it.
+    """Description of an optimizer, as detected in a file.
 
     Attributes:
         name: The name in its slots, such as "Adam"; in an object checkpoint its path there.
@@ -162,7 +165,6 @@ class TensorFlowCheckpoint:
     """A TensorFlow file, read and sorted. Returned by `load`.
 
     Attributes:
-        path: The path of the file.
         kind: "saver" (`tf.train.Saver`), "object" (`tf.train.Checkpoint`), "keras" (`.keras`),
             "weights.h5" or "h5".
         variables: {name in TensorFlow: variable}.
@@ -215,9 +217,10 @@ class TensorFlowCheckpoint:
         return self.steps_of(self.optimizers)
 
     def steps_of(self, optimizers: Iterable[FoundOptimizer]) -> int | None:
-        """Return the step count of the file's counter, else of `optimizers`; None if unclear.
+        """Return the step count in the file; None if it is missing, or if counts differ.
 
-        The counter is called "global_step", or is the only one besides "save_counter".
+        Counters called "global_step" decide; if there are none, all counters except "save_counter".
+        Without counters, the step counts of `optimizers` decide.
         """
         counter_values = {name: count_of(counter) for name, counter in self.counters.items()}
         exact = {name for name in counter_values if name.rpartition("/")[2] == GLOBAL_STEP}
@@ -225,6 +228,7 @@ class TensorFlowCheckpoint:
             {counter_values[name] for name in exact or counter_values.keys() - {SAVE_COUNTER}},
             {optimizer.steps for optimizer in optimizers if optimizer.steps is not None},
         ):
+            # Counters that differ are not overruled by the optimizers.
             if counts:
                 return counts.pop() if len(counts) == 1 else None
         return None

@@ -1,7 +1,4 @@
-"""Sort a Keras file, whose optimizer arrays are numbered, or named as in Keras 2.
-
-OptimizerV2 names a slot "Adam/dense/kernel/m", Keras 2.11 to 2.15 "Adam/m/dense/kernel".
-"""
+"""Sorting of a Keras file, whose optimizer arrays are numbered, or named as in Keras 2."""
 
 from __future__ import annotations
 
@@ -48,7 +45,8 @@ _GROUPS = (("m", "v"), ("vhat",), ("accum_grad", "accum_var"), ("accumulator", "
 # Slots of options around the update, which Keras creates before those of the update, by option.
 _OPTION_SLOTS = {"average": "use_ema", "gradient_accumulator": "gradient_accumulation_steps"}
 _INNER = "/inner_optimizer/"
-_ITERATION = "iteration"  # the name of the count of steps since Keras 2.11
+# The name of the count of steps since Keras 2.11.
+_ITERATION = "iteration"
 
 
 def sorted_file(
@@ -57,8 +55,6 @@ def sorted_file(
     """Sort the arrays of a file into variables and the state of its optimizer.
 
     Args:
-        path: The path of the file.
-        file: The file.
         class_name: Optional. The class of the optimizer, if the file names no class of Keras.
         config: Optional. The optimizer's configuration, if the file has none.
     """
@@ -88,9 +84,9 @@ def sorted_file(
 
 
 def _without_scale(file: KerasFile) -> KerasFile:
-    """Return the file without its loss-scaling wrapper: the wrapped optimizer becomes the file's.
+    """Return a copy of the file with the inner optimizer instead of a loss-scaling wrapper.
 
-    A file without a loss-scaling wrapper is returned unchanged.
+    A file without a wrapper is returned unchanged.
     """
     if file.class_name not in (None, *SCALING):
         return file
@@ -115,7 +111,7 @@ def _scale_of(file: KerasFile) -> dict[str, StoredTensor]:
 
 
 def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
-    """Return the optimizer of arrays named as in OptimizerV2, "Adam/dense/kernel/m".
+    """Return the optimizer if arrays are named as in OptimizerV2, "Adam/dense/kernel/m".
 
     Return None unless the first array is the step count, such as "Adam/iter".
     """
@@ -143,7 +139,7 @@ def _sort_by_name(file: KerasFile) -> FoundOptimizer | None:
 
 
 def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
-    """Return the optimizer of arrays named as in Keras 2.11 to 2.15, "Adam/m/dense/kernel".
+    """Return the optimizer if arrays are named as in Keras 2.11 to 2.15, "Adam/m/dense/kernel".
 
     Return None if a name has another form, or the optimizer's class does not have these slots.
     """
@@ -169,8 +165,8 @@ def _sort_by_kind(file: KerasFile) -> FoundOptimizer | None:
 def _sort_by_number(file: KerasFile) -> FoundOptimizer:
     """Return the optimizer of numbered arrays, in the order iterations, learning rate, slots.
 
-    If no family (class with its slots) or several fit, the result has no slots, and its `lost` has
-    the reason.
+    If no family (class with its slots) or several families fit, the result has no slots, and the
+    reason is in its `lost`.
     """
     scalars, arrays = _split_scalars(file)
     rate, values, matches = arrays[:0], arrays, list[tuple[Family, Slots]]()
@@ -188,7 +184,7 @@ def _sort_by_number(file: KerasFile) -> FoundOptimizer:
 
 
 def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
-    """Return (scalars by name, all other arrays in order).
+    """Return ({name: scalar}, list of all other arrays).
 
     Scalars are "iter" and Nadam's "momentum_cache", if the file has them.
     """
@@ -204,9 +200,9 @@ def _split_scalars(file: KerasFile) -> tuple[dict[str, StoredTensor], list[Store
 
 
 def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple[Family, Slots]]:
-    """Return (family, {variable: {kind: slot}}) for each family that may have these slots.
+    """Return (family, {variable: {kind: slot}}) for each class that may have these slots.
 
-    Slots of options that Keras adds to any class, such as moving averages, are left out.
+    Slots of options that Keras adds to any class, such as moving averages, are omitted.
     """
     families = [family for family in KERAS if _is_possible(family, file, has_arrays=bool(values))]
     config = file.config or {}
@@ -223,19 +219,21 @@ def _fit_families(file: KerasFile, values: Sequence[StoredTensor]) -> list[tuple
 def _list_splits(
     file: KerasFile, arrays: list[StoredTensor]
 ) -> list[tuple[list[StoredTensor], list[StoredTensor]]]:
-    """Return possible pairs ([learning rate] or [], slots) of the arrays, the likeliest first.
+    """Split arrays into learning rate and slots; return pairs (list of the rate, slots).
 
-    There are two only for a `.weights.h5` file whose first array is a scalar: with a schedule, the
-    learning rate is not saved, and the file does not say if there was one.
+    The list of the rate is empty if Keras saved a schedule. In a `.weights.h5` file, a first scalar
+    may be a rate or a slot. Then the result has two pairs, the likelier first.
     """
     rate, values = arrays[:1], arrays[1:]
-    if any(array.shape for array in rate):  # With a schedule, the file has no learning rate.
+    # An array that is not a scalar is a slot.
+    if any(array.shape for array in rate):
         rate, values = [], arrays
     if not rate:
         return [(rate, values)]
     with_rate, without_rate = (rate, values), (rate[:0], arrays)
     has_schedule = isinstance((file.config or {}).get("learning_rate"), Mapping)
-    if file.kind != "weights.h5":  # Other formats contain the configuration.
+    # Formats other than `.weights.h5` contain the configuration.
+    if file.kind != "weights.h5":
         return [without_rate] if has_schedule else [with_rate]
     return [without_rate, with_rate] if has_schedule else [with_rate, without_rate]
 
@@ -251,7 +249,10 @@ def _describe_lost(file: KerasFile, count: int) -> tuple[str, ...]:
 
 
 def _is_possible(family: Family, file: KerasFile, has_arrays: bool) -> bool:
-    """Return True unless the class or options in the file rule out this family."""
+    """Return False if the class or options in the file rule out this family of slots.
+
+    `has_arrays` is True if the file has arrays that may be slots.
+    """
     if file.class_name is None:
         return True
     if family.cls != file.class_name:
@@ -284,7 +285,7 @@ def _assign_arrays(
 
     Returns:
         {name of a trained variable: {kind: array}}. None if the number of arrays or their shapes do
-        not fit, or if shapes leave open which variables are trained.
+        not fit, or if the trained variables are ambiguous.
     """
     interleaved = _GROUPS[-1:] if file.package == "thalweg" else _GROUPS
     groups: list[tuple[str, ...]] = [
@@ -298,6 +299,7 @@ def _assign_arrays(
     count, remainder = divmod(len(values), sum(map(len, groups)))
     if remainder:
         return None
+    # All slots have their variables' shapes, so the first group shows which are trained.
     shapes = [array.shape for array in values[: count * len(groups[0]) : len(groups[0])]]
     trained = trained_in(file, shapes)
     if trained is None:
@@ -325,11 +327,10 @@ def _describe_optimizer(
     scalars: Mapping[str, StoredTensor],
     name: str,
 ) -> FoundOptimizer:
-    """Return the optimizer in a file; its family is set if `families` has only one.
+    """Return the optimizer in a file. Its `family` is None unless `families` has one element.
 
     Args:
-        file: The file.
-        families: The families (classes) that the arrays fit.
+        families: The classes that the arrays fit, with their slots.
         slots: {variable: {kind: slot}}.
         scalars: {name: scalar}. "iter" is also the step count. "learning_rate" becomes a
             hyperparameter. A missing "momentum_cache" of Nadam is computed.
@@ -338,6 +339,7 @@ def _describe_optimizer(
     family = families[0] if len(families) == 1 else None
     steps = count_of(scalars.get("iter"))
     if family is not None and "momentum_cache" in family.powers:
+        # A product in the file takes precedence.
         product = {} if steps is None else momentum_product(file, steps)
         scalars = {**product, **scalars}
     arguments = {} if family is None else hyperparameters_of(family, file)

@@ -1,8 +1,8 @@
-"""Detection of Keras optimizers since 2.11 in object checkpoints.
+"""Detection of optimizers of Keras 2.11 or later in object checkpoints.
 
-They have no slot variables. Keras 3 lists the trained variables, and for each kind of slot those
-slots, in the same order. Before, slots belong to variables by name: a slot of `layer1/kernel` is
-called `Adam/m/layer1/kernel`. Of the hyperparameters only the learning rate is saved.
+Their objects have no slot variables. Keras 3 lists the trained variables, and for each kind of slot
+those slots, in the same order. Before, slots belong to variables by name: a slot of `layer1/kernel`
+is called `Adam/m/layer1/kernel`. Of the hyperparameters only the learning rate is saved.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from thalweg.checkpoint.tensorflow.detection.slot_families import (
 )
 from thalweg.checkpoint.tensorflow.detection.variable_order import Owner, owners_of
 
-MARKS = ("_variables", "_iterations")  # attributes that identify such an optimizer
-TRAINED = "_trainable_variables"  # of Keras 3
+# Attributes that identify an optimizer of Keras 2.11 or later.
+MARKS = ("_variables", "_iterations")
+# The attribute of Keras 3 that lists the trained variables.
+TRAINED = "_trainable_variables"
 _SCALARS = {"_iterations": "iter", "_u_product": "momentum_cache"}
 _RATE = "_learning_rate"
 # By class: the kinds of slots by the words in their names, where these differ, and by the
@@ -49,7 +51,7 @@ _LISTS = {
 
 @dataclass(frozen=True)
 class ListedVariables:
-    """Variables of a Keras optimizer since 2.11.
+    """Variables of an optimizer of Keras 2.11 or later.
 
     Attributes:
         path: The path of the optimizer in the object graph.
@@ -74,9 +76,8 @@ def sort_numbered(
     """Return the optimizer to which the listed variables belong.
 
     Args:
-        listing: The variables of the optimizer.
         variables: The variables of the checkpoint that belong to no optimizer.
-        class_name: Optional. The class, if the optimizer has another name.
+        class_name: Optional. The class, if the optimizer is not named after its class.
     """
     scalars = {
         _SCALARS[name]: tensor for name, tensor in listing.children.items() if name in _SCALARS
@@ -92,7 +93,8 @@ def sort_numbered(
     if _RATE in listing.children:
         arguments["learning_rate"] = as_number(listing.children[_RATE])
     if family is not None and family.cls == "Nadam":
-        arguments["decay"] = 1.0  # psi: Keras' momentum schedule has no factor.
+        # psi: in Keras the momentum's schedule has no factor.
+        arguments["decay"] = 1.0
     differs = family is not None and family.slots in (("rms",), ("rms", "mg"))
     kinds = sorted({kind for by_kind in slots.values() for kind in by_kind})
     return FoundOptimizer(
@@ -118,8 +120,8 @@ def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_nam
     """Sort the slots of a Keras 3 optimizer, which has one list of slots per kind.
 
     Returns:
-        ({class name}, slots, []). If the lists do not fit a class, ({title}, {}, [problem]); for a
-        class known as unsupported ({title}, {}, []).
+        ({class name}, slots, []). If the lists do not fit a class, ({optimizer's name}, {},
+        [problem]). For a Keras class that `thalweg.keras` lacks, ({optimizer's name}, {}, []).
     """
     label = re.sub(r"_\d+$", "", listing.scope.rpartition("/")[2])
     if _plain_title(label) in UNSUPPORTED:
@@ -134,6 +136,7 @@ def _sort_by_lists(listing: ListedVariables, trained: Sequence[Owner], class_nam
         if name in kinds and shapes == [owner.value.shape for owner in trained]:
             for owner, tensor in zip(trained, tensors, strict=True):
                 slots.setdefault(owner.name, {})[kinds[name]] = tensor
+    # All arrays must be in lists of known kinds.
     if sum(map(len, slots.values())) == len(listing.slots):
         return {cls or label}, slots, []
     suffix = f" as {' or '.join(matches)} do" if len(matches) > 1 else ""

@@ -1,9 +1,9 @@
-"""Sort the names of a `tf.train.Saver` into variables and optimizer state.
+"""Sorting of tensors in a file of `tf.train.Saver` into variables and optimizer state.
 
-A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name, numbered in order
-of creation. An optimizer that was built inside of a variable scope prepends the scope:
-`scope/w/Adam`. Scalars have names without a variable: `beta1_power`, and of a second optimizer
-`beta1_power_1`.
+A slot of `w` is called `w/Adam`, the next one `w/Adam_1`: the optimizer's name (the *stem*),
+numbered in order of creation. An optimizer that was built inside of a variable scope prepends the
+scope: `scope/w/Adam`. Scalars have names without a variable: `beta1_power`, and of a second
+optimizer `beta1_power_1`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from thalweg.errors import UnsupportedCheckpointError, listed
 
 AVERAGE = "ExponentialMovingAverage"
 _REGISTERED_STEMS = frozenset({family.title for family in V1} | {AVERAGE})
-_MAX_SCOPES = 100  # scopes of a name
+# The most scopes of a name. Each is tried as the end of a prefix.
+_MAX_SCOPES = 100
 
 
 def sorted_names(
@@ -39,16 +40,16 @@ def sorted_names(
     """Sort the tensors of a name-based checkpoint into variables, optimizers and counters.
 
     Args:
-        path: The path of the file.
         stored_tensors: {name: tensor}.
-        families: Optional. Families (optimizer classes with their slots) that are known to be in
-            the file. Their slot names take precedence over TensorFlow's defaults.
+        families: Optional. Optimizer classes with their slots that are known to be in the file.
+            Their slot names take precedence over TensorFlow's defaults.
     """
     mixed, other_tensors = split_mixed_precision(stored_tensors)
     powers, other_tensors = split_powers(other_tensors)
     counters = {name: tensor for name, tensor in other_tensors.items() if _is_counter(name, tensor)}
     stems = frozenset(suffix for family in families for _, suffix in family.parts)
     masters = mixed.names if mixed else {}
+    # Slots of masters are named after the masters, and become slots of the masters' variables.
     candidates = {**other_tensors, **{name: stored_tensors[name] for name in masters}}
     variables_by_slot = _find_owners(candidates, _REGISTERED_STEMS | stems)
     variables = {name: masters.get(owner, owner) for name, owner in variables_by_slot.items()}
@@ -81,9 +82,10 @@ def _add_loss_scale(
     families: Sequence[Family],
     stored_tensors: Mapping[str, StoredTensor],
 ) -> tuple[list[FoundOptimizer], dict[str, StoredTensor]]:
-    """Add the file's loss scale, with notes, to the optimizer, if there is exactly one optimizer.
+    """Add the file's loss scale, with notes, to a copy of the only optimizer.
 
-    If there is a scale but no optimizer, add an optimizer of the first family that has no slots.
+    If the file has a loss scale but no slots, the optimizer is made from the first entry of
+    `families` without slots. With several optimizers, the loss scale is not added.
 
     Returns:
         The optimizers, and {name: tensor} of the scale; {} if the scale was not added.
@@ -104,11 +106,11 @@ def _find_optimizers(
     """Return the optimizers to which the slots in a file belong.
 
     Args:
-        groups: The slots by stem, from `_group_by_stem`.
+        groups: {stem: slots}; the stem of a slot "w/Adam_1" is "Adam".
         families: The families that the user named; they are tried before TensorFlow's.
         slots_by_suffix: {variable: {last part of the slot name: slot}}.
-        path: The file, for errors.
     """
+    # Slots with several stems are in several groups, so such a family divides all slots first.
     optimizers: list[FoundOptimizer] = []
     for family in families:
         if len(set(family.names.values())) > 1 and not optimizers:
@@ -128,7 +130,6 @@ def _group_by_owner(
     Args:
         variables_by_slot: {slot name: variable name}.
         stored_tensors: {name: tensor}.
-        path: The file, for errors.
 
     Raises:
         UnsupportedCheckpointError: Names of two slots of a variable end alike.
@@ -178,9 +179,9 @@ def _find_owners(
 ) -> dict[str, str]:
     """Return {slot name: variable name}; all other tensors are not slots.
 
-    A slot is named as its variable, "/", and a suffix. The suffix has one of `registered_stems`, or
-    the slot has the dtype and shape of the variable. The slot's name may begin with scopes that the
-    variable's name lacks.
+    A name "w/Adam_1" consists of a variable's name and a suffix with the stem "Adam". A tensor with
+    such a name is a slot if the stem is in `registered_stems`, or if tensor and variable have equal
+    dtype and shape. With a registered stem, the name may begin with additional scopes.
     """
     variables_by_slot: dict[str, str] = {}
     scoped: dict[str, list[str]] = defaultdict(list)
@@ -193,6 +194,7 @@ def _find_owners(
             variables_by_slot[name] = owner
         elif is_registered and owner:
             scoped[stem].append(name)
+    # The owner must be a variable, not a slot.
     variables_by_slot = {
         name: owner for name, owner in variables_by_slot.items() if owner not in variables_by_slot
     }
@@ -213,14 +215,13 @@ def _find_scoped_owners(
 ) -> dict[str, str]:
     """Return {slot name: variable name} for slots whose names begin with an additional scope.
 
-    An optimizer made in a scope prepends the scope to the names of all its slots. So all slots in a
-    scope are left out if a slot in the scope matches no variable of equal shape, or if a variable
-    in `unscoped_variables` is in the scope.
+    An optimizer made in a scope prepends the scope to all its slots. So all slots in a scope are
+    left out in two cases: a slot in the scope matches no variable of equal shape, or a variable in
+    `unscoped_variables` is in the scope.
 
     Args:
-        stored_tensors: All tensors.
-        names: The names of slots with one stem whose variable is not named by the prefix.
-        unscoped_variables: The variables with a slot of this stem that is named without a scope.
+        names: The names of slots with one stem for which no variable "w" of "w/stem" exists.
+        unscoped_variables: The variables that have a slot of this stem without additional scopes.
     """
     locations: dict[str, tuple[str, str]] = {}
     for name in names:
@@ -245,9 +246,9 @@ def _identify_by_stem(
 ) -> list[FoundOptimizer]:
     """Return the optimizers whose slots have this stem.
 
-    Optimizers have the only family with as many slots as a variable, or else the only family whose
-    number of slots divides a variable's. Otherwise, return one optimizer without a family and with
-    all slots.
+    A variable may have slots of one or of several equal optimizers. First, a family (class) with
+    this number of slots is searched. Second, the number is divided among several optimizers. If no
+    or several families fit, return one optimizer with all slots and without a family.
     """
     slot_count = max(len(suffixes) for suffixes in slots.values())
     exact = [family for family in families if len(family.slots) == slot_count]
@@ -278,11 +279,11 @@ def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> li
     """Divide slots among equal optimizers of a family; return them in order of creation.
 
     TensorFlow numbers the slots of each variable: "Adam_2" begins the second optimizer that trained
-    this variable. If only one of several optimizers trained a variable, it is unknown which. Then
-    all get the variable's slots, with a note.
+    this variable. If a variable has slots of one optimizer only, the optimizer is unknown. Then all
+    optimizers get these slots, with a note.
 
     Raises:
-        UnsupportedCheckpointError: More than one optimizer trained a variable, but not all.
+        UnsupportedCheckpointError: A variable has slots of several optimizers, but not of all.
     """
     sets = list(_split_by_number(family, slots_by_suffix))
     counts = Counter(variable for _, slots in sets for variable in slots)
@@ -308,9 +309,9 @@ def _split_by_optimizer(family: Family, slots_by_suffix: Slots, path: str) -> li
 
 
 def _split_by_number(family: Family, slots_by_suffix: Slots) -> Iterator[tuple[list[str], Slots]]:
-    """Yield (slot names, {variable: {kind: slot}}) for the first, second, ... optimizer.
+    """Yield (slot names, {variable: {kind: slot}}) of the first, second, ... optimizer.
 
-    End before the first optimizer without slots.
+    The iteration ends at the first optimizer without slots.
     """
     width = Counter(suffix for _, suffix in family.parts)
     for index in itertools.count():

@@ -1,4 +1,4 @@
-"""Scalars of a file as Python numbers, and those of a dynamic loss scale."""
+"""Conversion of scalars in a file to Python numbers, and dynamic loss scales."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ FLOATS = ("F64", "F32", "F16")
 def as_number(stored_tensor: StoredTensor) -> Any:
     """Return a scalar as a number that constructors round to the scalar's bits.
 
-    For float32 this is the shortest decimal, 0.1 and not 0.10000000149011612. A constructor rounds
-    it to the same float32, and most likely it is the original argument.
+    For float32 this is the shortest decimal: 0.1 and not 0.10000000149011612.
     """
     scalar = stored_tensor.array()[()]
     if stored_tensor.dtype == "F32":
@@ -59,7 +58,8 @@ def as_count(count: int, dtype: torch.dtype) -> Tensor:
         raise state.mismatch([f"global_step is {count} in the file, which is no count of steps"])
     try:
         tensor = torch.tensor(count, dtype=dtype, device="cpu")
-    except (RuntimeError, OverflowError, ValueError):  # there are not as many integers
+    # The count is beyond the integers of `dtype`.
+    except (RuntimeError, OverflowError, ValueError):
         tensor = None
     if tensor is None or dtype == torch.bool or tensor.item() != count:
         problem = f"global_step is {count} in the file, which {dtype_name(dtype)} does not hold"

@@ -11,7 +11,7 @@ BETA_POWERS = ("beta1_power", "beta2_power")
 
 @dataclass(frozen=True)
 class Family:
-    """An optimizer class with its slots, as checkpoint files show them.
+    """An optimizer class of TensorFlow or Keras, with its slots.
 
     Attributes:
         cls: The name of the class in `thalweg.v1`, or in `thalweg.keras.optimizers`.
@@ -40,7 +40,7 @@ class Family:
         return [(slot, self.names.get(slot, self.title)) for slot in self.slots]
 
 
-# facts of `tf.compat.v1.train`, `tf.contrib.opt` and OpenSeq2Seq: names in order of creation.
+# Names in order of creation, from `tf.compat.v1.train`, `tf.contrib.opt` and OpenSeq2Seq.
 V1 = (
     Family(
         "AdamOptimizer", "Adam", ("m", "v"), BETA_POWERS, aliases=("LazyAdam", "contrib's Nadam")

@@ -1,4 +1,4 @@
-"""Order of the trained variables, by the model or by their names."""
+"""Order of the trained variables in a file, for assigning an optimizer's slots to variables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from thalweg._formats.keras_files.keras3 import Place
 from thalweg._formats.stored_tensor import StoredTensor
 
 _NEVER_TRAINED = ("moving_mean", "moving_variance", "seed_generator_state")
-_MAX_LAYERS = 300  # of a `.weights.h5` file
-_MAX_PREFIXES = 10_000  # partial orders of layers
+# The most layers whose orders are tried; the search recurses once per layer.
+_MAX_LAYERS = 300
+# The most partial orders of layers that are tried.
+_MAX_PREFIXES = 10_000
 _FLOATS = ("F16", "BF16", "F32", "F64")
 Shape = tuple[int, ...]
 
@@ -22,13 +24,9 @@ Shape = tuple[int, ...]
 def trained_in(file: KerasFile, shapes: Sequence[Shape]) -> list[str] | None:
     """Return the names of the trained variables, one per slot shape; None if this is ambiguous.
 
-    Slots are in the order of the model's variables. A `.h5` file lists the variables in this order,
-    and a `.keras` file the layers. Otherwise files sort by name, so only layers of one class
-    ("dense", "dense_1") are in order. Then only one possible order may have these shapes.
-
-    Args:
-        file: The file.
-        shapes: The shapes of the slots, one per trained variable.
+    `shapes` are the slots' shapes in the order of the model's variables. `.h5` files and most
+    `.keras` files list variables in this order. A file without the order lists layers by name. The
+    result is then None unless exactly one order of the layers has these shapes.
     """
     names = [
         name
@@ -53,12 +51,14 @@ def _is_ordered(locations: Sequence[Place]) -> bool:
 
 def _may_follow(location: Place, next_location: Place) -> bool:
     """Return True if `next_location` may come directly after `location` in the model."""
-    if location[0] != next_location[0]:  # layers of the model, as they are listed
+    # Two layers of the model, which the file lists in order.
+    if location[0] != next_location[0]:
         return location[0] is not None and next_location[0] is not None
     segments, next_segments = location[1].split("/"), next_location[1].split("/")
     pairs = zip(segments, next_segments, strict=False)
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    if first is None:  # a layer has its own variables before those of layers inside of it
+    # A layer has its own variables before those of layers inside of it.
+    if first is None:
         return len(segments) <= len(next_segments)
     return _layer_class(first[0]) == _layer_class(first[1])
 
@@ -73,11 +73,11 @@ def _order_by_blocks(
     slot_shapes: Sequence[Shape],
     locations: Mapping[str, Place],
 ) -> list[str] | None:
-    """Return all variables in the order in which their shapes equal `slot_shapes`, or None.
+    """Return the variables in the order of their slots; None if no or several orders are possible.
 
-    Variables of one layer of the model are a block, and blocks keep their order. Without layer
-    numbers, all variables are one block. In a block, the order of the file is used if
-    `_is_ordered`, else `_order_by_layers`. Return None if shapes differ, or a variable has no slot.
+    All variables must have a slot. Layers of the model keep their order. The variables in a layer
+    keep their order if it is certain; if not, `_order_by_layers` finds the order. Without layer
+    numbers, all variables count as one layer.
 
     Args:
         variable_shapes: {name: shape} of the variables, in the order of the file.
@@ -107,10 +107,10 @@ def _order_by_layers(
     slot_shapes: Sequence[Shape],
     locations: Mapping[str, Place],
 ) -> list[str] | None:
-    """Return the variables in the only order of layers in which shapes equal `slot_shapes`.
+    """Return the variables in the only order of their layers that has the shapes `slot_shapes`.
 
     The variables of a layer stay together, and layers of one class keep their order. Return None if
-    no order or several orders have these shapes, or if there are too many to try.
+    no order or several orders have these shapes, or if there are too many orders to try.
     """
     layers: dict[str, list[str]] = {}
     for name in variable_shapes:
@@ -124,8 +124,8 @@ def _order_by_layers(
     def find_orders(positions: tuple[int, ...], offset: int) -> list[list[str]]:
         """Return up to two orders of the remaining layers, each as names of variables.
 
-        Already placed are the first `positions[i]` layers of class `i`; their slots end before
-        `offset`.
+        The first `positions[i]` layers of each class `i` are placed already. Their slots are the
+        first `offset` slots.
         """
         if positions not in ways and len(ways) < _MAX_PREFIXES:
             ways[positions] = [[]] * (offset == len(slot_shapes))
@@ -138,6 +138,7 @@ def _order_by_layers(
                         (*positions[:index], positions[index] + 1, *positions[index + 1 :]), end
                     )
                     ways[positions] = (ways[positions] + [block + tail for tail in tails])[:2]
+                # Two orders suffice to know that the order is not unique.
                 if len(ways[positions]) == 2:
                     break
         return ways.get(positions, [])
@@ -148,9 +149,10 @@ def _order_by_layers(
 
 
 def _find_unique_order(shapes: Sequence[Shape], slot_shapes: Sequence[Shape]) -> list[int] | None:
-    """Return the increasing indices that select `slot_shapes` from `shapes`; None if not unique."""
+    """Return the only increasing indices that select `slot_shapes` from `shapes`, else None."""
     if len(slot_shapes) > len(shapes):
         return None
+    # The selection is unique if the first and the last possible indices agree.
     leftmost = _find_leftmost_order(shapes, slot_shapes)
     rightmost = _find_leftmost_order(shapes[::-1], slot_shapes[::-1])
     if leftmost is None or rightmost is None:
@@ -197,14 +199,14 @@ class Owner:
 def owners_of(
     slot_keys: Sequence[tuple[str, Shape]], variables: Sequence[Owner]
 ) -> tuple[list[Owner | None], list[str]]:
-    """Return the variable of each slot, or None if unsure, and a list of reasons.
+    """Return ([variable of each slot or None], reasons for None).
 
-    A slot belongs to the only variable with its full name and shape. Among several candidates, the
-    order decides if layers are numbered and all slots are in this order.
+    A slot belongs to the only variable with the full name and shape in `slot_keys`. Several
+    variables with equal name and shape are paired with slots in order. This needs numbered layers,
+    and all slots in the order of the variables.
 
     Args:
         slot_keys: The full name and shape of each slot's variable, in the optimizer's order.
-        variables: All variables.
     """
     names = {name for name, _ in slot_keys}
     candidates = [owner for owner in variables if owner.full_name in names]

@@ -1,4 +1,4 @@
-"""Layouts of `tf.train.Saver`, tensors by name, and `tf.train.Checkpoint`, an object graph, too."""
+"""Layouts of TensorFlow checkpoints: tensors by name, or tensors with an object graph."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
     for index, (name, by_kind) in enumerate(contents.slots.items()):
         for kind, suffix in zip(by_kind, _number_suffixes(contents, by_kind), strict=True):
             full = f"{name}/{suffix}"
+            # OpenSeq2Seq numbers these averages, and does not name them after variables.
             if isinstance(contents.optimizer, NovoGrad) and kind == _AVERAGE:
                 full = f"nvgrad2_ema{index}"
             clashes += [f"{full!r} is a variable and a slot of {name!r}"] * (full in tensors)
@@ -50,7 +51,10 @@ def as_saver(contents: ExportContents) -> tuple[dict[str, StoredTensor], None]:
 
 
 def _number_suffixes(contents: ExportContents, kinds: Iterable[str]) -> list[str]:
-    """Return the last parts of the slot names of a variable, such as ["Adam", "Adam_1"]."""
+    """Return the last parts of the names of a variable's slots, such as ["Adam", "Adam_1"].
+
+    `kinds` are the optimizer's names of these slots, such as ["m", "v"].
+    """
     optimizer: Any = contents.optimizer
     names = {kind: optimizer.get_name() for kind in kinds}
     if isinstance(optimizer, RuleOptimizer):
@@ -91,6 +95,7 @@ def as_objects(contents: ExportContents) -> tuple[dict[str, StoredTensor], Objec
         _add_optimizer(graph, contents, nodes)
     if contents.global_step is not None:
         graph.add_variable(GLOBAL_STEP, contents.global_step, GLOBAL_STEP)
+    # `tf.train.Checkpoint` has a counter of its saves.
     counter = of_tensor(torch.tensor(1, dtype=torch.int64, device="cpu"))
     graph.add_variable(SAVE_COUNTER, counter, SAVE_COUNTER)
     return graph.tensors, graph.as_object_graph()
@@ -155,7 +160,11 @@ class _Graph:
         tensor: StoredTensor,
         full_name: str,
     ) -> None:
-        """Add a slot of the variable at the path `object_path`."""
+        """Add a slot of the variable at the path `object_path`.
+
+        `optimizer` and `original` are the node numbers of the optimizer and of the variable.
+        `full_name` is the slot's name in the program.
+        """
         node = self._add_node()
         path = _escape_path(object_path.split("/"))
         key = f"{path}{_SLOT}{_OPTIMIZER}/{_escape_path([kind])}{SUFFIX}"

@@ -1,4 +1,4 @@
-"""Loading of optimizers of `keras`, `v1` and `openseq2seq` from a TensorFlow file."""
+"""Validation of optimizer state from a TensorFlow file, and the writes that load it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ _OTHERWISE = {"decay": "_initial_decay"}
 def loading_keras(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that yields the validated `Loading` of slots and counters.
+    """Return a context manager that yields the validated writes of slots and counters.
 
     Args:
-        optimizer: The optimizer.
         slots: For each variable (variable, {slot name: slot}).
         scalars: "iter", the step count, and other scalars of the optimizer.
         hyperparameters: The hyperparameters in the file. The optimizer's schedules and callables
@@ -54,14 +53,17 @@ def loading_keras(
     # No number depends on the name, "adam" in files of Keras 3.
     values = {name: hyper for name, hyper in hyperparameters.items() if name != "name"}
     for name in [name for name in values if name in store]:
-        if is_function(store.raw(name)):  # a schedule takes the place of the file's
+        # The user's schedule or callable takes the place of the file's number.
+        if is_function(store.raw(name)):
             del values[name]
     fixed = {name: hyper for name, hyper in values.items() if name not in store}
-    if "decay" in hyperparameters:  # the variable of this name has no effect, as in TensorFlow
+    # The variable of this name has no effect, as in TensorFlow: the constructor's number counts.
+    if "decay" in hyperparameters:
         fixed["decay"] = hyperparameters["decay"]
     current = {name: getattr(optimizer, _OTHERWISE.get(name, name), None) for name in fixed}
     check_contradictions(fixed, current)
     variables = [var for var, _ in slots]
+    # The optimizer's variables come first: repeated names are numbered as in its own state.
     all_variables = distinct([*optimizer._owners(), *variables])
     keys = dict(zip(map(id, all_variables), state.keys_of(all_variables), strict=True))
     weights = {name: weight for name, weight in scalars.items() if name != "iter"}
@@ -103,15 +105,14 @@ def inner_of(opt: Any) -> Any:
 def loading_training(
     opt: Any, mapped: MappedTensors, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that yields the `Loading` of an OpenSeq2Seq training.
+    """Return a context manager that yields the validated writes of an OpenSeq2Seq training.
 
-    The `Loading` sets masters, slots, beta powers, loss scale and step count. It sets accumulated
-    gradients to 0, as in OpenSeq2Seq.
+    Masters, slots, beta powers, loss scale and step count are set. Accumulated gradients are set to
+    0, as in OpenSeq2Seq.
 
     Args:
         opt: The training step that `optimize_loss` made, or a `MixedPrecisionOptimizerWrapper`,
             which has no step count and no accumulated gradients.
-        mapped: The tensors of the file, assigned to variables.
         slots: For each variable (variable, {slot name: slot}).
         scalars: {name: beta power}.
 
@@ -139,7 +140,9 @@ def loading_training(
 
 
 def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
-    """Return slots with NovoGrad's averages, or zeros if the file has none, as "grads_ema".
+    """Return a copy of `slots` with NovoGrad's averages as slots "grads_ema".
+
+    The averages are zeros if the file has none.
 
     Raises:
         CheckpointMismatchError: The number of averages is not the number of variables.
@@ -158,7 +161,9 @@ def with_averages(slots: Slots, checkpoint: TensorFlowCheckpoint) -> Slots:
 
 
 def _trained_variables(opt: Any, variables: Sequence[Tensor]) -> list[Tensor]:
-    """Return the variables that a step trains; `variables` for a mixed-precision wrapper.
+    """Return the variables that the step `opt` trains.
+
+    For a mixed-precision wrapper, return `variables`.
 
     Raises:
         FailedPreconditionError: The step has no variables before its first call.
@@ -187,7 +192,7 @@ def _counters_of(opt: object, mapped: MappedTensors) -> dict[str, Tensor]:
 def _zero_accumulators(
     opt: Any, variables: Sequence[Tensor], keys: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return {key: zeros} with one sum per variable; {} if the step accumulates no gradients."""
+    """Return {key: zeros} of gradient sums; {} without them. `keys` is {id(variable): key}."""
     if opt._accumulators is None:
         return {}
     is_mixed = opt._pipeline.mixed is not None
@@ -202,15 +207,14 @@ def _zero_accumulators(
 def loading_v1(
     optimizer: Any, slots: Slots, scalars: Mapping[str, Tensor]
 ) -> AbstractContextManager[state.Loading]:
-    """Return a context manager that yields the `Loading` of slots and beta powers.
+    """Return a context manager that yields the validated writes of slots and beta powers.
 
     Args:
-        optimizer: The optimizer.
         slots: For each variable (variable, {slot name: slot}).
         scalars: {name: beta power}.
 
     Raises:
-        CheckpointMismatchError: The optimizer has other slots, or its betas have other powers.
+        CheckpointMismatchError: Slots differ, or the powers contradict the optimizer's betas.
     """
     state_dict = dict(scalars)
     betas = _constant_betas(optimizer)
@@ -225,9 +229,9 @@ def loading_v1(
 
 
 def with_moving_averages(optimizer: object, slots: Slots, mapped: MappedTensors) -> Slots:
-    """Return slots with the file's moving averages added, for a `MovingAverageOptimizer`.
+    """Return a copy of `slots` with moving averages, if `optimizer` is a `MovingAverageOptimizer`.
 
-    Without this class among `optimizer` and its wrapped optimizers, return `slots`.
+    A wrapped `MovingAverageOptimizer` counts, too. For other optimizers, return `slots`.
     """
     wrapper: Any = optimizer
     while not isinstance(wrapper, MovingAverageOptimizer):
@@ -253,7 +257,10 @@ def _constant_betas(optimizer: train.Optimizer) -> dict[str, object]:
 
 
 def describe_contradictions(powers: Mapping[str, Tensor], betas: Mapping[str, object]) -> list[str]:
-    """Return reasons why no step count gives these powers from these betas; [] if one does."""
+    """Return the reasons why these powers are not powers of these betas after equal step counts.
+
+    Return [] if there is no contradiction.
+    """
     problems: list[str] = []
     counts: dict[str, int] = {}
     powers = {name: power for name, power in powers.items() if power.is_floating_point()}
@@ -284,7 +291,10 @@ def _as_scalars(power: Tensor, beta: object) -> tuple[Any, Any]:
 
 
 def _implied_powers(powers: Mapping[str, Tensor], betas: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return {name: power} of the betas whose power the file lacks, as with contrib's AdaMax."""
+    """Return {name: power} for betas whose power the file lacks, such as beta2 of contrib's AdaMax.
+
+    The step count is inferred from the powers in the file; if it is unknown, the power is 0.
+    """
     if not powers:
         return {}
     counts = [steps_of(*_as_scalars(powers[name], betas[name])) for name in powers if name in betas]

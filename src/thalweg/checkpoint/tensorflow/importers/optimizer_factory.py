@@ -87,9 +87,9 @@ def check_lost(detected: FoundOptimizer) -> None:
 
 
 def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Family]:
-    """Return the slot families (classes with their slots) of a class of `thalweg.v1`.
+    """Return the descriptions (`Family`) of a class of `thalweg.v1` with its slots.
 
-    The title of the families is the argument `name` or its default.
+    `title`, after which slots are named, is the argument `name`, or the default of this argument.
     """
     class_names = [base.__name__ for base in cls.__mro__]
     optimizer_name = arguments.get("name") or _default_arguments(cls).get("name")
@@ -103,7 +103,8 @@ def families_of(cls: type[object], arguments: Mapping[str, object]) -> list[Fami
 
 
 def family_of(optimizer: train.Optimizer, var: Tensor) -> Family:
-    """Return the family (class and slot names) of a `thalweg.v1` optimizer, for variable `var`."""
+    """Return the class and slot names of a `thalweg.v1` optimizer, for the variable `var`."""
+    # Slots are created on a copy: only their names are needed.
     copy: Any = state.staged(optimizer)
     copy._create_slots([var])
     names: dict[str, str] = {}
@@ -122,10 +123,7 @@ def make_optimizer(
     """Return a new optimizer of a class.
 
     Args:
-        cls: The class.
-        detected: The optimizer in the file, or None.
         arguments: The user's arguments of the constructor.
-        path: The file.
 
     Raises:
         OptionError: A required argument is missing, or an argument is unknown.
@@ -163,7 +161,7 @@ def make_optimizer(
 def _needed_arguments(
     cls: type[object], detected: FoundOptimizer | None, accepted: set[str]
 ) -> Iterator[str]:
-    """Yield the constructor arguments that the file or the user must provide."""
+    """Yield names of arguments in `accepted` that the file or the user must provide."""
     yield from _required_arguments(cls)
     if "learning_rate" in accepted:
         yield "learning_rate"
@@ -181,7 +179,7 @@ def make_wrapped(
     arguments: Mapping[str, Any],
     checkpoint: TensorFlowCheckpoint,
 ) -> Any:
-    """Return a new optimizer; for a file with float32 masters, in a mixed-precision wrapper.
+    """Return a new optimizer. For a file with float32 masters, wrap it for mixed precision.
 
     Raises:
         OptionError: The file has masters but no loss scale, and `loss_scale` is not given.
@@ -220,6 +218,7 @@ def _are_different(first: object, second: object) -> bool:
     """Return True if two arguments differ; schedules and callables equal everything."""
     if isinstance(first, bool | str) or isinstance(second, bool | str):
         return first != second
+    # Files hold float32, so a difference beyond its digits does not count.
     with np.errstate(over="ignore"):
         return is_number(first) and is_number(second) and np.float32(first) != np.float32(second)
 
@@ -243,6 +242,7 @@ def _accepted_arguments(cls: type[object]) -> set[str]:
     """Return the names of arguments that the constructor accepts."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     names = {parameter.name for parameter in _parameters_of(cls) if parameter.kind not in kinds}
+    # Keras optimizers accept these as `**kwargs`, which a signature does not list.
     options = {"clipnorm", "clipvalue", "global_clipnorm", "decay", "schedule_decay"}
     return names | options if issubclass(cls, keras.Optimizer) else names
 

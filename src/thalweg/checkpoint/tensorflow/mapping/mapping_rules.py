@@ -29,7 +29,8 @@ from thalweg.errors import InvalidConfigError, MissingFileError, did_you_mean
 
 AXES = {"dense": (1, 0), "conv1d": (2, 1, 0), "conv2d": (3, 2, 0, 1), "conv3d": (4, 3, 0, 1, 2)}
 OMITTED = "-"
-_MAX_LENGTH = 2000  # characters of a name
+# Longer names match no rule, because wildcards backtrack.
+_MAX_LENGTH = 2000
 _WILD = re.compile(r"\*\*|\*")
 
 Axes = tuple[int, ...]
@@ -107,7 +108,7 @@ class Rules:
 
     @classmethod
     def of(cls, rules: object) -> Rules | None:
-        """Return the rules of a path, a dictionary or a function; return `Rules` and None as is.
+        """Return the rules in a file, a dictionary or a function. `Rules` and None are unchanged.
 
         Raises:
             MissingFileError: The file does not exist.
@@ -130,9 +131,8 @@ class Rules:
     def place(self, name: str) -> Place | None:
         """Return the destination of the TensorFlow variable `name`, or None if no rule matches.
 
-        With `keep_names`, the destination has the variable's name. Otherwise `function` decides, or
-        without a function the first matching rule in `lines`. For an omitted variable, return
-        `Place(None)`.
+        If the variable is to be omitted, return `Place(None)`. With `keep_names`, the destination
+        has the name `name`.
 
         Raises:
             InvalidConfigError: The result of `function` is invalid.
@@ -159,6 +159,7 @@ class Rules:
                 " writing needs rules in a file or a dictionary."
             )
         for line in self.lines:
+            # The rules must map the name back to `target`; an earlier line may match it, too.
             name = line.backward(target)
             first = name is not None and self.place(name)
             if name is not None and first and first.target == target:
@@ -173,7 +174,6 @@ def parse(text: str, source: str = "rules") -> Rules:
     """Return the rules in the text of a rules file.
 
     Args:
-        text: The text.
         source: The name of the text in errors.
 
     Raises:
@@ -213,7 +213,7 @@ def _read_rules(path: str) -> str:
 
 
 def _parse_line(pattern: str, right: str, location: str) -> Line:
-    """Return the rule "pattern -> right"; raise InvalidConfigError if it is invalid."""
+    """Return the rule "pattern -> right"; errors (InvalidConfigError) contain `location`."""
     fields = right.split()
     if not pattern or not fields:
         raise InvalidConfigError(
@@ -283,7 +283,7 @@ def _check_returned(name: str, returned: object) -> Place | None:
 
 
 def _match_wildcards(pattern: str, name: str, separator: str) -> list[str] | None:
-    """Return the text that each wildcard of a pattern matches in `name`; None if no match."""
+    """Return the text of each wildcard of a pattern in `name`; None if `name` does not match."""
     if len(name) > _MAX_LENGTH:
         return None
     segment = f"([^{re.escape(separator)}]+)"

@@ -1,4 +1,4 @@
-"""Replacement of flags of absl's modules by the program's flags of the same names.
+"""Replacement of the flags that absl's own modules define by flags that the program defines.
 
 Early releases of TensorFlow 1 parsed flags without absl, so that a script could define `log_dir`,
 `verbosity` or `profile_file`. absl.logging and absl.app define flags of these names. Such a flag is
@@ -27,7 +27,7 @@ def absl(module: str) -> ModuleType:
 
 
 class _LibraryFlags:
-    """`absl.flags.FLAGS` as absl's modules see it, with the flags that the program replaced."""
+    """Object in place of `absl.flags.FLAGS` in absl's modules: it keeps their replaced flags."""
 
     def __init__(self) -> None:
         self.program_flags: dict[str, Any]

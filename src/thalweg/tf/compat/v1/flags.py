@@ -71,7 +71,8 @@ def _with_older_names(define: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(define)
     def apply(*args: Any, **kwargs: Any) -> Any:
-        absl("flags").disclaim_key_flags()  # the flag is of the module that calls
+        # absl assigns a flag to the module that calls `DEFINE_...`, which must not be this module.
+        absl("flags").disclaim_key_flags()
         flag_arguments = {_OLDER.get(name, name): value for name, value in kwargs.items()}
         for name in _names_of_flag(args, flag_arguments):
             remove_absl_flag(name)

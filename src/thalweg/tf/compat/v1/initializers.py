@@ -28,7 +28,8 @@ from thalweg.tf.convert import call
 from thalweg.tf.missing import attribute_of
 from thalweg.variable import as_dtype
 
-_CUT = 0.87962566103423978  # the standard deviation of a normal distribution cut at two
+# The standard deviation of a normal distribution that is cut at two deviations.
+_CUT = 0.87962566103423978
 
 
 class VarianceScaling(Initializer):
@@ -107,7 +108,8 @@ class Orthogonal(Initializer):
 
         def turn(matrix: object) -> torch.Tensor:
             q, r = torch.linalg.qr(matrix)
-            q = q * torch.sign(torch.diagonal(r))  # so that it is uniformly distributed
+            # Without the signs, q would not be uniformly distributed over orthogonal matrices.
+            q = q * torch.sign(torch.diagonal(r))
             return self.gain * (q.T if rows < columns else q).reshape(tuple(shape))
 
         return call(turn, normal, name="orthogonal")

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 DEBUG, INFO, WARN = logging.DEBUG, logging.INFO, logging.WARNING
 ERROR, FATAL = logging.ERROR, logging.FATAL
 
-_LOGGERS = (logging.getLogger("tensorflow"), logging.getLogger("thalweg"))  # of hooks
+# The program's messages, and those of thalweg's hooks.
+_LOGGERS = (logging.getLogger("tensorflow"), logging.getLogger("thalweg"))
 _counts: collections.Counter[tuple[str, int]] = collections.Counter()
 
 

@@ -17,9 +17,10 @@ def quotient(total: Any, count: Any) -> Tensor:
 
 
 def check_weights(weights: Any, values: Any, values_name: str) -> None:
-    """Raise InvalidArgumentError unless weights are scalar or broadcast without new dimensions.
+    """Raise InvalidArgumentError unless weights fit a tensor of values.
 
     Args:
+        weights: A scalar, or a tensor that broadcasts to `values` and has as many dimensions.
         values: The weighted tensor.
         values_name: Name of the values in messages.
     """

@@ -295,6 +295,7 @@ def auc(
     Raises:
         ValueError: The curve or the method is unknown.
     """
+    # The outer thresholds lie beyond 0 and 1, so that all or no predictions exceed them.
     edge = 1e-7
     _check_curve(curve, summation_method)
     inner = [(i + 1) / (num_thresholds - 1) for i in range(num_thresholds - 2)]
@@ -336,7 +337,7 @@ def _check_curve(curve: str, summation_method: str) -> None:
 
 
 def _area_under(curve: str, summation_method: str, *counts: Tensor) -> Tensor:
-    """Return the area under a curve; `counts` has a tensor over thresholds per key of `_KINDS`."""
+    """Return the area under a curve; `counts` are vectors over thresholds, ordered as `_KINDS`."""
     true_pos, false_neg, true_neg, false_pos = counts
     if summation_method == "careful_interpolation":
         return _interpolated_area(true_pos, false_neg, false_pos)

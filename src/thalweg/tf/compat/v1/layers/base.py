@@ -57,9 +57,12 @@ class Layer:
         _reuse: True to reuse existing variables.
     """
 
-    RANK: tuple[int, int | None] = (0, None)  # the least and the largest number of dimensions
-    NAMES: dict[str, str] = {}  # what variables are called in place of their own names
-    UPDATES: Any = GraphKeys.UPDATE_OPS  # the collections of updates
+    # The least and the largest number of dimensions of inputs.
+    RANK: tuple[int, int | None] = (0, None)
+    # {name of a variable in `build`: its name in the scope}.
+    NAMES: dict[str, str] = {}
+    # The collections of updates.
+    UPDATES: Any = GraphKeys.UPDATE_OPS
 
     def __init__(
         self,
@@ -137,6 +140,7 @@ class Layer:
         if self._scope is None:
             default = self._base_name
             scope_or_name = scope or (default if self._reuse else None)
+            # The scope only gets its unique name here. Each call opens it again.
             with _graph.variable_scope(scope_or_name, default, reuse=self._reuse) as self._scope:
                 pass
         reuse = True if self.built else self._reuse
@@ -200,7 +204,7 @@ class Layer:
         trainable: bool = True,
         constraint: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Create and return a variable of the layer; with reuse in a graph, find the variable.
+        """Create and return a variable of the layer; in a graph with reuse, return an existing one.
 
         Arguments are those of `get_variable`; `initializer` may also be a name.
         """
@@ -214,6 +218,7 @@ class Layer:
                 fill(shape, kind), trained, name=full_name, constraint=constraint
             )
             if regularizer is not None:
+                # `losses` calls it each time, because the variable changes.
                 self._losses.append(functools.partial(regularizer, variable))
         else:
             store = _graph.get_default_graph().variable_store
@@ -221,7 +226,8 @@ class Layer:
             variable = _graph.get_variable(
                 name, shape, kind, start, trainable=trained, constraint=constraint
             )
-            if regularizer is not None and len(store) > count:  # one that is reused has its penalty
+            # A reused variable has its penalty already.
+            if regularizer is not None and len(store) > count:
                 loss = regularizer(variable)
                 if loss is not None:
                     self.add_loss(loss)
@@ -269,7 +275,8 @@ def as_function(layer: type[Layer], name: str, order: str = "") -> Callable[...,
 
     Args:
         layer: The class. Further arguments of `layer.call` become arguments of the function.
-        order: Names of all arguments, separated by spaces, if the order differs.
+        order: Names of all arguments, separated by spaces. By default `inputs`, the arguments of
+            the class, those of `call`, and `reuse`.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     call_signature = inspect.signature(layer.call, eval_str=True)

@@ -113,6 +113,7 @@ class BatchNormalization(Layer):
                 f"axis {self.axis} is none of inputs of shape {tuple(input_shape)}."
             )
         shape = (self.channels(input_shape, self.axis),)
+        # As in TensorFlow, variables are float32 also for inputs of 16 bits.
         kind = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
         scale, center = self._parts
         if scale:

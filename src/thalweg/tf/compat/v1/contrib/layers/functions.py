@@ -149,7 +149,7 @@ def conv2d_transpose(
     padding: str = "SAME",
     data_format: str | None = "NHWC",
 ) -> Any:
-    """Apply `tf.layers.conv2d_transpose`, with the defaults of `conv2d` here."""
+    """Apply `tf.layers.conv2d_transpose`, with the defaults of `tf.contrib.layers.conv2d`."""
     return inputs, (num_outputs, kernel_size, stride, padding, _format_of(data_format))
 
 
@@ -180,8 +180,8 @@ def batch_norm(
 ) -> Tensor:
     """Return inputs normalized by `tf.layers.batch_normalization`, by default without `gamma`.
 
-    With `updates_collections=None` the outputs wait for updates of the moving averages. These
-    contain the unbiased variance for inputs of two or four dimensions, unless `fused` is False.
+    With `updates_collections=None` the outputs wait for updates of the moving averages. The moving
+    variance averages unbiased variances for inputs of 2 or 4 dimensions, unless `fused` is False.
     `renorm_clipping` and `renorm_decay` are ignored. Raise NotImplementedError for `batch_weights`,
     `zero_debias_moving_mean`, `renorm` or `adjustment`.
     """
@@ -214,9 +214,9 @@ def _normalize(
     is_training: object,
     updates_collections: object,
 ) -> Any:
-    """Return the outputs of a layer, whose updates go to `updates_collections`.
+    """Call a layer, and add its updates to the collections in `updates_collections`.
 
-    For None the outputs wait for the updates.
+    Return the outputs. If `updates_collections` is None, the outputs wait for the updates.
     """
     layer.UPDATES = updates_collections or ()
     outputs = layer(inputs, training=is_training)
@@ -231,7 +231,8 @@ class _LayerNorm(layers.Layer):
 
     def __init__(self, center: bool, scale: bool, starts: tuple[int, int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._parts = (center, scale)  # pickles contain this name
+        # Pickles contain this name.
+        self._parts = (center, scale)
         self._first_axes = starts
         self._beta: object = None
         self._gamma: object = None
