@@ -27,7 +27,7 @@ class Memory:
     """Memory that is filled with `POISON` when it is freed, and stays mapped."""
 
     def __init__(self) -> None:
-        self.freed: list[Any] = []
+        self.freed_buffers: list[Any] = []
 
     def tensor(self, *shape: int) -> torch.Tensor:
         count = int(np.prod(shape))
@@ -38,10 +38,10 @@ class Memory:
 
     def _free(self, buffer: Any) -> None:
         np.frombuffer(buffer, np.float32)[:] = POISON
-        self.freed.append(buffer)
+        self.freed_buffers.append(buffer)
 
     def check(self) -> None:
-        for buffer in self.freed:
+        for buffer in self.freed_buffers:
             assert set(buffer) == {POISON}, "a kernel wrote to freed memory"
 
 
@@ -150,16 +150,16 @@ def check_cut(name: str, steps: int, place: int) -> None:
     make, shape = MAKERS[name]
     training = Training(make, shape, steps, Resizable())
     first, second = training.params
-    before, have_changed = second.detach().clone(), list[bool]()
+    initial, have_changed = second.detach().clone(), list[bool]()
 
     def cut() -> None:
-        have_changed.append(not torch.equal(second, before))
+        have_changed.append(not torch.equal(second, initial))
         (first if place % 2 else first.grad).untyped_storage().resize_(0)
 
     try:
         outcome(place, training.step, handler=cut)
     except (ValueError, RuntimeError):
-        assert torch.equal(second, before)
+        assert torch.equal(second, initial)
     else:
         assert have_changed != [False]
 

@@ -18,24 +18,24 @@ class Lock:
     """Lock of an optimizer, around which another thread takes steps.
 
     Attributes:
-        before, after: Called once before this is acquired, and after it is released.
+        entry_action, exit_action: Called once before this is acquired, and after it is released.
     """
 
     def __init__(self, lock: Any) -> None:
         self.lock = lock
-        self.before: Callable[[], Any] = tuple
-        self.after: Callable[[], Any] = tuple
+        self.entry_action: Callable[[], Any] = tuple
+        self.exit_action: Callable[[], Any] = tuple
 
     def __enter__(self) -> Any:
-        before, self.before = self.before, tuple
-        before()
+        action, self.entry_action = self.entry_action, tuple
+        action()
         return self.lock.__enter__()
 
     def __exit__(self, *error: object) -> None:
         self.lock.__exit__(*error)
         if not self.lock.is_mine():
-            after, self.after = self.after, tuple
-            after()
+            action, self.exit_action = self.exit_action, tuple
+            action()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lock, name)
@@ -85,7 +85,7 @@ def notes_of(work: Callable[[], Any]) -> list[str]:
 @pytest.mark.parametrize("name", ["optim", "keras", "v1"])
 def test_steps_of_other_threads_after_a_failed_step_do_not_count(name: str) -> None:
     training = Training(name)
-    training.lock.after = training.step_elsewhere
+    training.lock.exit_action = training.step_elsewhere
     assert notes_of(training.fail) == [NOT_TAKEN]
 
 
@@ -98,6 +98,6 @@ def test_interruption_while_a_step_waits_has_no_false_note(name: str, kind: Any)
         training.step_elsewhere()
         raise kind
 
-    training.lock.before = interrupt
+    training.lock.entry_action = interrupt
     notes = notes_of(training.fail if "closure" in name else training.step)
     assert notes == [NOT_TAKEN] or (name, kind, notes) == ("v1", KeyboardInterrupt, [])
