@@ -194,10 +194,10 @@ def where(condition: object, x: object = None, y: object = None, name: str | Non
     """Return elements of `x` where `condition` is true, else of `y`; `x` and `y` have one shape.
 
     A vector of conditions selects rows. Without `x` and `y` return the indices of true conditions.
-    Raise InvalidArgumentError if the shapes do not fit together.
+    Raise InvalidArgumentError if one of `x` and `y` is missing, or the shapes do not fit together.
     """
     if x is None or y is None:
-        return elementwise.where(condition, name=name)
+        return elementwise.where(condition, x, y, name)
 
     def choose(mask: Tensor, if_true: Tensor, if_false: Tensor) -> Tensor:
         if if_true.shape != if_false.shape:
