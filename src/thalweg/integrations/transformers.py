@@ -35,9 +35,9 @@ def register() -> tuple[str, ...]:
     ends in "_8bit" stores the state in 8 bits. The options "lr", "betas", "eps" and "weight_decay"
     come from the `TrainingArguments`. `optim_args` sets further options, such as "ema_decay=0.999".
     Optimizers for matrices, such as Muon, get the groups of `for_model`; "adamw={'lr': 1e-4}" in
-    `optim_args` sets options of their AdamW. The Trainer itself splits `optim_args` at each comma, so
-    that values with commas need `optimizer_cls_and_kwargs`. Call `register` before the arguments
-    are parsed; a second call does nothing.
+    `optim_args` sets options of their AdamW. The Trainer splits `optim_args` at each comma, so that
+    values with commas need `optimizer_cls_and_kwargs`. Call `register` before the arguments are
+    parsed; a second call does nothing.
 
     Returns:
         All registered names.
