@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -34,6 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set a longer limit for each test on a busy machine; workers take that of their session."""
     if config.option.timeout is None:
         config.option.timeout = scale_to_load(float(config.getini("timeout")))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a case of a test with the marker `one_in(n)` slow, unless its name is in the n-th part.
+
+    The choice depends on the name of the case alone, so each worker and each call makes the same.
+    """
+    mark = item.get_closest_marker("one_in")
+    if mark and crc32(item.name.encode()) % mark.args[0]:
+        item.add_marker(pytest.mark.slow)
 
 
 def pytest_report_teststatus(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import thalweg
 from bit_comparison import assert_same
@@ -44,7 +45,7 @@ def zero_stride(shape: tuple[int, ...] = (4,)) -> torch.Tensor:
     return torch.zeros(1).expand(shape).requires_grad_()
 
 
-def leaf(tensor: torch.Tensor) -> torch.Tensor:
+def leaf(tensor: Tensor) -> torch.Tensor:
     return torch.nn.Parameter(tensor, requires_grad=False)
 
 

@@ -315,7 +315,7 @@ def moved(side: Side, judge: Side, move: Move, title: str) -> tuple[str, bool]:
     return wrong or differing(side, judge), False
 
 
-def tried(call: Callable[[], Any]) -> Exception | None:
+def tried(call: Callable[..., Any]) -> Exception | None:
     try:
         call()
     except Exception as error:

@@ -115,7 +115,7 @@ def _drawn_gradients(
     return draws, torch.randint(0, SHAPES[0][0], (50,), generator=generator)
 
 
-def of_keras(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
+def of_keras(make: Callable[..., Any], **kinds: Any) -> Callable[[], Training]:
     def build() -> Training:
         model = variables(kinds.get("dtypes", [torch.float32]), **kinds.get("options", {}))
         opt = make()
@@ -133,7 +133,7 @@ def of_keras(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
     return build
 
 
-def of_v1(make: Callable[[], Any], **kinds: Any) -> Callable[[], Training]:
+def of_v1(make: Callable[..., Any], **kinds: Any) -> Callable[[], Training]:
     def build() -> Training:
         weights = variables(kinds.get("dtypes", [torch.float32]))
         opt, count = make(), Variable(torch.zeros((), dtype=torch.int64), trainable=False)
@@ -174,7 +174,7 @@ def state_of(opt: Any) -> list[Tensor]:
     return [*tensors, torch.tensor(counts)]
 
 
-def of_optim(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> Any:
+def of_optim(make: Callable[..., Any], dtype: torch.dtype = torch.float32) -> Any:
     def build() -> Training:
         params = parameters(dtype)
         opt = make(params)
@@ -192,7 +192,7 @@ def of_optim(make: Callable[[Any], Any], dtype: torch.dtype = torch.float32) -> 
     return build
 
 
-def in_backward(make: Callable[[Any], Any]) -> Callable[[], Training]:
+def in_backward(make: Callable[..., Any]) -> Callable[[], Training]:
     """Return a function that builds trainings of one parameter, stepped in backward."""
 
     def build() -> Training:
@@ -252,7 +252,7 @@ def on_mesh(param: Tensor) -> Any:
 
 
 def loading(
-    make: Callable[[Any], Any], dtype: torch.dtype = torch.float32, is_cut: bool = False
+    make: Callable[..., Any], dtype: torch.dtype = torch.float32, is_cut: bool = False
 ) -> Any:
     """Return a function that builds trainings which load two states in turn.
 
@@ -289,7 +289,7 @@ def loading(
     return build
 
 
-def adding(make: Callable[[Any], Any]) -> Callable[[], Training]:
+def adding(make: Callable[..., Any]) -> Callable[[], Training]:
     """Groups of parameters that are added, each to one that has taken steps.
 
     When there are many it begins with one again, as every step is over all of them.
@@ -325,7 +325,7 @@ def adding(make: Callable[[Any], Any]) -> Callable[[], Training]:
     return build
 
 
-def scaled(make: Callable[[Any], Any]) -> Callable[[], Training]:
+def scaled(make: Callable[..., Any]) -> Callable[[], Training]:
     """Return a function that builds trainings with `GradScaler`, which skips some steps."""
 
     def build() -> Training:

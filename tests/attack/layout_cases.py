@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import rulebook
 from rulebook import FIRST, FLUSH, ROWS, Engines, Problem, case, reference, sparse, take
@@ -24,7 +25,7 @@ class Memory:
     def base(self, count: int, shift: int = 0) -> torch.Tensor:
         return torch.frombuffer(self.bytes, dtype=self.dtype, count=count, offset=CANARY + shift)
 
-    def around(self, tensor: torch.Tensor) -> bytes:
+    def around(self, tensor: Tensor) -> bytes:
         """All bytes that are not the tensor's."""
         values, memory = tensor.detach().clone(), self.bytes.copy()
         tensor.detach().zero_()

@@ -118,7 +118,7 @@ def of_trainings(dice: Dice) -> str:
 
 
 def _write_changed(
-    path: str, raw: bytes, dice: Dice, change: Callable[[StoredTensor], StoredTensor], share: float
+    path: str, raw: bytes, dice: Dice, change: Callable[..., Any], share: float
 ) -> None:
     """Write a file with one change, in its document with the probability `share`."""
     header, manifest, data = storage_files.parts(raw)

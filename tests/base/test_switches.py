@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import thalweg
 from interruptions import block_switches
@@ -117,7 +118,7 @@ def test_grad_mode_block_sets_and_restores_its_mode(name: str, outer: str) -> No
 
 def test_grad_mode_block_decorates_functions() -> None:
     @context_managers.no_grad()
-    def doubled(x: torch.Tensor, factor: int = 2) -> torch.Tensor:
+    def doubled(x: Tensor, factor: int = 2) -> torch.Tensor:
         return x * factor
 
     product = doubled(torch.ones(1, requires_grad=True), factor=3)

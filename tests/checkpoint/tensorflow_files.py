@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import thalweg
 from golden_files import FOLDER
@@ -69,7 +70,7 @@ class Network(torch.nn.Module):
         self.layer1 = torch.nn.Linear(4, 6)
         self.layer2 = torch.nn.Linear(6, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> torch.Tensor:
         return self.layer2(torch.relu(self.layer1(x)))
 
 

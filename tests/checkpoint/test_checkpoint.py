@@ -646,7 +646,7 @@ def test_duplicate_variable_names_raise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [lambda: Adam(0.1), lambda: train.AdamOptimizer(0.1)], ids=["keras", "v1"]
 )
-def test_unloadable_optimizer_state_raises(make: Callable[[], Any], tmp_path: Path) -> None:
+def test_unloadable_optimizer_state_raises(make: Callable[..., Any], tmp_path: Path) -> None:
     opt, model, head = make(), network(), Variable([1.0, 2.0], name="head")
     weights = [*thalweg.named_variables(model), head]
     opt.apply_gradients([(torch.ones_like(weight), weight) for weight in weights])
@@ -896,7 +896,7 @@ def test_finished_save_is_known_after_fork(tmp_path: Path) -> None:
     ids=["keras", "waiting", "v1"],
 )
 def test_restored_values_are_in_memory(
-    make: Callable[[], Any], has_vars: bool, tmp_path: Path
+    make: Callable[..., Any], has_vars: bool, tmp_path: Path
 ) -> None:
     """Overwrite the file as soon as `restore` has returned."""
     w, opt, path = Variable([1.0, 2.0], "w"), make(), tmp_path / "run"

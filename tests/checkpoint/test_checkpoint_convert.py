@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rulebook import assert_same
 from thalweg import checkpoint, optim
@@ -85,7 +86,7 @@ def test_converting_a_file_equals_converting_a_state(
     trained(target, 1)
 
 
-def detached(tensor: torch.Tensor) -> torch.Tensor:
+def detached(tensor: Tensor) -> torch.Tensor:
     return tensor.detach()
 
 

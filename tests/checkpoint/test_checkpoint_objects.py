@@ -439,7 +439,7 @@ def test_a_refused_restore_leaves_nothing_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: train.AdamOptimizer(0.5), lambda: keras.Adam(0.5)])
-def test_mismatched_deferred_slot_fails_the_step(make: Callable[[], Any], tmp_path: Path) -> None:
+def test_mismatched_deferred_slot_fails_the_step(make: Callable[..., Any], tmp_path: Path) -> None:
     _, _, checkpoint = trained(2, opt=make())
     path = checkpoint.write(tmp_path / "ckpt")
     contents = container.read(f"{path}.safetensors")

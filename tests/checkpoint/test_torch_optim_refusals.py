@@ -37,7 +37,7 @@ def variables(*names: str) -> list[Any]:
     return [Variable(params[name].detach(), name) for name in names or ("w", "b")]
 
 
-def of(number: int, change: Callable[[State], Any]) -> Callable[[State], Any]:
+def of(number: int, change: Callable[..., Any]) -> Callable[[State], Any]:
     return lambda state: change(state["state"][number])
 
 
@@ -112,7 +112,7 @@ SLIPS: dict[str, tuple[Callable[[State], Any], str]] = {
 @pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "trained"])
 @pytest.mark.parametrize(("change", "message"), SLIPS.values(), ids=SLIPS)
 def test_mismatch_is_named_and_changes_nothing(
-    change: Callable[[State], Any], message: str, is_fresh: bool, make: Any
+    change: Callable[..., Any], message: str, is_fresh: bool, make: Any
 ) -> None:
     opt, params, state = make(), variables(), saved()
     if not is_fresh:

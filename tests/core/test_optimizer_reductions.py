@@ -88,7 +88,7 @@ def keras(dtype: torch.dtype) -> Any:
     return model, [[opt.get_slot(v, name).item() for name in ("total", "count")] for v in model]
 
 
-def of_torchs_kind(make: Callable[[Any], Any]) -> Callable[[torch.dtype], Any]:
+def of_torchs_kind(make: Callable[..., Any]) -> Callable[[torch.dtype], Any]:
     def train(dtype: torch.dtype) -> Any:
         params = [torch.ones(shape, dtype=dtype, requires_grad=True) for shape in SHAPES]
         opt = make(params)

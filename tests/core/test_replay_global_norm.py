@@ -90,7 +90,7 @@ def told(opt: Any) -> tuple[Any, ...]:
 
 
 def compare(
-    make: Callable[[list[Parameter]], Any],
+    make: Callable[..., Any],
     kind: str,
     prepare: Callable[[Any, list[Parameter], int], None],
 ) -> Any:
@@ -221,7 +221,7 @@ def _tiny(params: list[Parameter]) -> None:
     ids=label_home,
 )
 def test_extreme_values_equal_the_full_step(
-    home: Any, kind: str, limit: float, change: Callable[[list[Parameter]], None], parts: Any
+    home: Any, kind: str, limit: float, change: Callable[..., Any], parts: Any
 ) -> None:
     def before(opt: Any, params: list[Parameter], step: int) -> None:
         give(params, step)

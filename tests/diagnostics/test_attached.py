@@ -75,7 +75,7 @@ def eager(optimizer: Any) -> Training:
     )
 
 
-def in_session(make: Callable[[], Any], wraps: bool = False) -> Training:
+def in_session(make: Callable[..., Any], wraps: bool = False) -> Training:
     """With `wraps`, the optimizer is made by `optimize_loss`, which `make` is the rate of."""
     with _graph.Graph().as_default():
         placeholders = [_graph.placeholder(torch.float32, shape) for shape in SHAPES]
@@ -276,7 +276,7 @@ def test_detach_stops_recording() -> None:
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_attach_again_changes_the_interval(make: Callable[[], Any]) -> None:
+def test_attach_again_changes_the_interval(make: Callable[..., Any]) -> None:
     optimizer, (w,) = of(make())
     for interval in (100, 1, 100, 1):
         recorder, steps = attach(optimizer, interval), []
@@ -309,7 +309,7 @@ class ChangedV1(v1.train.AdamOptimizer):
 
 
 @many("make", [lambda: Own("own"), Changed, OwnV1, ChangedV1])
-def test_overridden_steps_raise_on_attach(make: Callable[[], Any]) -> None:
+def test_overridden_steps_raise_on_attach(make: Callable[..., Any]) -> None:
     optimizer = make()
     with pytest.raises(NotImplementedError, match=f"of {type(optimizer).__name__} are not defined"):
         attach(optimizer)
@@ -348,7 +348,7 @@ class Decayed(keras.optimizers.SGD):
 
 @many("make", [lambda: Begun(0.1), lambda: Decayed(0.1, momentum=0.5)])
 @many("is_first", [False, True])
-def test_attaching_to_recorded_hooks_raises(make: Callable[[], Any], is_first: bool) -> None:
+def test_attaching_to_recorded_hooks_raises(make: Callable[..., Any], is_first: bool) -> None:
     with _graph.Graph().as_default():
         w, optimizer = _graph.Variable(torch.ones(2), name="w"), make()
         if is_first:
@@ -374,7 +374,7 @@ def test_complex_variables_have_no_table() -> None:
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_recorded_variables_may_change(make: Callable[[], Any]) -> None:
+def test_recorded_variables_may_change(make: Callable[..., Any]) -> None:
     optimizer, (a, b) = of(make(), 2)
     recorder = attach(optimizer)
     optimizer.apply_gradients([([1.0, 1.0], b)])
@@ -389,7 +389,7 @@ def test_recorded_variables_may_change(make: Callable[[], Any]) -> None:
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_repeated_rows_and_pairs_are_recorded(make: Callable[[], Any]) -> None:
+def test_repeated_rows_and_pairs_are_recorded(make: Callable[..., Any]) -> None:
     optimizer, (w,) = of(make())
     recorder = attach(optimizer)
     optimizer.apply_gradients([(IndexedSlices(torch.ones(1), torch.tensor([1])), w)])
@@ -448,7 +448,7 @@ def test_masters_and_accumulated_gradients_are_recorded() -> None:
 
 
 @many("make", [keras.optimizers.Adam, v1.train.AdamOptimizer])
-def test_copies_have_no_recorder_and_states_are_unchanged(make: Callable[[], Any]) -> None:
+def test_copies_have_no_recorder_and_states_are_unchanged(make: Callable[..., Any]) -> None:
     optimizer, (w,) = of(make())
     recorder = attach(optimizer)
     optimizer.apply_gradients([([1.0, 1.0], w)])

@@ -22,13 +22,13 @@ from thalweg.v1 import train
 CASES: dict[str, Callable[[Strategy], Any]] = {}
 
 
-def case(function: Callable[[Strategy], Any]) -> Callable[[Strategy], Any]:
+def case(function: Callable[..., Any]) -> Callable[[Strategy], Any]:
     """Register a case under the name of its function."""
     CASES[function.__name__] = function
     return function
 
 
-def said(function: Callable[[], Any]) -> str:
+def said(function: Callable[..., Any]) -> str:
     """Return the class and message of the error that a call raises."""
     try:
         function()
@@ -65,12 +65,12 @@ def other_calls(s: Strategy) -> Any:
     is_last_rank = s.ranks.rank == s.ranks.size - 1
     report: dict[str, Any] = {}
 
-    def tried(name: str, call: Callable[[], str], peer: Callable[[], str], job: Training) -> None:
+    def tried(name: str, call: Callable[..., Any], peer: Callable[[], str], job: Training) -> None:
         words = call() if is_last_rank else peer()
         old = job.w.tolist()
         report[name] = [words, job.good(), [b - a for a, b in zip(old, job.w.tolist())]]
 
-    def fresh(make: Callable[[], Any] = lambda: SGD(0.5)) -> Training:
+    def fresh(make: Callable[..., Any] = lambda: SGD(0.5)) -> Training:
         return Training(s, make())
 
     def reduced(value: Any) -> Callable[[], str]:

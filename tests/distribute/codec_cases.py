@@ -272,7 +272,7 @@ def converted(count: int, folder: Path) -> Any:
     return report
 
 
-def message_of(make: Callable[[], object]) -> str:
+def message_of(make: Callable[..., Any]) -> str:
     """Return the error of a call."""
     try:
         make()

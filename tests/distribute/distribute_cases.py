@@ -50,7 +50,7 @@ from thalweg.v1 import train
 CASES: dict[str, Callable[[Strategy], Any]] = {}
 
 
-def case(function: Callable[[Strategy], Any]) -> Callable[[Strategy], Any]:
+def case(function: Callable[..., Any]) -> Callable[[Strategy], Any]:
     """Register a case under the name of its function."""
     CASES[function.__name__] = function
     return function

@@ -32,7 +32,7 @@ Factory = Callable[[], Any]
 CASES: dict[str, Callable[[Strategy], Any]] = {}
 
 
-def case(function: Callable[[Strategy], Any]) -> Callable[[Strategy], Any]:
+def case(function: Callable[..., Any]) -> Callable[[Strategy], Any]:
     """Register a case under the name of its function."""
 
     def found(s: Strategy) -> Any:
@@ -44,7 +44,7 @@ def case(function: Callable[[Strategy], Any]) -> Callable[[Strategy], Any]:
     return function
 
 
-def refused(function: Callable[[], Any]) -> str:
+def refused(function: Callable[..., Any]) -> str:
     """Return the class and message of the error that a call raises."""
     try:
         function()

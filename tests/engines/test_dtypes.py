@@ -119,6 +119,7 @@ by_form = pytest.mark.parametrize("form", FORMS)
 by_pair = pytest.mark.parametrize("pair", PAIRS, ids=label)
 
 
+@pytest.mark.one_in(2)
 @by_form
 @pytest.mark.parametrize("case", CASES, ids=label)
 @many("types", QUICK, ids=label)

@@ -83,6 +83,7 @@ def equal_reference(case, dtypes, budget):
 
 
 @by_rule_and_dtypes(CASES)
+@pytest.mark.one_in(3)
 def test_fused_equals_reference(case, dtypes):
     equal_reference(case, dtypes, 20)
 

@@ -44,6 +44,7 @@ def _neighbours(problem, clean, place):
 
 @by_rule_and_dtype
 @many("kind", BAD)
+@pytest.mark.one_in(3)
 def test_nonfinite_gradient_affects_only_its_element(case, dtype, kind):
     clean = Problem.make(case.row, [LONG], [dtype], 1)
     untouched, value = clean.copy(), BAD[kind](torch.finfo(dtype))
@@ -61,6 +62,7 @@ def test_nonfinite_gradient_affects_only_its_element(case, dtype, kind):
 @by_rule(FIRST)
 @many("kind", BAD)
 @many("place", [0, 2, 4])
+@pytest.mark.one_in(3)
 def test_nonfinite_sparse_row_affects_only_itself(case, kind, place):
     clean = Problem.make(case.row, [(9, 5)], [torch.float32], 1)
     values, rows = rulebook.values((5, 5), torch.float32, np.random.default_rng(2)), [3, 1, 3, 8, 0]

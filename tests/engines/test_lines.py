@@ -237,6 +237,7 @@ READING = [
 
 @pytest.mark.parametrize("special", [1.0, float("nan"), float("inf"), -0.0])
 @pytest.mark.parametrize("rule", [FULL, *READING], ids=["every", "rows", "columns"])
+@pytest.mark.one_in(3)
 def test_long_rows_equal_the_documented_order(rule: Rule, special: float, threads: Any) -> None:
     threads(2)
     params = [numbers(shape, 1).float() for shape in LONG]

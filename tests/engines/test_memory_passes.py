@@ -138,6 +138,7 @@ KINDS = [
     cover_pairs(product(OPTIMIZERS, KINDS, (False, True), ("cpu", "reference"))),
     ids=label,
 )
+@pytest.mark.one_in(3)
 def test_swept_step_equals_step_of_processed_gradients(
     name: str, inputs: tuple[str, torch.dtype], trusts: bool, engine: Any
 ) -> None:

@@ -33,7 +33,7 @@ DIFFERENT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)
 @pytest.mark.parametrize("place", [0, 1])
-def test_different_metadata_is_detected(make: Callable[[], Any], place: int) -> None:
+def test_different_metadata_is_detected(make: Callable[..., Any], place: int) -> None:
     guard = MetadataGuard([torch.zeros(2, 3), torch.zeros(2, 3)])
     tensors: list[Any] = [torch.ones(2, 3), torch.ones(2, 3)]
     assert guard.holds(tensors)

@@ -381,6 +381,7 @@ def test_copies_are_measured_where_periods_are_spread_over_memory(shape, order, 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.one_in(3)
 def test_kernels_gather_other_memory_orders(dtype, count, threads):
     tensors = [
         tuple(numbers(int(np.prod(shape)), dtype, seed).view(shape) for seed in range(3))

@@ -58,6 +58,7 @@ def make(
 )
 @by_rule(FIRST)
 @many("width", [(), (1,), (3,), (2, 4)])
+@pytest.mark.one_in(3)
 def test_sparse_equals_reference(case, width, budget):
     is_wide = width == (3,) and (budget > 6 or case.rule.name in KINDS)
 

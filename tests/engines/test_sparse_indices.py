@@ -104,6 +104,7 @@ def test_a_bad_index_after_a_good_step_changes_nothing(case, engine):
 @many("engine", ENGINES)
 @many("indices", [[], [3, 0, 2], [2, 2, 0, 2], [0, 3]])
 @many("width", [(3,), ()])
+@pytest.mark.one_in(3)
 def test_valid_indices_do_not_touch_adjacent_memory(case, engine, indices, width):
     table = Table(width)
     optimizer(case, engine).apply_gradients([(slices(indices, width=width), table.var)])

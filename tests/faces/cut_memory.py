@@ -220,7 +220,7 @@ OPTIM: dict[str, Callable[[], list[Any]]] = {
 
 
 def of_optimizer(
-    make: Callable[[], Any], act: Callable[[Any, Variable], Any], victim: str
+    make: Callable[..., Any], act: Callable[..., Any], victim: str
 ) -> Callable[[], list[Any]]:
     """Return one of Keras or of TensorFlow 1, with a step behind it."""
 
@@ -245,7 +245,7 @@ def of_averages(act: Callable[..., Any], victim: str) -> Callable[[], list[Any]]
     return build
 
 
-def of_variable(act: Callable[[Variable], Any]) -> Callable[[], list[Any]]:
+def of_variable(act: Callable[..., Any]) -> Callable[[], list[Any]]:
     def build() -> list[Any]:
         p = Variable(torch.ones(SIZE), name="p")
         cut(p)
@@ -254,7 +254,7 @@ def of_variable(act: Callable[[Variable], Any]) -> Callable[[], list[Any]]:
     return build
 
 
-def of_slices(victim: str, act: Callable[[IndexedSlices], Any]) -> Callable[[], list[Any]]:
+def of_slices(victim: str, act: Callable[..., Any]) -> Callable[[], list[Any]]:
     def build() -> list[Any]:
         slices = IndexedSlices(torch.ones(4, 2), torch.arange(4), (SIZE, 2))
         cut(getattr(slices, victim))

@@ -35,7 +35,7 @@ def pair() -> list[Variable]:
     return [Variable(torch.ones(SIZE), name=name) for name in "pq"]
 
 
-def of_value(act: Callable[[Tensor], Any], shape: tuple[int, ...] = (SIZE,)) -> Build:
+def of_value(act: Callable[..., Any], shape: tuple[int, ...] = (SIZE,)) -> Build:
     def build() -> list[Any]:
         value = torch.ones(shape)
         cut(value)
@@ -44,7 +44,7 @@ def of_value(act: Callable[[Tensor], Any], shape: tuple[int, ...] = (SIZE,)) -> 
     return build
 
 
-def of_variable(act: Callable[[Variable, Variable], Any]) -> Build:
+def of_variable(act: Callable[..., Any]) -> Build:
     def build() -> list[Any]:
         p, q = pair()
         cut(p)
@@ -53,7 +53,7 @@ def of_variable(act: Callable[[Variable, Variable], Any]) -> Build:
     return build
 
 
-def of_scatter(act: Callable[[Any, Tensor, Tensor], Any], victim: str) -> Build:
+def of_scatter(act: Callable[..., Any], victim: str) -> Build:
     def build() -> list[Any]:
         q, indices, updates = pair()[1], torch.arange(4), torch.ones(4)
         cut({"indices": indices, "updates": updates}[victim])
@@ -86,7 +86,7 @@ def of_average(victim: str, debiased: bool) -> Build:
     return build
 
 
-def of_first(make: Callable[[], Any]) -> Build:
+def of_first(make: Callable[..., Any]) -> Build:
     """Build a first step of an optimizer or an average."""
 
     def build() -> list[Any]:
@@ -121,7 +121,7 @@ def of_scaled(part: str) -> Build:
     return build
 
 
-def of_rate(make: Callable[[Any], Any], kind: Callable[..., Any] = Variable) -> Build:
+def of_rate(make: Callable[..., Any], kind: Callable[..., Any] = Variable) -> Build:
     """Return a hyperparameter that is a variable, or a tensor."""
 
     def build() -> list[Any]:
@@ -228,7 +228,7 @@ def of_graph(victim: str, act: Callable[..., Any]) -> Build:
     return build
 
 
-def in_graph(make: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+def in_graph(make: Callable[..., Any]) -> Callable[[Tensor], Any]:
     """Return a function that runs an operation on a constant in a session."""
 
     def act(value: Tensor) -> Any:
@@ -238,7 +238,7 @@ def in_graph(make: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     return act
 
 
-def replicated(act: Callable[[Strategy, Tensor], Any]) -> Build:
+def replicated(act: Callable[..., Any]) -> Build:
     return of_value(lambda value: act(Strategy(), value))
 
 

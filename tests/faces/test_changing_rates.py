@@ -36,7 +36,7 @@ Change = Callable[["Training", int], object]
 class Training:
     """An optimizer over three variables, and what is changed before each of its steps."""
 
-    def __init__(self, make: Callable[[Any], Any], change: Change | None = None) -> None:
+    def __init__(self, make: Callable[..., Any], change: Change | None = None) -> None:
         torch.manual_seed(0)
         self.variables = [Variable(torch.randn(shape).to(dtype)) for shape, dtype in KINDS]
         self.global_step = Variable(0, dtype=torch.int64, trainable=False)
@@ -73,7 +73,7 @@ class Training:
         return [tensor.detach().clone() for tensor in tensors]
 
 
-def compare(make: Callable[[Any], Any], change: Change | None, monkeypatch: Any) -> Training:
+def compare(make: Callable[..., Any], change: Change | None, monkeypatch: Any) -> Training:
     """Take steps beside a twin that takes careful ones, and return the training."""
     run, twin = Training(make, change), Training(make, change)
     for seed in range(STEPS):

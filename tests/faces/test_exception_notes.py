@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from failing_callable import NOT_TAKEN
 from interruptions import outcome
@@ -54,7 +55,7 @@ class Torchs:
         return [x.detach() for x in (*self.params, *extra) if x.untyped_storage().nbytes()]
 
 
-def cut(tensor: torch.Tensor) -> None:
+def cut(tensor: Tensor) -> None:
     tensor.untyped_storage().resize_(0)
 
 
@@ -150,7 +151,7 @@ def test_note_reports_updates_of_the_backward_pass(face: Any) -> None:
     assert sorted(changes) == [False, True]
 
 
-def eager(make: Callable[[], Any], *args: Any) -> Callable[[list[Any]], Any]:
+def eager(make: Callable[..., Any], *args: Any) -> Callable[[list[Any]], Any]:
     def apply(pairs: list[Any]) -> Any:
         opt = make()
         return opt.apply_gradients(pairs, *args)

@@ -155,7 +155,7 @@ def slots_of(opt: Any, variables: Sequence[Any]) -> list[Any]:
     return [opt.get_slot(var, name) for var in variables for name in opt.get_slot_names()]
 
 
-def in_a_graph(make: Callable[[Any], Any], dtype: torch.dtype) -> list[list[np.ndarray]]:
+def in_a_graph(make: Callable[..., Any], dtype: torch.dtype) -> list[list[np.ndarray]]:
     """Variables and slots after each step."""
     with v1.Graph().as_default(), v1.Session() as session:
         variables = [v1.Variable(value) for value in start(dtype)]
@@ -171,7 +171,7 @@ def in_a_graph(make: Callable[[Any], Any], dtype: torch.dtype) -> list[list[np.n
         return outcomes
 
 
-def eagerly(make: Callable[[Any], Any], dtype: torch.dtype) -> list[list[np.ndarray]]:
+def eagerly(make: Callable[..., Any], dtype: torch.dtype) -> list[list[np.ndarray]]:
     """Variables and slots after each step."""
     variables = [thalweg.Variable(value) for value in start(dtype)]
     count = thalweg.Variable(np.int64(0), trainable=False)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import thalweg
 from forks import TIMEOUT, Stop, run_in_child
@@ -164,7 +165,7 @@ CASES = [
 ]
 
 
-def _refused(call: Callable[[], Any]) -> str:
+def _refused(call: Callable[..., Any]) -> str:
     try:
         call()
     except RuntimeError as error:
@@ -472,7 +473,7 @@ def test_a_module_that_was_being_called_has_its_own_weights_in_the_child(graph):
     stop = Stop()
 
     class Layer(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> torch.Tensor:
             stop()
             return super().forward(x)
 

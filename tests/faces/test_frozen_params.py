@@ -56,7 +56,7 @@ frozen_ones = pytest.mark.parametrize("make", [_frozen_parameter, _frozen_variab
 @every_face
 @frozen_ones
 @pytest.mark.filterwarnings("error")
-def test_frozen_parameter_is_unchanged(minimize: Minimize, make: Callable[[], Tensor]) -> None:
+def test_frozen_parameter_is_unchanged(minimize: Minimize, make: Callable[..., Any]) -> None:
     free, frozen = torch.nn.Parameter(torch.ones(2)), make()
 
     def loss() -> Tensor:
@@ -70,7 +70,7 @@ def test_frozen_parameter_is_unchanged(minimize: Minimize, make: Callable[[], Te
 
 @every_face
 @frozen_ones
-def test_all_frozen_parameters_raise(minimize: Minimize, make: Callable[[], Tensor]) -> None:
+def test_all_frozen_parameters_raise(minimize: Minimize, make: Callable[..., Any]) -> None:
     free, frozen = torch.nn.Parameter(torch.ones(2)), make()
     thalweg.named_variables([("still", frozen)])
     with pytest.raises(ValueError, match=r"Frozen by requires_grad_\(False\): \['[A-z]+:0'\]"):
@@ -104,7 +104,7 @@ def test_loss_error_keeps_parameters_frozen(minimize: Minimize) -> None:
 @pytest.mark.usefixtures("graph")
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 @pytest.mark.parametrize("make", [lambda: SGD(0.25), lambda: train.GradientDescentOptimizer(0.25)])
-def test_frozen_parameter_is_unchanged_in_a_graph(make: Callable[[], Any]) -> None:
+def test_frozen_parameter_is_unchanged_in_a_graph(make: Callable[..., Any]) -> None:
     layer = torch.nn.Linear(1, 1)
     layer.weight.requires_grad_(False)
     loss = layer(tf.ones([1, 1])).sum()

@@ -72,6 +72,7 @@ def tensors_of_steps(tensors: Any, seed: int, special: float) -> list[list[Tenso
     "budget", [6, pytest.param(20, marks=pytest.mark.slow)], ids=["replay", "long"]
 )
 @each_rule
+@pytest.mark.one_in(3)
 def test_optimizers_take_the_steps_of_the_reference(name: str, budget: int) -> None:
     dtypes = DTYPES if budget > 6 or name in QUICK else DTYPES[:2]
 
@@ -142,6 +143,7 @@ def harmed(got: list[Tensor], expected: list[Tensor]) -> list[list[int]]:
     ids=label,
 )
 @many("bad", BAD)
+@pytest.mark.one_in(3)
 def test_nonfinite_gradient_affects_only_its_element(name: str, bad: str, dtypes: Any) -> None:
     rule = by_rule()[name].rule
     start, gradients = clean(dtypes)

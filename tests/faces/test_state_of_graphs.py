@@ -69,7 +69,7 @@ calls = pytest.mark.parametrize(
 
 @calls
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_graph_state_dict_raises_and_names_saver(make: Callable[[], Any], call: Any) -> None:
+def test_graph_state_dict_raises_and_names_saver(make: Callable[..., Any], call: Any) -> None:
     with tf.Graph().as_default():
         opt = make()
         with pytest.raises(FailedPreconditionError, match=r"by thalweg\.v1\.train\.Saver\.$"):

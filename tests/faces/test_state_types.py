@@ -29,7 +29,7 @@ def types(value: Any) -> set[type]:
 
 
 @every_training
-def test_a_state_is_of_plain_types_and_keeps_all_bits_and_dtypes(make: Callable[[], Any]) -> None:
+def test_a_state_is_of_plain_types_and_keeps_all_bits_and_dtypes(make: Callable[..., Any]) -> None:
     training, new_training = make(), make()
     training.step(0), training.step(1)
     state = training.state()
@@ -44,7 +44,7 @@ def test_a_state_is_of_plain_types_and_keeps_all_bits_and_dtypes(make: Callable[
 
 
 @every_training
-def test_a_state_shares_no_memory(make: Callable[[], Any]) -> None:
+def test_a_state_shares_no_memory(make: Callable[..., Any]) -> None:
     training = make()
     training.step(0)
     state = training.state()

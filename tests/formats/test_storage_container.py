@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 import storage_files
 from storage_files import DOCUMENT, a_few, counting_tensor, have_equal_contents
@@ -116,7 +117,7 @@ TENSORS: dict[str, torch.Tensor] = {
 
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
-def test_strided_tensors_are_stored(tensor: torch.Tensor) -> None:
+def test_strided_tensors_are_stored(tensor: Tensor) -> None:
     actual = of_tensor(tensor).tensor()
     assert actual.dtype == tensor.dtype
     assert torch.equal(actual, tensor.detach().clone())

@@ -117,7 +117,7 @@ def test_many_random_flipped_bits_of_a_larger_file_raise(large: Path) -> None:
 
 @pytest.mark.parametrize("function", [container.read, container.describe])
 def test_truncated_files_of_any_length_raise(
-    function: Callable[[Path], Any], small: Path, tmp_path: Path
+    function: Callable[..., Any], small: Path, tmp_path: Path
 ) -> None:
     raw, short = small.read_bytes(), tmp_path / "short"
     short.write_bytes(raw)

@@ -120,7 +120,7 @@ SHAPES = {
 
 @pytest.mark.parametrize(("function", "shape", "expected"), SHAPES.values(), ids=SHAPES.keys())
 def test_symbolic_functions_infer_static_shapes(
-    function: Callable[[Any], Any], shape: Any, expected: Any
+    function: Callable[..., Any], shape: Any, expected: Any
 ) -> None:
     result = function(tf.placeholder("float32", shape))
     assert result.shape == expected
@@ -414,7 +414,7 @@ def test_convert_to_tensor_accepts_values_and_tensors() -> None:
     assert run(tf.cast(x, "int64")).dtype == np.int64
 
 
-def in_thread(function: Callable[[], None]) -> None:
+def in_thread(function: Callable[..., Any]) -> None:
     """Run where no graph is the default one."""
     errors: list[BaseException] = []
 

@@ -59,7 +59,7 @@ def test_resource_fetches_precede_updates_and_others_follow(maker: str, is_resou
             np.testing.assert_array_equal(value, expected)
 
 
-def kind_of(make: Callable[[], Any]) -> bool:
+def kind_of(make: Callable[..., Any]) -> bool:
     with Graph().as_default():
         return make().is_resource
 

@@ -36,7 +36,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
-def test_gradients_with_respect_to_intermediate_tensors(make: Callable[[], Any]) -> None:
+def test_gradients_with_respect_to_intermediate_tensors(make: Callable[..., Any]) -> None:
     x = make()
     y = x * x
     z = y * 2 + x

@@ -19,7 +19,12 @@ import torch
 import thalweg._graph as tf
 from parallel_workers import run_together
 from sessions import initialized
-from thalweg import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from thalweg import (
+    FailedPreconditionError,
+    IndexedSlices,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
 from thalweg.v1 import train
 
 Pair = namedtuple("Pair", "first second")
@@ -85,7 +90,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("make", "expected"), VALUES.values(), ids=VALUES.keys())
-def test_fetched_values_are_numpy_arrays(make: Callable[[], Any], expected: Any) -> None:
+def test_fetched_values_are_numpy_arrays(make: Callable[..., Any], expected: Any) -> None:
     got = tf.Session().run(make())
     assert type(got) is type(expected)
     assert got.dtype == expected.dtype
@@ -304,6 +309,14 @@ BAD_FEEDS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "key": (3, 1.0, TypeError, "Cannot interpret feed_dict key 3 as Tensor"),
     "unknown key": ("y:0", 1.0, ValueError, "Cannot interpret feed_dict key 'y:0' as Tensor"),
     "operation": ("x", 1.0, TypeError, "it is an operation"),
+    "rows of a shape": (
+        "x:0",
+        IndexedSlices(torch.ones(1, 3), [0]),
+        ValueError,
+        r"Cannot feed value of shape \(None, 3\) for Tensor 'x:0', which has shape \(None, 2\)",
+    ),
+    "rows of a dtype": ("i:0", IndexedSlices([1.5], [0]), TypeError, "which has dtype int32"),
+    "row index": ("x:0", IndexedSlices(torch.ones(1, 2), [5], (2, 2)), ValueError, "= 5 is not in"),
 }
 
 
@@ -316,6 +329,14 @@ def test_invalid_feed_raises(key: Any, value: Any, error: type[Exception], messa
     value = x if value is tf.Graph else value
     with pytest.raises(error, match=message):
         tf.Session().run(x, {key: value})
+
+
+def test_fed_slices_take_the_dtype_of_the_placeholder() -> None:
+    x = tf.placeholder("float32", [2, 1])
+    slices = IndexedSlices(torch.ones(1, 1, dtype=torch.float64), [1])
+    assert tf.Session().run(x, {x: slices}).values.dtype == np.float32
+    with pytest.raises(ValueError, match="= 5 is not in"):
+        tf.Session().run(x, {x: IndexedSlices(torch.ones(1, 1), [5])})
 
 
 @pytest.mark.parametrize("value", [[1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1.0, 2.0])])

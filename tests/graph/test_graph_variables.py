@@ -48,7 +48,7 @@ INITIAL: dict[str, tuple[Callable[[], Any], Any, torch.dtype]] = {
 
 @pytest.mark.parametrize(("make", "value", "dtype"), INITIAL.values(), ids=INITIAL.keys())
 def test_initial_value_sets_shape_and_dtype(
-    make: Callable[[], Any], value: Any, dtype: torch.dtype
+    make: Callable[..., Any], value: Any, dtype: torch.dtype
 ) -> None:
     w = make()
     got = initialized().run(w)
@@ -610,7 +610,7 @@ RANDOM: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize(("make", "measure"), RANDOM.values(), ids=RANDOM.keys())
 def test_random_initializers_depend_on_the_seed(
-    make: Callable[[Any], Any], measure: Callable[[Any], Any]
+    make: Callable[..., Any], measure: Callable[[Any], Any]
 ) -> None:
     free, seeded = make(None), make(3)
     session, two = tf.Session(), tf.Session()

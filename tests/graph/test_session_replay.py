@@ -205,7 +205,7 @@ CHANGES = [
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
 def test_changes_between_replayed_runs_are_detected(
-    replay_stays: bool, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
+    replay_stays: bool, change: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     fast, twin = both()
@@ -241,7 +241,7 @@ def _by_name(feed: dict[Any, Any]) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("by_feed", [False, True])
 @pytest.mark.parametrize("change", [_as_lists, _as_tensors, _as_doubles, _by_name])
-def test_replayed_run_reads_feeds(change: Callable[[Any], Any], by_feed: bool) -> None:
+def test_replayed_run_reads_feeds(change: Callable[..., Any], by_feed: bool) -> None:
     fast, twin = both(by_feed=by_feed)
     fast.step(5, feed=change(fast.feed(5)))
     twin.step(5)

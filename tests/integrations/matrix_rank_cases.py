@@ -59,7 +59,7 @@ TYPES = (torch.bfloat16, torch.float32, torch.float64)
 _SIDES = {"max_precondition_dim": 24}
 
 
-def case(function: Callable[[int, int, Path], Any]) -> Callable[[int, int, Path], Any]:
+def case(function: Callable[..., Any]) -> Callable[[int, int, Path], Any]:
     """Register a case under the name of its function."""
     CASES[function.__name__] = function
     return function

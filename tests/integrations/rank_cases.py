@@ -60,7 +60,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def case(function: Callable[[int, int, Path], Any]) -> Callable[[int, int, Path], Any]:
+def case(function: Callable[..., Any]) -> Callable[[int, int, Path], Any]:
     """Register a case under the name of its function."""
     CASES[function.__name__] = function
     return function
@@ -409,7 +409,7 @@ def bfloat_steps(cls: Any, sources: list[Any]) -> list[Tensor]:
     return [*params, *slots]
 
 
-def refused(function: Callable[[], Any]) -> str:
+def refused(function: Callable[..., Any]) -> str:
     """Return the class and message of the error that a call raises."""
     try:
         function()

@@ -51,7 +51,7 @@ def values(params: list[Any]) -> list[Any]:
 
 @every_case
 @pytest.mark.parametrize("count", range(5))
-def test_fresh_optimizer_resumes_from_state_dict(make: Callable[[], Any], count: int) -> None:
+def test_fresh_optimizer_resumes_from_state_dict(make: Callable[..., Any], count: int) -> None:
     opt, params = make(), variables()
     opt.build(params)
     for number in range(count):
@@ -89,9 +89,7 @@ SLIPS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize(("message", "change"), SLIPS.items(), ids=SLIPS)
-def test_invalid_state_dict_changes_nothing(
-    message: str, change: Callable[[dict[str, Any]], Any]
-) -> None:
+def test_invalid_state_dict_changes_nothing(message: str, change: Callable[..., Any]) -> None:
     opt, params = MAKE["averages"](), variables()
     step(opt, params, 0)
     state = through_a_file(opt.state_dict())

@@ -24,7 +24,7 @@ from training import data, loss_of, model  # noqa: E402
 CASES: dict[str, Callable[[Path], Any]] = {}
 
 
-def case(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
+def case(function: Callable[..., Any]) -> Callable[[Path], Any]:
     """Register a case under the name of its function."""
     CASES[function.__name__] = function
     return function
@@ -73,7 +73,7 @@ def deepspeed(_: Path) -> Any:
     return report
 
 
-def trained_by_deepspeed(make: Callable[[Any], Any], stage: int, dtype: str) -> list[float]:
+def trained_by_deepspeed(make: Callable[..., Any], stage: int, dtype: str) -> list[float]:
     """Return the weights after a training."""
     import deepspeed
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import thalweg
 from failing_callable import NOT_TAKEN, Fuse, errors
@@ -231,7 +232,7 @@ def test_failed_step_restores_added_weights(steps: int, error: Any) -> None:
 
 
 def raising(error: BaseException) -> Any:
-    def constraint(x: torch.Tensor) -> torch.Tensor:
+    def constraint(x: Tensor) -> torch.Tensor:
         raise error
 
     return constraint

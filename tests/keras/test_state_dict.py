@@ -221,7 +221,7 @@ def test_integer_hyperparameter_rejects_a_fraction() -> None:
 Change = Callable[[dict[str, Any]], Any]
 
 
-def _slots(change: Callable[[dict[str, Any]], Any]) -> Change:
+def _slots(change: Callable[..., Any]) -> Change:
     return lambda state: change(state["slots"])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import thalweg
 from bit_comparison import assert_same
@@ -484,7 +485,7 @@ def test_float32_weights_under_autocast_use_loss_scale_without_masters(
     assert model[0].weight.dtype == torch.float32
 
 
-def autocast_loss(w: torch.Tensor) -> torch.Tensor:
+def autocast_loss(w: Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return (torch.ones(1, 2) @ w).float().sum()
 

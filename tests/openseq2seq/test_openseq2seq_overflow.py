@@ -150,6 +150,7 @@ def test_a_first_step_may_be_skipped(rule: str, way: str) -> None:
 
 
 @each_pair_of(bad=BAD)
+@pytest.mark.one_in(3)
 def test_nonfinite_row_skips_the_step(
     rule: str, dtype: torch.dtype, bad: str, scaling: str
 ) -> None:
@@ -175,6 +176,7 @@ def saturated(master: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @each_bad
 @each_dtype
 @each_rule
+@pytest.mark.one_in(3)
 def test_static_scale_applies_nonfinite_gradients_to_masters(
     rule: str, dtype: torch.dtype, bad: str, way: str
 ) -> None:

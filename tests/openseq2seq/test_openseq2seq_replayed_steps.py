@@ -287,7 +287,7 @@ CHANGES = [
     ("replay_stays", "change"), CHANGES, ids=lambda change: getattr(change, "__name__", "")
 )
 def test_changes_between_replayed_steps_are_detected(
-    replay_stays: bool | None, change: Callable[[Training], None], monkeypatch: pytest.MonkeyPatch
+    replay_stays: bool | None, change: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlanCache, "longest_wait", 1)
     fast, twin = both()

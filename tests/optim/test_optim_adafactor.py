@@ -79,6 +79,7 @@ def tensors_of(opt: Any) -> list[Tensor]:
     ],
     ids=str,
 )
+@pytest.mark.one_in(3)
 def test_params_match_torch(options: dict[str, Any], dtype: torch.dtype) -> None:
     optimizers = []
     for module in (optim, torch.optim):
@@ -275,6 +276,7 @@ OTHER_OPTIONS: tuple[dict[str, Any], ...] = (
     [*zip(OTHER_OPTIONS, cycle((torch.float32, torch.bfloat16))), ({}, torch.bfloat16)],
     ids=str,
 )
+@pytest.mark.one_in(3)
 def test_engines_agree_with_other_options(dtype: torch.dtype, options: dict[str, Any]) -> None:
     states, shapes = [], ((7,), (24, 16), (6, 8, 3, 3), (70, 1030))
     for engine in ("cpu", "reference"):

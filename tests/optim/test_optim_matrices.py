@@ -63,6 +63,7 @@ def test_matches_formula_in_float64_and_package(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [slow_unless(k % 2 == 0, name) for k, name in enumerate(WITHOUT_SOAP)]
 )
+@pytest.mark.one_in(3)
 def test_bfloat16_products_are_as_close_as_packages(name: str) -> None:
     case, decay = TABLE[name]
     flats: list[torch.Tensor] = []

@@ -79,6 +79,7 @@ def check_against_separate(rules: Any, sparse: bool = False, **options: Any) -> 
 
 
 @pytest.mark.parametrize("rule", KINDS)
+@pytest.mark.one_in(3)
 def test_mixed_rules_equal_separate_optimizers(rule: str) -> None:
     of_matrices = getattr(optim, rule)._of_matrices
     second_rule = "Adam" if rule != "Adam" else "Lion"

@@ -130,6 +130,7 @@ COPIES: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", COPIES)
 @pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.one_in(3)
 def test_prodigy_training_continues_from_copies(
     name: str, kind: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

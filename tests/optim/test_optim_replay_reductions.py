@@ -179,7 +179,7 @@ CHANGES = (_zero, _without_gradient, _nan, _infinite, _tiny, _huge)
 
 
 @pytest.mark.parametrize(("name", "change"), cover_values(product(ALL_MAKERS, CHANGES), 2))
-def test_extreme_values_are_replayed(name: str, change: Callable[[list[Parameter]], None]) -> None:
+def test_extreme_values_are_replayed(name: str, change: Callable[..., Any]) -> None:
     def prepare(weights: list[Parameter], step: int) -> None:
         set_grads(weights, step)
         if step == 4:
@@ -201,9 +201,7 @@ def share_radius(weights: list[Parameter], opt: Any) -> None:
     [(write_radius, 5), (share_radius, 1)],
     ids=lambda argument: getattr(argument, "__name__", str(argument)),
 )
-def test_user_changes_of_radius_are_used(
-    change: Callable[[list[Parameter], Any], None], expected_count: int
-) -> None:
+def test_user_changes_of_radius_are_used(change: Callable[..., Any], expected_count: int) -> None:
     sides: list[tuple[Any, list[Parameter]]] = []
     for _ in range(2):
         torch.manual_seed(0)

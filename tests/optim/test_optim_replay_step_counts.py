@@ -293,7 +293,7 @@ def _forget_sooner(group: dict[str, Any]) -> None:
     ids=["an array", "a list"],
 )
 def test_options_changed_in_place_are_read(
-    name: str, options: dict[str, Any], change: Callable[[dict[str, Any]], None]
+    name: str, options: dict[str, Any], change: Callable[..., Any]
 ) -> None:
     trained: list[list[Parameter]] = []
     for module in (optim, torch.optim):

@@ -153,6 +153,7 @@ def test_engines_agree_on_matrix_rules(name: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "slot_dtype"), [(torch.bfloat16, None), (torch.float32, "bfloat16")]
 )
+@pytest.mark.one_in(3)
 def test_rows_and_columns_of_any_length_draw_reference_bits(
     shape: tuple[int, ...], dtype: torch.dtype, slot_dtype: str | None, threads: Any
 ) -> None:
@@ -190,6 +191,7 @@ BY_TORCH = ("cautious_decay", "state_storage")  # options that are tried with to
 @pytest.mark.parametrize(
     ("module", "options"), [*zip(cycle(("optim", "tensorflow")), OTHER_OPTIONS)], ids=str
 )
+@pytest.mark.one_in(3)
 def test_engines_agree_with_other_options(module: str, options: dict[str, Any]) -> None:
     if not {*options}.isdisjoint(BY_TORCH):
         module = "optim"

@@ -96,6 +96,7 @@ PREPARATIONS: dict[str, Callable[[Any, Any, torch.dtype], Any]] = {
 @pytest.mark.parametrize(
     ("name", "dtype"), cover_values(product(MAKERS, (torch.float16, torch.bfloat16)), 1), ids=str
 )
+@pytest.mark.one_in(3)
 def test_slots_beside_masters_are_float32(name: str, dtype: torch.dtype) -> None:
     make = MAKERS[name]
     for prepare in PREPARATIONS.values():

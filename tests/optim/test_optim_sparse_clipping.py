@@ -161,6 +161,7 @@ def is_unsupported(extras: str, dtype: torch.dtype, option: str) -> bool:
     ),
     ids=str,
 )
+@pytest.mark.one_in(3)
 def test_clipping_uses_summed_rows(name: str, extras: str, dtype: torch.dtype, option: str) -> None:
     options = {option: LIMITS[option], **OPTION_SETS[extras]}
     assert_same_steps(*train_both(MAKERS[name], dtype, options, 2 if dtype == torch.float16 else 4))

@@ -58,7 +58,7 @@ def param_of(shape: tuple[int, ...], as_matrix: bool = False) -> torch.Tensor:
     return param
 
 
-def stepped(make: Callable[[torch.Tensor], Any], shape: tuple[int, ...], as_matrix: bool) -> Any:
+def stepped(make: Callable[..., Any], shape: tuple[int, ...], as_matrix: bool) -> Any:
     param = param_of(shape, as_matrix)
     optimizer = make(param)
     for _ in range(3):

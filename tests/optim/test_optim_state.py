@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rulebook import assert_same
 from thalweg import checkpoint, optim
@@ -236,7 +237,7 @@ def train_network(optimizer: Any, module: torch.nn.Module, steps: range) -> None
     for step in steps:
         x = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
 
-        def closure(x: torch.Tensor = x) -> torch.Tensor:
+        def closure(x: Tensor = x) -> torch.Tensor:
             optimizer.zero_grad()
             loss = (module(x) - 1).square().mean()
             loss.backward()

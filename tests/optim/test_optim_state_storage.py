@@ -168,6 +168,7 @@ OTHER_OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OTHER_OPTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.one_in(3)
 def test_engines_agree_with_other_options(options: dict[str, Any], dtype: torch.dtype) -> None:
     trainings: list[Run] = []
     for name in ("auto", "reference"):

@@ -89,7 +89,7 @@ PAIRS: Pairs = {
 FAST = ("Adam", "Nadam", "LazyAdam", "Ftrl", "rule")
 
 
-def _run_other(make: Callable[[], Any], params: list[Any], steps: int, sparse: bool) -> list[Any]:
+def _run_other(make: Callable[..., Any], params: list[Any], steps: int, sparse: bool) -> list[Any]:
     """Return variables and slots after steps of another front end."""
     reference = make()
     variables = [thalweg.Variable(param.detach()) for param in params]
@@ -189,7 +189,7 @@ def test_parameters_are_matched_by_name() -> None:
     assert reversed_opt.param_groups[0]["param_names"] == ["b", "a"]
 
 
-def _change_state(state: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+def _change_state(state: dict[str, Any], change: Callable[..., Any]) -> dict[str, Any]:
     changed_state = copy.deepcopy(state)
     change(changed_state)
     return changed_state

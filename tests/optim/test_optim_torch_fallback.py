@@ -89,7 +89,7 @@ def everything(opt: Any, params: list[Tensor]) -> Any:
 
 
 @pytest.mark.parametrize("make", CASES)
-def test_torch_fallback_error_changes_nothing(make: Callable[[], tuple[Any, list[Tensor]]]) -> None:
+def test_torch_fallback_error_changes_nothing(make: Callable[..., Any]) -> None:
     opt, params = make()
     previous, state_count = everything(opt, params), len(opt.state)
     with pytest.raises((RuntimeError, ValueError)) as error_info:
@@ -107,7 +107,7 @@ CLASSES: dict[str, dict[str, Any]] = {
 SHAPES = ((4, 3), (), (5,), (1,))
 
 
-def _last_slot(opt: Any, param: Tensor, change: Callable[[Tensor], Any]) -> None:
+def _last_slot(opt: Any, param: Tensor, change: Callable[..., Any]) -> None:
     numbers = ("step", "mu_product", "eta", "mu")
     name = [key for key in opt.state[param] if key not in numbers][-1]
     opt.state[param][name] = change(opt.state[param][name])
@@ -137,6 +137,7 @@ def _text(opt: Any, params: list[Tensor]) -> str:
 
 
 @pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.one_in(3)
 def test_failed_torch_fallback_step_changes_nothing(name: str) -> None:
     """Let the step fail at different parameters, with scalars among them."""
     failed = 0

@@ -186,6 +186,7 @@ class ByHand:
 @pytest.mark.parametrize(
     ("rule", "option"), cover_values(product(RULES[:2] + RULES[4:12], SCALED_OPTIONS), 2)
 )
+@pytest.mark.one_in(3)
 def test_matches_loop_around_torch(rule: tuple[str, dict[str, Any]], option: str) -> None:
     name, kwargs = rule
     params, ref_params = params_of(torch.float64), params_of(torch.float64)
@@ -197,6 +198,7 @@ def test_matches_loop_around_torch(rule: tuple[str, dict[str, Any]], option: str
 
 
 @pytest.mark.parametrize(("rule", "option"), cover_values(product(SCALED_RULES, SCALED_OPTIONS), 2))
+@pytest.mark.one_in(3)
 def test_matches_loop_around_scaled_rules(rule: tuple[str, dict[str, Any]], option: str) -> None:
     params, ref_params = params_of(torch.float64)[2:], params_of(torch.float64)[2:]
     name, kwargs = rule[0], {"lr": 0.02, **rule[1]}
@@ -230,6 +232,7 @@ def brake(old: Any, new: Any, share_kept: float) -> Any:
     ("row_floor", "SGD"), ("row_floor", "Adam"), ("row_floor", "Adagrad"), ("row_floor", "Muon"),
     ("radial_brake", "SGD"), ("radial_brake", "Adam"), ("radial_brake", "AdamW"),
 ])  # fmt: skip
+@pytest.mark.one_in(3)
 def test_option_matches_published_formula(option: str, name: str, share: float) -> None:
     factor = {"row_floor": 0.3825, "radial_brake": 0.5}[option] if share is True else share
     if option == "radial_brake":
@@ -264,6 +267,7 @@ def test_option_matches_published_formula(option: str, name: str, share: float) 
     ],
     ids=str,
 )
+@pytest.mark.one_in(3)
 def test_row_floor_with_other_options(options: dict[str, Any]) -> None:
     states: list[Any] = []
     for engine in ("cpu", "reference"):
@@ -304,6 +308,7 @@ def test_maximize_equals_descent_on_negated_gradients(option: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "option", "dtype"), AGREEMENT_CASES)
+@pytest.mark.one_in(3)
 def test_engines_agree_on_wrappers(
     rule: tuple[Any, str, dict[str, Any]], option: str, dtype: torch.dtype
 ) -> None:

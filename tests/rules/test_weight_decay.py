@@ -70,6 +70,7 @@ def in_two_passes(case: Case, problem: Problem, selection: Any) -> Problem:
     cover_values(itertools.product(("reference", "cpu"), FUSED, DTYPES, WIDTHS), 2),
     ids=label,
 )
+@pytest.mark.one_in(3)
 def test_fused_weight_decay_equals_two_passes(
     engine: str, case: Case, dtype: Any, kind: str
 ) -> None:

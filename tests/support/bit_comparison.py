@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Test, rule and seed of the problem that the rulebook made last.
@@ -23,14 +24,14 @@ def _current_test() -> str:
     return os.environ.get("PYTEST_CURRENT_TEST", "")
 
 
-def raw(tensor: torch.Tensor) -> torch.Tensor:
+def raw(tensor: Tensor) -> torch.Tensor:
     """Return the bit patterns as one row of integers."""
     flat = tensor.detach().reshape(-1)
     flat = torch.view_as_real(flat.resolve_conj()).reshape(-1) if flat.is_complex() else flat
     return flat.resolve_neg().view(INTEGERS[flat.element_size()])
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: Tensor) -> torch.Tensor:
     """Return the bit patterns, every NaN as one."""
     contiguous = tensor.detach().clone(memory_format=torch.contiguous_format)
     if contiguous.is_floating_point():

@@ -277,7 +277,7 @@ def random_set(count: int, dice: random.Random) -> set[int]:
 
 
 def diff(
-    make: Callable[[int], tuple[Any, list[Parameter]]],
+    make: Callable[..., Any],
     seed: int,
     steps: int = 30,
     has_sets: bool = False,

@@ -102,7 +102,7 @@ class Around(OfRule):
         make: Returns the optimizer for a learning rate and variables.
     """
 
-    def __init__(self, make: Callable[[Any, dict[str, Any]], Any]) -> None:
+    def __init__(self, make: Callable[..., Any]) -> None:
         self.wrap = make
         super().__init__("HeavyBall")
 
@@ -200,7 +200,7 @@ class OfLoss:
 class OfWrapper(OfLoss):
     """A training by a `MixedPrecisionOptimizerWrapper`, without `optimize_loss` around it."""
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
+    def __init__(self, make: Callable[..., Any]) -> None:
         self.number, self.adapts = 0, True
         self.training = openseq2seq_steps.Training(make, torch.bfloat16, **SCALINGS["LogMax"])
         self.optimizer: Any = self.training.step.optimizer
@@ -257,7 +257,7 @@ def make_checkpoint(training: Any) -> dict[str, Any]:
     return {"variables": variables, "state": training.state()}
 
 
-def resume_training(make: Callable[[], Any], state: dict[str, Any], number: int) -> dict[str, Any]:
+def resume_training(make: Callable[..., Any], state: dict[str, Any], number: int) -> dict[str, Any]:
     """Return all results after a new training has loaded a saved one and taken the steps left."""
     training = make()
     with torch.no_grad():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from bit_comparison import assert_same as assert_same
 from bit_comparison import bits as bits
@@ -373,5 +374,5 @@ def sparse(rows: Any, indices: Any, var: torch.Tensor, kind: torch.dtype = torch
     return IndexedSlices(rows, torch.as_tensor(indices, dtype=kind), tuple(var.shape))
 
 
-def compute(tensor: torch.Tensor) -> type[np.floating]:
+def compute(tensor: Tensor) -> type[np.floating]:
     return compute_dtype(tensor.dtype)

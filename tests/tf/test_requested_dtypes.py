@@ -36,7 +36,7 @@ CUT = [
 ]
 
 
-def in_a_session(make: Callable[[], Any]) -> Any:
+def in_a_session(make: Callable[..., Any]) -> Any:
     with v1.Graph().as_default(), v1.Session() as session:
         outputs = make()
         session.run(v1.global_variables_initializer())

@@ -43,7 +43,7 @@ ARRAYS = {
 )
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_an_array_takes_the_dtype_of_the_tensor(
-    function: Callable[[Any, Any], Any], kind: str, requires_grad: bool
+    function: Callable[..., Any], kind: str, requires_grad: bool
 ) -> None:
     tensor = torch.from_numpy(SQUARE.copy()).requires_grad_(requires_grad)
     array = ARRAYS[kind]
@@ -73,7 +73,7 @@ INTEGERS = [
 
 @pytest.mark.parametrize(("function", "values", "forward", "reflected"), INTEGERS)
 def test_floats_beside_integers_lose_their_fractions(
-    function: Callable[[Any, Any], Any], values: Any, forward: Any, reflected: Any
+    function: Callable[..., Any], values: Any, forward: Any, reflected: Any
 ) -> None:
     for tensor in (tf.constant([3, 2]), tf.Variable([3, 2])):
         array = np.array(values)
@@ -87,7 +87,7 @@ def test_floats_beside_integers_lose_their_fractions(
 
 
 @pytest.mark.parametrize("function", LOGICAL)
-def test_an_array_beside_booleans_becomes_boolean(function: Callable[[Any, Any], Any]) -> None:
+def test_an_array_beside_booleans_becomes_boolean(function: Callable[..., Any]) -> None:
     tensor, array = tf.constant([True, True, False]), np.array([2.0, 0.0, 1.0])
     expected = function(np.array([True, True, False]), array != 0).tolist()
     assert function(tensor, array).tolist() == function(array, tensor).tolist() == expected

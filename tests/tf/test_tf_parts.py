@@ -325,7 +325,7 @@ GRADIENTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize(("function", "expected"), GRADIENTS.values(), ids=GRADIENTS.keys())
-def test_functions_have_gradients(function: Callable[[Any], Any], expected: Any) -> None:
+def test_functions_have_gradients(function: Callable[..., Any], expected: Any) -> None:
     x = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(function(x))

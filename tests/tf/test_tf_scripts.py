@@ -129,7 +129,7 @@ def test_flag_replaces_an_absl_flag(uses_absl: bool) -> None:
     "call", [lambda: v1.flags.DEFINE_string, lambda: v1.flags.FLAGS.x, lambda: v1.app.run(print)]
 )
 def test_flags_without_absl_raise_with_advice(
-    call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("absl", "absl.flags", "absl.app"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -41,7 +41,7 @@ Maker = Callable[[Case], dict[str, Any]]
 CASES: dict[str, Maker] = {}
 
 
-def row(name: str, make: Callable[[Case], Any]) -> None:
+def row(name: str, make: Callable[..., Any]) -> None:
     """Return a case of which the result is one tensor, or a dict."""
 
     def made(case: Case) -> dict[str, Any]:

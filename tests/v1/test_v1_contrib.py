@@ -442,6 +442,17 @@ def test_only_listed_variables_are_clipped() -> None:
     assert a.tolist() == [[1.5, 2.0]]
 
 
+def test_variables_are_clipped_whatever_finish_returns() -> None:
+    class Returning(train.GradientDescentOptimizer):
+        def _finish(self, update_ops: Any, name_scope: str) -> Any:
+            return 7
+
+    w = Variable([[3.0, 4.0]], name="w")
+    opt = contrib.VariableClippingOptimizer(Returning(1.0), {w: [1]}, 2.5)
+    opt.apply_gradients([(torch.zeros(1, 2), w)])
+    assert w.tolist() == [[1.5, 2.0]]
+
+
 def test_missing_dimension_raises_in_the_constructor() -> None:
     w = Variable([1.0], name="w")
     with pytest.raises(InvalidArgumentError, match="Cannot clip 'w' over dimension 1"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from bit_comparison import assert_same
 from thalweg import IndexedSlices, Variable, _graph
@@ -40,7 +41,7 @@ def maker(hooked: bool) -> Any:
 def test_a_constraint_follows_each_update_once(hooked: bool) -> None:
     calls = []
 
-    def halved(x: torch.Tensor) -> torch.Tensor:
+    def halved(x: Tensor) -> torch.Tensor:
         calls.append(x.tolist())
         return x / 2
 

@@ -143,6 +143,6 @@ def test_fewer_rows_of_another_tensor_raise_in_a_run() -> None:
 
 
 @pytest.mark.parametrize("make", [train.slice_input_producer, train.input_producer])
-def test_queues_belong_to_a_graph(make: Callable[[Any], Any]) -> None:
+def test_queues_belong_to_a_graph(make: Callable[..., Any]) -> None:
     with eagerly(), pytest.raises(RuntimeError, match="belong to a graph"):
         make([ROWS])

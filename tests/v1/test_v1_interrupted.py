@@ -90,7 +90,7 @@ CASES = [
 class Training:
     """Two variables and a table with an optimizer that may fail, and a counter."""
 
-    def __init__(self, make: Callable[[Fuse], Any], error: type[BaseException], **options: Any):
+    def __init__(self, make: Callable[..., Any], error: type[BaseException], **options: Any):
         self.fuse = Fuse(error)
         self.optimizer = make(self.fuse)
         self.variables = [
@@ -114,7 +114,7 @@ class Training:
         tensors["counter"] = self.counter
         return {name: bytes_of(tensor) for name, tensor in tensors.items()}
 
-    def burn(self, call: Callable[[], Any]) -> BaseException:
+    def burn(self, call: Callable[..., Any]) -> BaseException:
         self.fuse.lit = True
         with pytest.raises(self.fuse.error, match="burnt") as raised:
             call()

@@ -858,6 +858,18 @@ def test_session_manager_runs_local_init_with_and_without_checkpoint(
         train.SessionManager(ready_for_local_init_op=ready)
 
 
+def test_session_manager_closes_a_session_that_fails(
+    graph: tf.Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+    monkeypatch.setattr(tf.Session, "close", lambda session: closed.append(session))
+    x = tf.placeholder("float32", [])
+    manager = train.SessionManager(local_init_op=x)
+    with pytest.raises(ValueError, match="feed"):
+        manager.recover_session()
+    assert len(closed) == 1
+
+
 def test_session_manager_waits_for_a_checkpoint(graph: tf.Graph, tmp_path: Path) -> None:
     w, _, _ = counted()
     init = tf.global_variables_initializer()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import thalweg
 import thalweg.v1 as tf
@@ -542,7 +543,7 @@ def test_memory_error_changes_nothing(
     session.run([var.assign([7.0]) for var in tf.global_variables()])
     bits_before, real = bits(session), torch.Tensor.to
 
-    def fail(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    def fail(tensor: Tensor, *args: Any) -> torch.Tensor:
         if tensor.tolist() == [2.0]:
             raise torch.OutOfMemoryError("no memory")
         return real(tensor, *args)

@@ -61,7 +61,7 @@ def step(opt: Any, trained: list[Any], number: int) -> None:
     )
 
 
-def trained(make: Callable[[], Any] = train.AdamOptimizer) -> tuple[Any, list[Any]]:
+def trained(make: Callable[..., Any] = train.AdamOptimizer) -> tuple[Any, list[Any]]:
     opt, weights = make(), variables()
     step(opt, weights, 0)
     step(opt, weights, 1)
@@ -74,7 +74,7 @@ def same(state: State, twin: State) -> bool:
 
 @every_optimizer
 @pytest.mark.parametrize("convert", [through_a_file, lambda state: load(save(state))])
-def test_fresh_optimizer_resumes(make: Callable[[], Any], convert: Callable[[State], State]):
+def test_fresh_optimizer_resumes(make: Callable[..., Any], convert: Callable[[State], State]):
     opt, weights = trained(make)
     new_opt, twins = make(), [Variable(var.detach(), var.name.split(":")[0]) for var in weights]
     new_opt.load_state_dict(convert(opt.state_dict()), twins)
@@ -87,7 +87,7 @@ def test_fresh_optimizer_resumes(make: Callable[[], Any], convert: Callable[[Sta
 
 
 @every_optimizer
-def test_loading_in_place_goes_back(make: Callable[[], Any]) -> None:
+def test_loading_in_place_goes_back(make: Callable[..., Any]) -> None:
     opt, weights = trained(make)
     saved_state = opt.state_dict()
     slots = {name: opt.get_slot(weights[0], name) for name in opt.get_slot_names()}
@@ -169,9 +169,7 @@ MUTATIONS: dict[str, tuple[Callable[[State], Any], str]] = {
 
 @pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "trained"])
 @pytest.mark.parametrize(("change", "message"), MUTATIONS.values(), ids=MUTATIONS)
-def test_mismatched_state_raises(
-    change: Callable[[State], Any], message: str, is_fresh: bool
-) -> None:
+def test_mismatched_state_raises(change: Callable[..., Any], message: str, is_fresh: bool) -> None:
     opt, weights = trained()
     state = opt.state_dict()
     change(state)

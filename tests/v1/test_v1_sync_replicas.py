@@ -204,7 +204,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
-def test_gradients_of_all_kinds_are_averaged(make: Callable[[], Any]) -> None:
+def test_gradients_of_all_kinds_are_averaged(make: Callable[..., Any]) -> None:
     w, b = v1.Variable(np.zeros((3, 2), "f4")), v1.Variable(0.0)
     opt = train.SyncReplicasOptimizer(train.GradientDescentOptimizer(1.0), 1)
     pairs = [(None, b), (make(), w)]
@@ -623,7 +623,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], Any, str]] = {
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), ERRORS.values(), ids=ERRORS.keys())
-def test_invalid_calls_raise(call: Callable[[], Any], kind: Any, message: str) -> None:
+def test_invalid_calls_raise(call: Callable[..., Any], kind: Any, message: str) -> None:
     with pytest.raises(kind, match=message):
         call()
 

@@ -1,4 +1,4 @@
-"""Preparation of replays after steps that were rebound."""
+"""Preparation of replays, which repeat steps in one native call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ReplayFactory = Callable[[Any, PlanCache, Any], Any]
 
 
 class ReplayTrigger:
-    """Placeholder in `PlanCache.replay`: at the next step, it builds a replay and runs it.
+    """Placeholder in `PlanCache.replay`, which builds a replay at the next step and runs it.
 
     Args:
         make: `make(optimizer, cache, step arguments)` returns a replay or None.
@@ -37,8 +37,8 @@ class ReplayTrigger:
     def take(self, optimizer: Any, cache: PlanCache, step_args: object) -> bool:
         """Build the replay, store it in `cache`, and take the step with it.
 
-        Return True if the step was taken. Set `cache.replay` to None if no replay is possible.
-        Set `self.read` to the `read` of the new replay, or to None.
+        Return True if the step was taken. If no replay is possible, set `cache.replay` to None and
+        return False. `self.read` is set to the `read` of the new replay, or to None.
 
         Args:
             cache: The plans of the optimizer; its `replay` is replaced.
@@ -55,7 +55,7 @@ class ReplayTrigger:
 
 
 def say_what_became(error: Exception, cache: PlanCache, count_before: int) -> None:
-    """Add a note to an error: the step was taken before the error, or nothing has changed.
+    """Add a note to an error: "The step was taken.", or that nothing has changed.
 
     Args:
         error: The exception; changed.
@@ -85,7 +85,7 @@ def note_repeated(cache: PlanCache, make: ReplayFactory) -> None:
 class ReplayResult(list[Any]):
     """Result of a step: an empty list until the step is taken, then a note and True.
 
-    A replayed step counts as taken as soon as the replay has counted it, even if interrupted later.
+    A replayed step counts as taken as soon as the replay has counted it, even if it is interrupted.
     """
 
     _cache: PlanCache | None = None

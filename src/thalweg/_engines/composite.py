@@ -1,4 +1,4 @@
-"""Plan of a step that is composed of parts (plans for some of the variables of the step)."""
+"""Plan of a step, composed of parts (plans for some of the step's variables)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Part(Protocol):
     def written(self) -> Sequence[Tensor]: ...
 
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
-        """Bind the part to the gradients of a request for the part's variables.
+        """Bind the part to the gradients of a request for the part's variables; return True.
 
-        Return False if the request differs in anything else, or if a gradient overlaps `bounds`.
+        Return False if anything except gradients differs, or if a gradient overlaps `bounds`.
 
         Args:
             bounds: Begin and end addresses of the memory that the step writes, ascending.
@@ -79,8 +79,8 @@ class CompositeStep:
     def try_rebind(self, request: StepRequest) -> bool:
         """Bind all parts to the gradients of a request and return True.
 
-        Return False for a step of several rounds. Release all gradients and return False if a part
-        cannot be bound.
+        Return False for a step of several rounds. If a part cannot be bound, release all gradients
+        and return False.
         """
         if not self.is_single or len(request.variables) != self._count:
             return False

@@ -54,10 +54,10 @@ def _lie_in_storages(tensors: Sequence[Tensor], sizes: Sequence[int]) -> bool:
 
 
 def _group_by_signature(request: StepRequest) -> list[list[int]]:
-    """Group the indices of variables that one kernel can update; skip variables without elements.
+    """Return lists of indices of variables that one kernel can update.
 
-    The variables of a group are on one device, and corresponding tensors have equal dtypes. If
-    `request.short` is True for the variables, their matrices have equal shapes.
+    The variables of a list have one device and equal dtypes. Variables with True in `request.short`
+    also have matrices of equal shape. Variables without elements are left out.
     """
     copies = request.copies or [None] * len(request.variables)
     signatures: dict[Any, list[int]] = {}
@@ -85,7 +85,7 @@ def _select_one_per_storage(slots: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Group(Protocol):
-    """Variables with equal dtypes on one device: one kernel, one table of addresses.
+    """Variables (members) with equal dtypes on one device, updated by one kernel.
 
     Attributes:
         members: Indices of the group's variables in the plan.
@@ -112,7 +112,7 @@ class Group(Protocol):
         ...
 
     def point_at(self, addresses: Int64) -> None:
-        """Set the addresses of this step's gradients, one per member."""
+        """Set the addresses of the members' gradients in this step."""
         ...
 
     def reduce(self, reduction: Reduction, columns: Columns) -> Results:
@@ -190,8 +190,8 @@ class DensePlan:
     def try_rebind(self, request: StepRequest, bounds: Int64 | None = None) -> bool:
         """Bind the plan to the gradients of a request and return True.
 
-        Return False if the request differs in more than gradients, slots and names, if memory has
-        moved, or if a gradient must be validated or copied.
+        Return False if a gradient must be validated or copied, or if memory has moved. Return False
+        if the request differs in anything except gradients, slots and names.
 
         Args:
             bounds: Optional. Address ranges, from `merge_byte_spans`, that gradients must not
@@ -210,9 +210,9 @@ class DensePlan:
             return self._is_unmoved(request.variables) and self._bind(request.gradients, bounds)
 
     def serves(self, request: StepRequest) -> bool:
-        """Return True if the plan has the rule, options, tensors and dtypes of a request.
+        """Return True if the plan can execute a request, after `point_at(request.gradients)`.
 
-        Then the plan can execute the request after `point_at(request.gradients)`.
+        Rule, options, variables, slots and dtypes must be those of the plan.
         """
         return (
             request.rule is self.rule
@@ -258,7 +258,7 @@ class DensePlan:
     def _bind(self, gradients: Sequence[Any], bounds: Int64 | None) -> bool:
         """Bind gradients and return True; return False if a gradient must be validated or copied.
 
-        Addresses are written to the tables of the groups, unless unchanged since the last call.
+        If addresses have changed since the last call, write them to the tables of the groups.
         """
         try:
             if not self._gradient_guard.holds(gradients):

@@ -35,7 +35,7 @@ from thalweg._engines.matrix_batches import (
     stage_inputs,
 )
 from thalweg._engines.matrix_shapes import check_shaped_slots, shape_beside, shaped_like
-from thalweg._engines.pass_updates import build_pass_updates, group_measures
+from thalweg._engines.pass_updates import build_pass_updates, group_measures, group_passes
 from thalweg._engines.protocol import (
     NO_COLUMNS,
     Call,
@@ -236,7 +236,7 @@ class WholeMatrices:
         return {name: self._gather_measures(name) for name in _measured_names(self._rule)}
 
     def _gather_measures(self, name: str) -> Any:
-        """Return a measure as a float64 vector over variables: a tensor on a GPU, else an array."""
+        """Return a measure of all variables as a float64 vector, on the GPU or as an array."""
         # torch rounds to the compute dtype without a warning for an overflow, unlike NumPy.
         batch_values = [(batch, batch.measured_values[name].reshape(-1).to(batch.kind))
                for batch in self._batches if name in batch.measured_values]  # fmt: skip
@@ -285,7 +285,7 @@ class WholeMatrices:
 
 @cache
 def _measured_names(rule: Rule) -> list[str]:
-    """Return the names of measures over whole variables; skip measures that no formula reads."""
+    """Return the names of measures over whole variables that a formula reads."""
     passes = [rule_pass for rule_pass in rule.passes if isinstance(rule_pass, Measure | Pass)]
     formulas = [rule.update, *rule.measures.values(), *(rule_pass.function for rule_pass in passes)]
     formulas += [formula for level in rule.levels for formula in level.measures.values()]
@@ -472,22 +472,14 @@ class StagedStep:
         names = [name for inputs in parameters for names in inputs for name in names]
         return tuple(dict.fromkeys([*names, COUNT]))
 
-    def has_stages_alone(self) -> bool:
-        """Return True if all passes are over elements, or stages over whole matrices on the CPU."""
-        return (
-            all(type(entry) in (Pass, Stage) for entry in self._rule.passes)
-            and type(self._matrices) is WholeMatrices
-            and not (self._rule.is_of_lines or self._short_groups or self._variable_numbers)
-        )
+    def can_replay_passes(self) -> bool:
+        """Return True if replays can run the passes natively, or stages between native calls.
 
-    def has_native_lines(self) -> bool:
-        """Return True if a replay may run passes over rows and columns natively.
-
-        The rule must have row or column passes. Matrices must be unsharded. No stage may draw
-        random numbers. `_core/replay_lines.py` raises TypeError for unsupported passes.
+        Matrices must be unsharded, and no stage may draw random numbers. `group_passes` must accept
+        a rule over rows and columns.
         """
-        is_unsharded = type(self._matrices) is WholeMatrices
-        return is_unsharded and self._rule.is_of_lines and not self._variable_numbers
+        is_simple = type(self._matrices) is WholeMatrices and not self._variable_numbers
+        return is_simple and (not self._rule.is_of_lines or group_passes(self._rule) is not None)
 
     def replay_passes(
         self,
@@ -497,7 +489,7 @@ class StagedStep:
     ) -> tuple[int, list[Call]]:
         """Run the rule's passes and matrix stages in order; write neither variables nor slots.
 
-        Call `replay_passes` only if `has_stages_alone` returns True.
+        Call `replay_passes` only for a rule without passes over rows and columns.
 
         Args:
             run_pass: `run_pass(index)` runs a pass and returns 0, or a status that ends the run.
@@ -534,9 +526,9 @@ class StagedStep:
         return columns._replace(by_variable={**columns.by_variable, **self._numbers})
 
     def check_slots(self, slots: Sequence[Sequence[Tensor]]) -> None:
-        """Validate `shaped_slots` unless their memory and layout are as in the last call.
+        """Validate `shaped_slots`, unless memory and layout are as in the last call.
 
-        In both cases write the addresses of slots into the tables of kernels for small matrices.
+        In all cases write the addresses of slots into the tables of kernels for small matrices.
 
         Args:
             slots: For each variable its tensors of `rule.shaped_slots`.

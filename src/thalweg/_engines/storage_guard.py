@@ -13,9 +13,9 @@ from thalweg.variable import StateVariable
 class StorageGuard:
     """Guard of the memory of a plan's slots.
 
-    Slots count assignments to `data`. They do not count `set_`, `t_`, `torch.utils.swap_tensors`
-    and similar functions, which need a reference to the slot. Therefore only slots that callers
-    have ever received are compared one by one.
+    Slots count assignments to `data`, but not calls of `set_`, `t_`, `torch.utils.swap_tensors` and
+    similar functions. A call needs a reference to the slot. Therefore slots that callers have
+    received are compared one by one.
 
     Args:
         slots: The slots of the plan, in their present memory.
@@ -34,9 +34,9 @@ class StorageGuard:
         self._watch_storages()
 
     def _watch_storages(self) -> None:
-        """Set the slots that `confirm_places` compares one by one.
+        """Select the slots that `confirm_places` will compare one by one.
 
-        These are slots that callers have received, and tensors that are not a `StateVariable`.
+        Select slots that callers have received, and tensors that are not a `StateVariable`.
         """
         self._handed_counts = [len(moves.handed) for moves in self._moves]
         handed_ids = {key for moves in self._moves for key in moves.handed}

@@ -1,8 +1,7 @@
 """Parts of steps with dense gradients, computed by torch functions over batches of variables.
 
-Devices without kernels need them. The formulas are those of all engines. Small variables are joined
-into batches, so that an operation of a formula is one function of torch for all variables of a
-batch.
+Devices without kernels use these parts. Small variables are joined into batches. An operation of a
+formula is then one call of torch for all variables of a batch.
 """
 
 # torch.from_numpy and parts of torch have no types.
@@ -56,7 +55,7 @@ _ALIASING = ("stream", "scalar", "narrow", "wide")
 
 
 class Batch(NamedTuple):
-    """Variables of a part that are computed together.
+    """Variables (members) of a part, joined into one tensor and computed together.
 
     Attributes:
         members: The indices of the variables in the part.
@@ -165,7 +164,7 @@ class TorchPart:
         return torch_dtype(compute_dtype(self._request.variables[batch.members[0]].dtype))
 
     def _select_scalars(self, batch: Batch, columns: Columns) -> Mapping[str, Any]:
-        """Return {name: scalar, or vectors of rows or columns} for the formulas of a batch.
+        """Return {name: scalar} for the formulas of a batch, with vectors of rows and columns.
 
         A scalar that differs between members is a tensor that broadcasts with the joined variables.
         """
@@ -199,7 +198,7 @@ class TorchPart:
         return self._transform(stages, grad, scalars)
 
     def _read_variables(self, batch: Batch) -> Tensor:
-        """Return the joined variables, or `resumed` values if the step begins at copies."""
+        """Return the joined variables; with `from_copies`, with the elements of changed copies."""
         request = self._request
         var = self._join(batch, [request.variables[member] for member in batch.members])
         if request.copies is None or not request.from_copies:
@@ -260,7 +259,7 @@ class TorchPart:
         return [np.stack([next(split) for _ in pieces], axis=-1) for pieces in values]
 
     def _reduce_lines(self, reduction: Reduction, columns: Columns) -> list[list[Tensor]]:
-        """Return for each variable a tensor per measure: over rows, columns or all elements.
+        """Return a list for each variable, with a tensor for each measure.
 
         The list of a variable without elements is empty.
         """
@@ -337,7 +336,7 @@ class TorchPart:
         return self._request.places[member] if self._request.places else (None, 0)
 
     def _to_stored(self, batch: Batch, index: int, values: Tensor, scalars: Scalars) -> Tensor:
-        """Return new values in the dtype or codec of the target, rounded as the step requires.
+        """Return new values rounded to the target's dtype, or encoded by the target's codec.
 
         Args:
             index: 0 for the variables, k + 1 for slot k.
@@ -369,7 +368,7 @@ class TorchPart:
         return round_randomly(values, dtype, bits.reshape(values.shape))
 
     def _draw_bits(self, batch: Batch, stream: int, scalars: Scalars) -> Tensor:
-        """Return 16 random bits per element of a batch, for tensor `stream` of variables."""
+        """Return 16 random bits per element; `stream` is 0 for the variables, k + 1 for slot k."""
         with importing:
             from thalweg._engines.philox import draw_bits
         step, low, high = (int(scalars[name]) for name in SCALARS)
@@ -388,8 +387,8 @@ class TorchPart:
         """Return a function without arguments that copies values into the tensors `targets`.
 
         Args:
-            index: 0 for the variables or their copies, k + 1 for slot k.
-            values: The joined values, or the encoded values of all members.
+            index: 0 for the variables or the 16-bit copies, k + 1 for slot k.
+            values: The joined values, or the joined records of an encoded slot.
         """
         if batch.codecs[index] is None:
             pieces = self._split_members(batch, values)

@@ -42,16 +42,17 @@ def add(
     Args:
         name: Made unique, below the current name scope unless `absolute`.
         function: `function(*values)` computes the operation in a run; None computes nothing.
-        arguments: Nested lists, tuples and dicts of symbolic tensors, references, plain objects.
+        arguments: Nested lists, tuples and dicts of symbolic tensors, `Reference`s and plain
+            objects. A run passes them to `function`, with values for tensors and references.
         outputs: Static description of each output.
-        picks: Index of each output among the flattened results of `function`. None: `function`
-            returns the only output.
+        picks: Index of each output among the leaves of the nested result of `function`. If None,
+            the result is the only output.
         kind: "pure", "update", "blocking", "placeholder" or "variable".
         type: TensorFlow's operation type, such as "Const"; `name` by default.
         control_inputs: Operations that run first, besides those of `control_dependencies`.
         absolute: True to ignore the current name scope.
         make: `make(op, index, dtype, shape)` returns an output tensor.
-        captured: Inputs that are computed first but not passed to `function`.
+        captured: Tensors computed before the operation, but not passed to `function`.
 
     Raises:
         FailedPreconditionError: The graph is finalized.
@@ -88,9 +89,10 @@ def add(
 def _check_needed(
     graph: Nodes, inputs: Sequence[SymbolicTensor], controls: Sequence[Operation]
 ) -> None:
-    """Raise InvalidArgumentError if the current block cannot use an input.
+    """Raise InvalidArgumentError if a new operation cannot use `inputs`, or wait for `controls`.
 
-    The input is of an unrelated branch or loop, or is a view of memory that was written to since.
+    An operation of a branch or loop is usable only inside the branch or loop. A view of a variable
+    is unusable after a write to the variable in place.
     """
     for operation in (*(tensor.op for tensor in inputs), *controls):
         if operation.block is not None and (
@@ -119,6 +121,7 @@ def _full_name(graph: Nodes, name: str, absolute: bool) -> str:
 
 def _user_frame() -> str:
     """Return "file:line" of the innermost stack frame outside of the library."""
+    # Called for each operation; `inspect.stack` would read source files.
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back

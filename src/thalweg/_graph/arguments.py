@@ -1,4 +1,8 @@
-"""Arguments of an operation: nested lists, tuples and dicts of symbolic tensors and objects."""
+"""Arguments of an operation, and *fillers*: functions that return the arguments' values in a run.
+
+Arguments are nested lists, tuples and dicts of plain objects and symbols. A *symbol* is a symbolic
+tensor, or a wrapper of one such as `Reference`. A run calls the filler with its `Frame`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ Filler = Callable[[Any], Any]
 
 
 class Reference:
-    """Argument that passes the session's writable tensor of a variable."""
+    """Argument for a variable: a run passes the session's own tensor, which may be written to."""
 
     def __init__(self, variable: SymbolicTensor) -> None:
         self.symbol = variable
@@ -66,9 +70,9 @@ IN_EAGER_MODE = (
 
 
 def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
-    """Return the distinct symbolic tensors among the arguments; a `Reference` is left out.
+    """Return the distinct symbolic tensors in `arguments`; skip the variable of a `Reference`.
 
-    Raise InvalidArgumentError if a symbolic tensor, also of a `Reference`, is not of `graph`.
+    Raise InvalidArgumentError if a tensor, also of a `Reference`, is of another graph.
     """
     inputs: dict[SymbolicTensor, None] = {}
     for leaf in leaves_of(arguments):
@@ -81,20 +85,22 @@ def inputs_of(arguments: object, graph: Nodes) -> tuple[SymbolicTensor, ...]:
                 f"Tensor '{symbol.name}' is from another graph than the operation that takes it."
                 f"{hint}"
             )
+        # A run passes the leaf of a `Reference`, so its variable is not read before.
         if not isinstance(leaf, Reference):
             inputs[symbol] = None
     return tuple(inputs)
 
 
 def written_by(arguments: object) -> tuple[SymbolicTensor, ...]:
-    """Return the variables that the arguments pass by reference."""
+    """Return the variables of all `Reference`s among the arguments."""
     return tuple(leaf.symbol for leaf in leaves_of(arguments) if isinstance(leaf, Reference))
 
 
 def argument_filler(arguments: Sequence[object]) -> Filler:
-    """Return a function: `fill(frame)` returns the argument values of the run of a `Frame`."""
+    """Return a function: `fill(frame)` returns the arguments' values in the run of `frame`."""
     if not arguments:
         return no_arguments
+    # One C function. With a single key, `itemgetter` would return a bare value, not a tuple.
     if _are_all(arguments, SymbolicTensor):
         return itemgetter(*arguments)
     template, fillers = list(arguments), _find_fillers(enumerate(arguments))
@@ -121,7 +127,10 @@ def _find_fillers(items: Iterable[tuple[object, object]]) -> list[tuple[Any, Fil
 
 
 def _filler(nest: object) -> Filler | None:
-    """Return a function that copies `nest` with the values of a `Frame`; None without symbols."""
+    """Return a function: `fill(frame)` returns `nest` with values in place of symbolic tensors.
+
+    Return None if `nest` contains no symbolic tensor and no wrapper of a symbolic tensor.
+    """
     if isinstance(nest, SymbolicTensor):
         return itemgetter(nest)
     if isinstance(nest, Reference | DenseGradient):
@@ -135,12 +144,14 @@ def _filler(nest: object) -> Filler | None:
     if kind in (list, tuple) and _are_all(items, SymbolicTensor):
         getter = itemgetter(*items)
         return getter if kind is tuple else lambda frame: [*getter(frame)]
+    # One call for the leaves of all variables, as in the step of an optimizer.
     if kind in (list, tuple) and items and all(type(item) is Reference for item in items):
         variables = [item.symbol for item in items]
         return lambda frame: kind(frame.session.leaves(variables))
     fill = _nest_filler(items, enumerate(items), list)
     if fill is None or kind is list:
         return fill
+    # A named tuple takes separate fields; its `_make` takes a list.
     build = getattr(kind, "_make", kind)
     return lambda frame: build(fill(frame))
 
@@ -153,13 +164,14 @@ def _are_all(items: Sequence[object], kind: type[object]) -> bool:
 def _nest_filler(
     nest: Any, items: Iterable[tuple[Any, Any]], copy_nest: Callable[[Any], Any]
 ) -> Filler | None:
-    """Return a function: `fill(frame)` copies a list or dict, also nested ones, with values.
+    """Return `_filler(nest)` for a list or dict; `items` are (index or key, item) pairs of `nest`.
 
-    `items` are (index or key, item) pairs. Return None if no item contains symbols.
+    `copy_nest(nest)` returns a shallow copy.
     """
     fillers = _find_fillers(items := list(items))
     if not fillers:
         return None
+    # Nested containers without symbols are copied, too: the function may change its arguments.
     filled_keys = {key for key, _ in fillers}
     fillers += [
         (key, partial(_copy_nest, item))

@@ -28,8 +28,8 @@ def must_hold(
         check: `check(*tensors)` returns a bool or a tensor of bools; all must be True.
         tensors: Arguments of `check`.
         message: Text of the error.
-        data: Tensors and other objects that the error prints; by default `tensors`.
-        summarize: Printed elements per tensor: 3 by default, all if negative.
+        data: Tensors and other objects for the text of the error; by default `tensors`.
+        summarize: Number of elements per tensor in the text; 3 by default, all if negative.
 
     Returns:
         The checking operation if an argument is symbolic, otherwise None.

@@ -1,4 +1,4 @@
-"""Grouping of the operations that one call adds to a graph into one update."""
+"""Combination of all operations that one call adds to a graph into one update."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thalweg._graph.nodes import Nodes, Operation
 
 
 def as_one_update(call: Callable[[], object]) -> Any:
-    """Return the result of a call; its operations form one update, or join the enclosing one.
+    """Call `call()`; return the result. All operations that the call adds form one update.
 
-    If the call wrote in place after computing its result, an operation after both is returned.
+    If the call wrote in place after computing the result, return an operation after both.
     """
     graph = get_default_graph()
     with graph.as_one():
@@ -26,6 +26,7 @@ def after_writes(graph: Nodes, outcome: object) -> Any:
     """Return `outcome`, or an operation after `outcome` and all in-place writes of the unit."""
     tail: Any = () if graph.unit is None else graph.unit.last_writes
     nodes = [getattr(leaf, "op", leaf) for leaf in leaves_of(outcome)]
+    # An operation that was added after the last write waits for it already.
     if not tail or max((getattr(op, "index", -1) for op in nodes), default=-1) > tail[0].index:
         return outcome
     return group(*(op for op in nodes if isinstance(op, Operation)))

@@ -1,4 +1,4 @@
-"""Collections: lists that a graph keeps under names."""
+"""Collections of a graph: lists, each with a name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class GraphKeys:
     SAVERS = "savers"
     SAVEABLE_OBJECTS = "saveable_objects"
     QUEUE_RUNNERS = "queue_runners"
-    _STREAMING_MODEL_PORTS = "streaming_model_ports"  # TensorFlow's optimizers look for it
+    # TensorFlow's optimizers look for it.
+    _STREAMING_MODEL_PORTS = "streaming_model_ports"
 
 
 class Collections:
@@ -64,12 +65,13 @@ class Collections:
 
         Args:
             name: Name of the collection.
-            scope: Optional regular expression. Items are left out unless their names match from the
-                first character.
+            scope: Optional regular expression. Only items whose names match from the first
+                character are returned.
         """
         values = self._collections.get(name, [])
         if not scope:
             return list(values)
+        # Items without a name match nothing: no scope begins with a line break.
         return [x for x in values if re.match(scope, getattr(x, "name", None) or "\n")]
 
     def get_all_collection_keys(self) -> list[Any]:

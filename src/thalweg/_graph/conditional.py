@@ -43,8 +43,9 @@ def cond(
     Args:
         pred: A number or tensor of one element.
         true_fn: Returns a tensor, an operation, or nested lists, tuples and dicts of these.
-        false_fn: Returns the structure and dtypes of `true_fn()`.
-        strict: In graph mode, False returns the element of a result that lists one tensor.
+        false_fn: Returns a result of equal structure and dtypes.
+        strict: In graph mode, False returns the element of a list or tuple of length 1 instead of
+            the list; True returns the list.
         fn1, fn2: The old names of `true_fn` and `false_fn`.
 
     Returns:
@@ -61,6 +62,7 @@ def cond(
             raise InvalidTypeError(f"{argument} must be callable, not {show_value(function)}.")
     if executing_eagerly():
         return (then if pred else otherwise)()  # pyright: ignore
+    # A Python bool would fix the branch for all runs, by mistake in most programs.
     if isinstance(pred, bool):
         raise InvalidTypeError("pred must not be a Python bool: use if, or a tensor.")
     graph = get_default_graph()
@@ -79,7 +81,7 @@ def cond(
 
 
 def _run_branch(then: Branch, otherwise: Branch, pred: object) -> Any:
-    """Return the result of `then()` if `pred` holds, else of `otherwise()`."""
+    """Return `then()` if `pred` is true, else `otherwise()`."""
     return then() if pred else otherwise()
 
 
@@ -99,8 +101,8 @@ def case(
         strict: As in `cond`.
 
     Raises:
-        InvalidArgumentError: There are no pairs. In graph mode a run raises it if no condition is
-            true and there is no default, or if several exclusive conditions are true.
+        InvalidArgumentError: There are no pairs, no condition is true and there is no default, or
+            several exclusive conditions are true. In graph mode, conditions are checked by a run.
     """
     name = name or "case"
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, Mapping) else pred_fn_pairs)
@@ -117,6 +119,7 @@ def case(
             message = "case: none of these conditions holds, and there is no default."
             checks.append(must_hold(lambda *given: any(map(bool, given)), preds, message))
         chain = list(zip(preds, (function for _, function in pairs), strict=True))
+        # Without a default, the last function needs no test of its own: `checks` did that.
         fallback = chain.pop()[1] if default is None else default
         for pred, function in reversed(chain):
             fallback = partial(cond, pred, function, fallback, strict=True)

@@ -21,9 +21,9 @@ from thalweg.errors import FailedPreconditionError
 
 
 def no_op(name: str | None = None) -> Any:
-    """Return an operation without effect, after its control dependencies.
+    """Return an operation without effect, which runs after its control dependencies.
 
-    Return None inside of a node that runs.
+    Return None while a session runs an operation's function.
     """
     if current_session() is not None:
         return None
@@ -38,6 +38,7 @@ def group(*inputs: object, name: str | None = None) -> Any:
     nor symbolic.
     """
     items = [item for item in leaves_of(inputs) if item is not None]
+    # Hooks written for graphs may call this with eager tensors, whose updates are done.
     is_eager = executing_eagerly() and all(isinstance(item, torch.Tensor) for item in items)
     if is_eager or current_session() is not None:
         return None
@@ -138,6 +139,7 @@ def report_uninitialized_variables(
     name = name or "report_uninitialized_variables"
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
 
+    # The elements of TensorFlow's string tensors are bytes.
     def uninitialized_names() -> object:
         return np.array([x.op.name.encode() for x in variables if not _has_value(x)], dtype=object)
 
@@ -149,7 +151,7 @@ def report_uninitialized_variables(
 def assert_variables_initialized(var_list: Sequence[GraphVariable] | None = None) -> Any:
     """Return an operation that raises FailedPreconditionError if a variable is not initialized.
 
-    `var_list` is by default all global and local variables. Return None if it is empty.
+    `var_list` is by default all global and local variables. Return None without variables.
     """
     variables = [*global_variables(), *local_variables()] if var_list is None else list(var_list)
     if not variables:

@@ -27,7 +27,7 @@ _process = _GraphState()
 
 
 def get_default_graph() -> Graph:
-    """Return the graph of the innermost `as_default`, or the global one: it gets new operations."""
+    """Return the graph of the innermost `as_default`, or the global graph."""
     return thread.graphs[-1] if thread.graphs else _process.graph
 
 
@@ -47,6 +47,7 @@ def reset_default_graph() -> None:
 
 def disable_eager_execution() -> None:
     """Switch all threads to graph mode: calls build the default graph."""
+    # Programs for graphs call TensorFlow's methods, such as `get_shape`, on torch's tensors, too.
     lend_for_good()
     process.is_mode_fixed = True
     if process.eager:
@@ -75,11 +76,11 @@ def begin_graphs() -> None:
 
 
 def graph_variable_of(parameter: object) -> Any:
-    """Return the symbolic object of the default graph that stands for `parameter`.
+    """Return the symbolic object of `parameter` in the default graph.
 
-    A torch parameter becomes a variable at the first call. A session initializes it with the
-    parameter's value at that time. For an object with `_as_graph_element` see `Nodes.symbol_of`.
-    Return any other object unchanged.
+    For a torch parameter, return a graph variable, created at the first call. Its initializer
+    copies the value that the parameter has when a session runs the initializer. For an object with
+    `_as_graph_element`, see `Nodes.symbol_of`. Return any other object unchanged.
     """
     graph = get_default_graph()
     is_parameter = isinstance(parameter, torch.nn.Parameter)
@@ -87,7 +88,7 @@ def graph_variable_of(parameter: object) -> Any:
 
 
 def has_symbol(item: object) -> bool:
-    """Return True if `graph_variable_of` may return something else than `item`."""
+    """Return True if `graph_variable_of` may return another object than `item`."""
     return isinstance(item, torch.nn.Parameter) or hasattr(type(item), "_as_graph_element")
 
 

@@ -24,8 +24,9 @@ def made_of_gradients(
 
     Args:
         function: `function(gradients, variables, *others)` returns one new gradient per gradient.
-            It receives values, without the gradients that are None and without their variables.
+            A run calls it with values, without the pairs whose gradient is None.
         gradients: Symbolic or eager gradients. None stays None.
+        variables: One variable per gradient.
         *others: Further arguments, symbolic or not.
         dtypes: The dtype of each new gradient.
         dense: True if the new gradient of a sparse gradient is a dense tensor.
@@ -35,6 +36,7 @@ def made_of_gradients(
     if not present:
         return results
     inputs = [[sequence[index] for index in present] for sequence in (gradients, variables)]
+    # Without flows: new gradients are constants for further differentiation.
     outputs = [
         Output(dtypes[index], _shape_of_slot(variables[index], gradients[index]), ())
         for index in present

@@ -10,7 +10,7 @@ from thalweg._graph.symbolic_slices import SymbolicSlices
 
 
 class EagerOrGraphMeta(type):
-    """Metaclass: instances of the classes in `cls.CLASSES` count as instances of `cls`."""
+    """Metaclass: `isinstance(x, cls)` is true for instances of the classes in `cls.CLASSES`."""
 
     CLASSES: tuple[type, ...] = ()
 

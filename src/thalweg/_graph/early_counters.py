@@ -1,10 +1,10 @@
-"""Counters that a run raises before other operations read them, as TensorFlow's executor does.
+"""Step counters that a run increments before other operations read the counters.
 
 `step.assign(step + 1)`, for a reference variable and without control dependencies, is not ordered
 with other readers of the variable. TensorFlow's executor takes the newest operation that is ready
-in its own thread, so that the assignment of an int64 almost always comes first. It has operations
-of smaller integers with constants run at once, so that such counters are always read before. BERT's
-`create_optimizer` counts in this way: its learning rate is that of the step after.
+in its own thread, so the assignment of an int64 almost always comes first. Operations of smaller
+integers with constants run at once, so a counter of these dtypes is always read first. BERT's
+`create_optimizer` counts in this way: its learning rate is the rate of the next step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COMPUTED = ("pure", "variable")
 def find_early_operations(
     operations: set[Operation], predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return the assignments `step = step + 1` of a run, and the operations that these depend on.
+    """Return the assignments `step = step + 1`, and all operations on which these depend.
 
     Args:
         operations: The operations of a run.
@@ -32,6 +32,7 @@ def find_early_operations(
     for op in operations:
         if op.type == "Assign" and len(op.written) == 1 and _is_counter(op.written[0]):
             inputs = _pure_inputs_of(op, predecessors)
+            # A counter is assigned a value computed from itself.
             if op.written[0].op in inputs:
                 early |= inputs
     return early
@@ -40,7 +41,7 @@ def find_early_operations(
 def _is_counter(variable: object) -> bool:
     """Return True if a variable is an untrained scalar reference variable of dtype int64.
 
-    int32 is excluded, since TensorFlow's executor reads such counters before the assignment.
+    Return False for int32: TensorFlow's executor reads an int32 counter before the assignment.
     """
     return (
         isinstance(variable, GraphVariable)
@@ -53,10 +54,10 @@ def _is_counter(variable: object) -> bool:
 def _pure_inputs_of(
     op: Operation, predecessors: Callable[[Operation], Sequence[Operation]]
 ) -> set[Operation]:
-    """Return `op` and all operations that its inputs depend on.
+    """Return `op` and all operations on which `op` depends.
 
-    Return an empty set if an operation has control dependencies, is in a unit, branch or loop, or
-    is not pure. Only `op` may be an update.
+    Return an empty set if a dependency has side effects. Do so, too, if `op` or a dependency has
+    control dependencies, or is in a unit (update), branch or loop.
     """
     closure: set[Operation] = set()
     stack = [op]

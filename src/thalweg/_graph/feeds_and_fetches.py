@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from thalweg._base.showing import show_value
+from thalweg._base.static_shape import Shape, UnknownShape
 from thalweg._graph.add_operation import ONLY_INSIDE
 from thalweg._graph.nodes import Nodes, Operation, SymbolicTensor
 from thalweg._graph.symbolic_slices import SymbolicSlices
@@ -57,10 +58,10 @@ def fetched_element(graph: Nodes, fetch: object) -> Operation | SymbolicTensor:
 
 
 def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[SymbolicTensor, Any]:
-    """Return {symbolic tensor: value} for a `feed_dict`, with torch tensors of the keys' dtypes.
+    """Return {symbolic tensor: torch tensor of its dtype, or slices} for a `feed_dict`.
 
     Raises:
-        InvalidTypeError: A key is no tensor, a value is symbolic, or a conversion loses digits.
+        InvalidTypeError: A key is not a tensor, a value is symbolic, or a conversion loses digits.
         InvalidArgumentError: A key is of another graph, or a value has another shape.
         LayoutError: The storage of a fed tensor is too small.
     """
@@ -77,10 +78,11 @@ def convert_feeds(graph: Nodes, feeds: Mapping[object, object]) -> dict[Symbolic
 
 
 def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
-    """Return an array or tensor of equal shape and dtype as a detached torch tensor, else None."""
+    """Return `value` as a torch tensor if its shape and dtype are those of `tensor`, else None."""
     kind, shape = type(value), tensor.shape
     if kind not in (np.ndarray, torch.Tensor):
         return None
+    # An unknown shape is not a tuple, so the result is NotImplemented, which is true.
     if tuple.__eq__(value.shape, shape) is not True:
         return None
     if kind is np.ndarray:
@@ -92,36 +94,52 @@ def _match_feed(tensor: SymbolicTensor, value: Any) -> torch.Tensor | None:
 
 
 def _convert_feed(graph: Nodes, key: Any, value: Any) -> tuple[SymbolicTensor, object]:
-    """Return (symbolic tensor, torch tensor or slices) of one feed; raise as `convert_feeds`."""
+    """Return (symbolic tensor, torch tensor or slices) of one feed; see `convert_feeds`."""
     tensor = key
     if not isinstance(key, SymbolicTensor) or key.graph is not graph:
-        tensor = _fed_tensor(graph, key)
+        tensor = _find_tensor(graph, key)
     if isinstance(value, (SymbolicTensor, SymbolicSlices)):
         raise InvalidTypeError(
             f"Cannot feed '{tensor.name}' with the symbolic tensor '{value.name}': feeds are "
             "numbers, lists, arrays or torch tensors."
         )
-    for component in (
-        (value.values, value.indices) if isinstance(value, IndexedSlices) else (value,)
-    ):
+    is_sparse = isinstance(value, IndexedSlices)
+    for component in (value.values, value.indices) if is_sparse else (value,):
         if isinstance(component, torch.Tensor):
             check_held(component, f"What is fed for '{tensor.name}'")
-    if isinstance(value, IndexedSlices):
-        return tensor, value
     try:
-        feed = _fed_value(value, tensor.dtype).detach()
+        feed = _convert_value(value.values if is_sparse else value, tensor.dtype).detach()
     except InvalidTypeError as error:
         reason = "" if tensor.dtype is None else f", which has dtype {dtype_name(tensor.dtype)}"
         raise InvalidTypeError(f"Cannot feed Tensor '{tensor.name}'{reason}: {error}") from error
-    if not tensor.shape.accepts(feed.shape):
+    # Slices have as many values as indices; their number of rows is that of the dense tensor.
+    rows = (value.dense_shape or (None,))[0] if is_sparse else None
+    shape = (rows, *feed.shape[1:]) if is_sparse else tuple(feed.shape)
+    if not tensor.shape.accepts(shape):
         raise InvalidArgumentError(
-            f"Cannot feed value of shape {tuple(feed.shape)} for Tensor '{tensor.name}', which has "
+            f"Cannot feed value of shape {shape} for Tensor '{tensor.name}', which has "
             f"shape {tuple(tensor.shape)}"
         )
-    return tensor, feed
+    return tensor, _check_slices(value, feed, tensor.shape) if is_sparse else feed
 
 
-def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
+def _check_slices(slices: IndexedSlices, values: torch.Tensor, shape: Shape) -> IndexedSlices:
+    """Return `slices` with the values `values`.
+
+    Raise InvalidArgumentError unless all indices are below the number of rows, the first size of
+    `slices.dense_shape` or of `shape`. If both are unknown, indices are not checked.
+    """
+    rows = slices.dense_shape[0] if slices.dense_shape else None
+    if rows is None and not isinstance(shape, UnknownShape):
+        rows = shape[0]
+    if rows is not None:
+        slices.check_range(rows)
+    if values is slices.values:
+        return slices
+    return IndexedSlices(values, slices.indices, slices.dense_shape)
+
+
+def _convert_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
     """Return a value as a tensor of `dtype`; floats without fractions are accepted for integers."""
     try:
         return to_tensor(value, dtype)
@@ -135,8 +153,8 @@ def _fed_value(value: object, dtype: torch.dtype | None) -> torch.Tensor:
         return array.to(dtype)
 
 
-def _fed_tensor(graph: Nodes, key: object) -> SymbolicTensor:
-    """Return the symbolic tensor for a key of `feed_dict`, a tensor or a name; raise if missing."""
+def _find_tensor(graph: Nodes, key: object) -> SymbolicTensor:
+    """Return the symbolic tensor of the graph for a key of `feed_dict`, or raise an error."""
     try:
         element = graph.as_graph_element(key)
     except (InvalidTypeError, InvalidArgumentError, NotFoundError) as error:

@@ -1,4 +1,4 @@
-"""`get_variable`: variables that are found again by name."""
+"""`get_variable`: finds or creates variables by name."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def get_variable(
     partitioner: object = None,
     custom_getter: Getter | None = None,
 ) -> Any:
-    """Find or create the variable `name` of the current variable scope, by the scope's `reuse`.
+    """Find or create the variable `name` of the current variable scope.
 
-    In eager mode create a new `thalweg.Variable` at each call, in no collection.
+    The scope's `reuse` selects: True finds, None or False creates, AUTO_REUSE does either. In eager
+    mode create a new `thalweg.Variable` at each call, in no collection.
 
     Args:
-        name: Below the variable scope; name scopes are ignored.
+        name: The name inside the variable scope; name scopes are ignored.
         shape: Required, unless the initializer is a value or a callable without arguments.
         dtype: By default the scope's dtype, float32 at first.
         initializer: A value, `initializer(shape, dtype)` or `initializer()`. By default the
@@ -104,7 +105,11 @@ def get_variable(
 def _call_getter(
     custom_getter: Getter, name: str, options: dict[str, Any], scope_dtype: object
 ) -> Any:
-    """Return `custom_getter(getter=..., name=name, ...)`; may change `options` in place."""
+    """Call a custom getter with `name` and `options`; return the variable that it returns.
+
+    If `options["dtype"]` is None, set it to the dtype of the initial value, or to `scope_dtype`.
+    Delete `options["constraint"]` if the getter does not accept a constraint.
+    """
     initializer = options["initializer"]
     # Custom getters compare the dtype with others.
     if options["dtype"] is None:
@@ -180,7 +185,7 @@ def _get_whole_name(
     synchronization: object = None,
     aggregation: object = None,
 ) -> Any:
-    """Find or create the variable of a full name, like `get_variable` without a scope."""
+    """Find or create a variable like `get_variable`, but by its full name and without a scope."""
     if isinstance(shape, int):
         shape = (shape,)
     options: dict[str, Any] = {"regularizer": regularizer, "trainable": trainable}
@@ -213,7 +218,7 @@ def _create_eager(
     trainable: bool | None,
     constraint: Constraint | None,
 ) -> EagerVariable:
-    """Return a new eager variable; an `initializer(shape, dtype)` is called with both arguments."""
+    """Return a new eager variable; see `get_variable` for the arguments. `kind` is the dtype."""
     start, dtype = _initial_value(name, shape, kind, initializer)
     if shape is not None and needs_arguments(start):
         start = partial(start, shape, dtype)
@@ -243,7 +248,7 @@ def _create_in_graph(
 def _initial_value(
     name: str, shape: Any, kind: torch.dtype | None, initializer: Any
 ) -> tuple[Any, Any]:
-    """Return (initial value or initializer, dtype or None); raise if a shape is invalid."""
+    """Return (initial value or initializer, dtype or None); raise for a bad or missing shape."""
     is_value = initializer is not None and not callable(initializer)
     if is_value and shape is not None:
         raise InvalidArgumentError("If initializer is a constant, do not specify shape.")
@@ -274,10 +279,11 @@ def _check_defined(name: str, shape: Sequence[int | None] | None) -> None:
 
 
 def _add_regularization_loss(graph: Graph, variable: GraphVariable, regularizer: Any) -> None:
-    """Add a variable's penalty to those of the graph; as the variable, it is in no branch."""
+    """Add `regularizer(variable)`, unless None, to the collection REGULARIZATION_LOSSES."""
     if regularizer is None:
         return
     scope_name = f"{variable.op.name}/Regularizer/"
+    # Outside of the current branch or loop, as the variable is.
     with graph.control_dependencies(None), graph.name_scope(scope_name):
         loss = regularizer(variable)
     if loss is not None:
@@ -318,7 +324,8 @@ def _find_existing(
 
 
 def _takes_argument(function: Callable[..., object], name: str) -> bool:
-    """Return True if a function has a signature with an argument of that name."""
+    """Return True if a function accepts an argument named `name`, or has no signature."""
+    # Some functions in C have none.
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

@@ -40,7 +40,7 @@ def gradients(
 
     Args:
         ys: A symbolic tensor or a list of them.
-        xs: Symbolic tensors, variables, or torch parameters, which stand for variables.
+        xs: Symbolic tensors, variables, or torch parameters (for their graph variables).
         grad_ys: Optional. The output gradient of each of `ys`, in its shape; None means ones.
         name: The name of the one operation that computes all gradients.
         colocate_gradients_with_ops: Ignored.
@@ -50,9 +50,9 @@ def gradients(
         unconnected_gradients: For an x that no y depends on: "none" returns None, "zero" zeros.
 
     Returns:
-        For each x a symbolic tensor; `SymbolicSlices` if x is used by row lookups only. The value
-        is None in runs in which a module does not use the parameter x, and zeros in runs in which
-        a branch or loop does not use x.
+        For each x a symbolic tensor, or `SymbolicSlices` if only row lookups use x. In a run, the
+        value is None if a module does not use the parameter x, and zeros if a branch or loop does
+        not use x.
 
     Raises:
         InvalidTypeError: An element of `ys`, `xs` or `stop_gradients` is not symbolic.
@@ -79,11 +79,15 @@ def _add_derivatives(
     zero: bool,
     name: str,
 ) -> dict[SymbolicTensor, SymbolicTensor | SymbolicSlices]:
-    """Add one operation for all gradients; return {source: gradient} for connected sources."""
+    """Add one operation for all gradients; return {source: gradient}; see `gradients`.
+
+    No entry is returned for a source on which no target depends, even if `zero` is True.
+    """
     uses = _find_uses(targets, frozenset(stops))
     connected = list(dict.fromkeys(x for x in sources if x in uses))
     if not connected:
         return {}
+    # Each use must be a row lookup. None, which marks a target, needs a dense gradient.
     by_rows = [
         all(user is not None and x in user.sparse_flows for user in uses[x]) for x in connected
     ]
@@ -127,11 +131,11 @@ def _check_graph(targets: Sequence[SymbolicTensor], tensors: Sequence[SymbolicTe
 
 
 class GradientsOfRun:
-    """Callable of a gradient operation: it computes gradients with torch's autograd in a run.
+    """Function of a gradient operation: calls torch's autograd in a run.
 
     Attributes:
-        watched: Sources and stops, of which each needs a separate tensor in autograd's graph.
-        read: The variables that the targets were computed from.
+        watched: Sources and stops. In a run, each must be a separate tensor of autograd's graph.
+        read: The variables from which the targets are computed.
     """
 
     __name__ = "gradients"
@@ -158,12 +162,13 @@ class GradientsOfRun:
         Args:
             ys: Values to differentiate.
             weights: The output gradient of each of `ys`; None stands for ones.
-            xs: Values to differentiate with respect to.
+            xs: Values with respect to which `ys` are differentiated.
             stops: Values through which no gradient flows.
             by_rows: For each of `xs`, True to return `IndexedSlices`.
             zeros: For each of `xs`, True to return zeros, not None, if no y depends on it.
             retain_graph, create_graph: As in `torch.autograd.grad`.
         """
+        # Without `requires_grad`, a y depends on no x in this run, and autograd would raise.
         starts = [(y, w) for y, w in zip(ys, weights, strict=True) if y.requires_grad]
         indices = [index for index, x in enumerate(xs) if x.requires_grad]
         ends = [xs[index] for index in indices]
@@ -193,14 +198,16 @@ class GradientsOfRun:
 
 
 def as_differentiable(value: object) -> Any:
-    """Return `value` as a new leaf or node of autograd's graph, shared with no other value."""
+    """Return a tensor as a separate leaf or node of autograd's graph; integers are unchanged."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
+    # An alias adds a node of its own, so that a gradient can be taken at this tensor alone.
     return value[...] if value.requires_grad else value.detach().requires_grad_()
 
 
 def _block_gradient(stop: torch.Tensor) -> Any:
     """Stop gradients at `stop` in autograd's graph; return the handle of the hook."""
+    # A node may have several outputs; only the gradient of this tensor is cut.
     index = stop.output_nr
 
     def cut_gradient(incoming: tuple[object, ...]) -> tuple[object, ...]:
@@ -239,9 +246,9 @@ def _finish_gradient(gradient: Gradient, x: torch.Tensor, by_rows: bool, zero: b
 def _find_uses(
     targets: Sequence[SymbolicTensor], stops: frozenset[SymbolicTensor]
 ) -> dict[SymbolicTensor, list[Operation | None]]:
-    """Return {tensor: operations that use it} for the tensors that gradients of the targets reach.
+    """Return {tensor: operations that use the tensor} for the tensors that gradients reach.
 
-    None among the operations marks a target.
+    Gradients flow from `targets` back to `stops`. The list of a target also contains None.
     """
     uses: dict[SymbolicTensor, list[Operation | None]] = {}
     pending: list[tuple[SymbolicTensor, Operation | None]] = [
@@ -257,9 +264,9 @@ def _find_uses(
 
 
 def _find_conditional(uses: dict[SymbolicTensor, list[Operation | None]]) -> set[SymbolicTensor]:
-    """Return the tensors used by branches and loops, and the tensors that these are computed from.
+    """Return the inputs of branches and loops, and all tensors from which the inputs are computed.
 
-    A run may compute no gradient for the returned tensors.
+    A run that skips a branch may compute no gradient for these tensors. `uses`: see `_find_uses`.
     """
     pending = [x for x, users in uses.items() if any(op and op.subgraphs for op in users)]
     reachable: set[SymbolicTensor] = set()
@@ -272,7 +279,7 @@ def _find_conditional(uses: dict[SymbolicTensor, list[Operation | None]]) -> set
 
 
 def _as_slices(output: SymbolicTensor, by_rows: bool) -> SymbolicTensor | SymbolicSlices:
-    """Return an output, wrapped as slices if `by_rows`."""
+    """Return an output, as slices if `by_rows`; mark it as possibly sparse."""
     output.may_be_sparse = True
     return SymbolicSlices.of(output) if by_rows else output
 

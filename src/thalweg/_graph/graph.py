@@ -32,15 +32,17 @@ class Graph(Nodes):
     """
 
     device = staticmethod(device)
-    _is_loss_scaled_by_optimizer = False  # TensorFlow's name; set by `tf.train`'s optimizers
+    # TensorFlow's name; set by `tf.train`'s optimizers.
+    _is_loss_scaled_by_optimizer = False
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Return a context manager in which calls build this graph, in the current thread.
+        """Return a context manager in which this thread's calls add operations to this graph.
 
-        Graph mode is on in the block, also inside of `eagerly`.
+        The block is in graph mode, even inside of `eagerly`, the context manager of eager mode.
         """
         lend_for_good()
+        # An enclosing `eagerly` has no effect inside of the block.
         previous_graph, thread.eager_blocks = thread.eager_blocks, 0
         thread.graphs.append(self)
         try:
@@ -62,9 +64,10 @@ class Graph(Nodes):
         name: str | None = None,
         sparse_flows: frozenset[SymbolicTensor] = frozenset(),
     ) -> Any:
-        """Add an operation that calls `function`; return its outputs, see `recording.record`.
+        """Add an operation that calls `function`; return the outputs; see `recording.record`.
 
-        While a session runs an operation, return `function(*args, **kwargs)` of the run's values.
+        Inside an operation that a session runs, add nothing: replace symbolic arguments by their
+        values in the run, and return the result of `function`.
         """
         if thread.frames:
             parameters = mapped(resolve, (tuple(args), dict(kwargs or {})))
@@ -79,4 +82,5 @@ class Graph(Nodes):
         write(variable, name, args, kwargs)
 
 
-Nodes.__init__.__qualname__ = "Graph.__init__"  # by which Python's errors call it
+# Python's errors about arguments of `Graph` show this name.
+Nodes.__init__.__qualname__ = "Graph.__init__"

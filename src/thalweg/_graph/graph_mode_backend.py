@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from thalweg._graph.replicas import aggregate, all_reduce
     from thalweg._graph.sparse_rows import deduplicated
 
-# Imported when they are first asked for: `thalweg.v1` needs nothing of Keras.
+# Imported at the first access: `thalweg.v1` does not need Keras.
 _MODULES = {
     "atomic_update": "as_one_update",
     "control": "group",

@@ -9,7 +9,7 @@ from thalweg._base.static_shape import UNKNOWN
 
 
 class Span(NamedTuple):
-    """Slice as a named tuple; bounds may be symbolic tensors."""
+    """Slice as a named tuple, which is searched for symbolic bounds, unlike Python's `slice`."""
 
     start: Any
     stop: Any
@@ -45,7 +45,7 @@ def item(source: Any, index: Any) -> Any:
 
 
 def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
-    """Return the shape of `tensor[index]` for a tensor of shape `shape`, None for unknown sizes.
+    """Return the shape of `tensor[index]` for a tensor of shape `shape`; unknown sizes are None.
 
     Return None if `shape` is unknown, or if `index` contains arrays or tensors with dimensions.
     """
@@ -54,6 +54,7 @@ def shape_of_item(shape: Any, index: object) -> list[int | None] | None:
         return None
     axis_count = sum(component is not None and component is not ... for component in components)
     full_span = Span(None, None, None)
+    # Axes without a component are taken whole, as if the index ended with "...".
     if not any(component is ... for component in components):
         components = (*components, ...)
     sizes, item_shape = iter(shape), []

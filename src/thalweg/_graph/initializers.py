@@ -14,7 +14,8 @@ from thalweg._graph.ops import creation_node
 from thalweg.errors import InvalidArgumentError
 from thalweg.variable import as_dtype, to_tensor
 
-_of_eager_mode: dict[int, torch.Generator] = {}  # by their seeds
+# Generators of eager mode by their seeds.
+_of_eager_mode: dict[int, torch.Generator] = {}
 
 Draw = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
 
@@ -29,11 +30,11 @@ def set_random_seed(seed: int | None) -> None:
 
 
 def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
-    """Return a function that returns the `torch.Generator` for a new random operation.
+    """Return a function without arguments that a random operation calls for its `torch.Generator`.
 
-    The function returns None, for torch's default generator, if neither the call nor the graph has
-    a seed. Otherwise each session draws the sequence of the seed from its beginning. In eager mode
-    all calls with equal seeds continue one sequence.
+    The function returns None, for torch's default generator, if neither `seed` nor the graph's seed
+    is set. With a seed, it returns a generator of the running session, which starts with the seed.
+    In eager mode, all operations with equal seeds share one generator.
     """
     graph = graph_of()
     if seed is None and graph is not None and graph.seed is not None:
@@ -55,9 +56,9 @@ def numbers_of(seed: int | None) -> Callable[[], torch.Generator | None]:
 
 
 def _random_node(draw: Draw, shape: object, dtype: object, seed: int | None, name: str) -> object:
-    """Return a tensor of random numbers, drawn now in eager mode, otherwise in each run.
+    """Return a tensor of random numbers; in graph mode, each run draws new numbers.
 
-    `draw(tensor, generator)` fills an empty tensor in place; for `seed` see `numbers_of`.
+    `draw(tensor, generator)` fills an empty tensor in place. For `seed` see `numbers_of`.
     """
     generator = numbers_of(seed)
 
@@ -141,7 +142,7 @@ class Initializer:
         return self._make(shape, dtype or self.dtype, partition_info)
 
     def _make(self, shape: Sequence[int], kind: Any, info: object) -> Any:
-        """Return the initial value of a tensor, or of a shard with its place in the whole."""
+        """Return an initial value; `info` is the position of a partitioned variable's part."""
         raise NotImplementedError
 
 
@@ -216,8 +217,8 @@ class RandomUniform(Initializer):
 class GlorotUniform(Initializer):
     """Initializer with uniform numbers in [-r, r), r = sqrt(6 / (inputs + outputs)).
 
-    (Glorot & Bengio 2010.) The last two dimensions count inputs and outputs; those before them
-    multiply both.
+    (Glorot & Bengio 2010.) Inputs and outputs are the sizes of the last two dimensions, multiplied
+    by the sizes of all earlier dimensions.
     """
 
     def __init__(self, seed: int | None = None, dtype: object = torch.float32) -> None:

@@ -23,8 +23,8 @@ def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str,
     """Add the operation that calls an in-place tensor method on a variable.
 
     Args:
-        variable: The variable; its graph must be in a block of `as_one`.
-        name: One of `nodes.IN_PLACE`.
+        variable: A variable. Call `write` inside of `variable.graph.as_one()`.
+        name: The method's name, one of `nodes.IN_PLACE`.
         args, kwargs: Arguments of the method.
 
     Raises:
@@ -33,6 +33,7 @@ def write(variable: Any, name: str, args: Sequence[object], kwargs: Mapping[str,
     graph, unit = variable.graph, variable.graph.unit
     call_args = mapped(densify, prepare_nest(graph, (tuple(args), dict(kwargs))))
     call = partial(_call_method, getattr(torch.Tensor, name))
+    # Called for its errors: shapes that do not fit raise now, not in a run.
     infer_outputs(call, (Reference(variable), *mapped(unwrap_gradient, call_args)), name)
     op = add(graph, name.rstrip("_"), call, (Reference(variable), *call_args), kind="update")
     unit.note_write(variable, op)

@@ -1,15 +1,13 @@
 """Calls of torch modules on symbolic tensors become one operation while a graph is being built.
 
-Why `torch.nn.Module.__call__` is replaced for that time: left alone, the module's own `forward`
-would run while the graph is built. It would settle there and then decisions of each run
-(training or evaluation, any branch on data), write to the module's buffers, and leave its
-parameters without their names. Nothing of torch's stands between a call and `forward` that an
-argument or one thread could answer instead: `__torch_function__` and its modes see functions only,
-and hooks of modules, which are the whole process's as well, cannot skip `forward`. (torch.fx
-replaces `__call__` for the same reason.)
+`torch.nn.Module.__call__` is replaced while a graph is being built. Without the replacement, the
+module's `forward` would run now. `forward` would make decisions that belong to a run (training or
+evaluation, branches on data), write to the module's buffers, and leave parameters without names.
+torch has no other place to intercept the call. `__torch_function__` and its modes see functions
+only, and global hooks of modules cannot skip `forward`. (torch.fx replaces `__call__`, too.)
 
 The replacement acts in a thread that is building a graph, on calls that receive a symbolic tensor.
-Every other call goes straight on to the previous function.
+All other calls go to the previous function.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _state = _Interception()
 
 
 def start_intercepting() -> None:
-    """Replace `Module.__call__` by an interceptor, until as many calls of `stop_intercepting`."""
+    """Replace `Module.__call__`, until `stop_intercepting` was called equally often."""
     with _state.lock:
         _state.builders += 1
         if _state.builders == 1:

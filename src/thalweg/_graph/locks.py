@@ -1,8 +1,8 @@
 """Lock that many readers or one writer may hold.
 
-What a thread holds is noted in a `Holder` by the very statements that count it, between which
-Python lets no interruption in. So whoever gives back what its holder notes leaves nothing locked,
-whenever it is interrupted.
+A `Holder` records the mode in which a thread holds the lock. The record and the lock's counters are
+set by successive statements, between which Python does not raise KeyboardInterrupt. So an
+interrupted thread can always release the mode that `Holder.lock` records.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ class ReadWriteLock:
     """Lock for many readers or one writer; readers and writers take turns."""
 
     def __init__(self) -> None:
-        self._guard = threading.RLock()  # taken in C, as Condition's own methods are not
+        # Taken in C by `with`; the methods of `Condition` are Python code and may be interrupted.
+        self._guard = threading.RLock()
         self._condition = threading.Condition(self._guard)
         self._readers = 0
         self._writing = False
-        self._writer = 0  # the thread that writes, or wrote last
+        # The thread that writes, or that was the last to write.
+        self._writer = 0
         self._waiting_readers = 0
         self._waiting_writers = 0
-        self._admitted = 0  # readers that go before the next writer
+        # Number of waiting readers that get the lock before the next writer.
+        self._admitted = 0
 
     def acquire(self, mode: str, holder: Holder) -> None:
         """Wait for the lock in mode `SHARED` or `EXCLUSIVE`; set `holder.lock` to the mode.
@@ -48,7 +51,7 @@ class ReadWriteLock:
                 self._acquire_exclusive(holder)
 
     def _acquire_shared(self, holder: Holder) -> None:
-        """Wait while a writer holds the lock or goes first; then set `holder.lock`."""
+        """Wait while a writer holds the lock or is next; then set `holder.lock`."""
         self._waiting_readers += 1
         try:
             while self._writing or (self._waiting_writers and not self._admitted):
@@ -59,12 +62,13 @@ class ReadWriteLock:
                 self._admitted -= 1
         finally:
             self._waiting_readers -= 1
-            if self._admitted > self._waiting_readers:  # the wait failed: it takes no turn
+            # This reader was interrupted, and gives up its turn.
+            if self._admitted > self._waiting_readers:
                 self._admitted = self._waiting_readers
                 self._condition.notify_all()
 
     def _acquire_exclusive(self, holder: Holder) -> None:
-        """Wait until no thread holds the lock and it is a writer's turn; then set `holder.lock`."""
+        """Wait until no thread holds the lock and no reader is next; then set `holder.lock`."""
         thread = threading.get_ident()
         self._waiting_writers += 1
         try:
@@ -74,13 +78,14 @@ class ReadWriteLock:
             holder.lock = EXCLUSIVE
         finally:
             self._waiting_writers -= 1
-            self._condition.notify_all()  # had the wait failed, readers would wait on
+            # If this writer was interrupted, readers that let it go first must wake up.
+            self._condition.notify_all()
 
     def release(self, holder: Holder) -> None:
         """Release the lock in the mode `holder.lock`, if any, and set `holder.lock` to None.
 
-        Raise an interruption after the release. An interruption before the first statement
-        leaves the lock held: call again.
+        A KeyboardInterrupt during the release is raised at the end. After an interruption before
+        the first statement the lock is still held: call `release` again.
         """
         interruption: BaseException | None = None
         notified = False
@@ -103,12 +108,13 @@ class ReadWriteLock:
             raise interruption
 
     def renew(self, mode: str | None) -> int:
-        """Reset the lock in a forked child, where only the forking thread is left.
+        """Reset the lock in a forked child, which has only the forking thread.
 
-        `mode` is the mode in which the forking thread holds the lock, or None. Return the id of
-        another thread that held the lock exclusively, or 0.
+        `mode` is the mode in which this thread holds the lock, or None. Return the id of a lost
+        thread that held the lock exclusively, or 0.
         """
         lost_writer = self._writer if self._writing and mode != EXCLUSIVE else 0
+        # New objects, since a lost thread may hold the guard.
         self.__init__()
         self._readers, self._writing = int(mode == SHARED), mode == EXCLUSIVE
         self._writer = threading.get_ident()

@@ -54,8 +54,8 @@ def while_loop(
         back_prop: False stops gradients through the loop in graph mode.
         parallel_iterations, swap_memory: Ignored.
         maximum_iterations: Optional. Maximum number of iterations.
-        return_same_structure: True returns a single loop variable in a list, False without a list.
-            By default True in eager mode, as in TensorFlow 2, and False in graph mode.
+        return_same_structure: False returns a single loop variable without a list, True in a list.
+            The default is True in eager mode, as in TensorFlow 2, and False in graph mode.
 
     Raises:
         InvalidTypeError: The structure, a dtype or a known size changes in `body`, or there are no
@@ -83,7 +83,7 @@ def while_loop(
 
 
 def _as_list(returned: object, count: int) -> Any:
-    """Return the result of `body` as a list of `count` variables; one may be returned bare."""
+    """Return the result of `body` as a list of `count` variables; wrap a single bare variable."""
     is_single = count == 1 and not (isinstance(returned, list | tuple) and len(returned) == 1)
     return [returned] if is_single else returned
 
@@ -103,7 +103,7 @@ def _add_loop(
 ) -> Any:
     """Add the operation of a loop; return the final loop variables in the structure of `loop_vars`.
 
-    Raise InvalidTypeError if `body` changes the structure, a dtype or a declared shape.
+    Raise InvalidTypeError if `body` changes the structure, a dtype or one of `shapes`.
     """
     graph = get_default_graph()
     start = mapped(lambda leaf: identity(convert_to_tensor(leaf)), loop_vars)
@@ -129,13 +129,14 @@ def _add_loop(
 
 
 def _as_invariants(shapes: Any) -> list[Any]:
-    """Return the shapes of a nest as a list; shapes are sequences themselves."""
+    """Return the shapes of a nest as a flat list."""
+    # A shape is a sequence itself, and recognized by its members.
     is_shape = isinstance(shapes, Shape) or all(isinstance(x, int | None) for x in shapes)
     return [Shape(shapes)] if is_shape else [shape for x in shapes for shape in _as_invariants(x)]
 
 
 def _run_loop(proceed: Step, step: Step, values: Any, limit: object, back_prop: bool) -> Any:
-    """Run the two parts of a loop in a session; return the final values as a list."""
+    """Run condition and body of a loop in a session; return the final values as a list."""
     for _ in _count_to(limit):
         if not proceed(*values)[0]:
             break
@@ -244,7 +245,7 @@ def foldr(
 def _add_fold(
     fn: Step, elems: object, initializer: object, stacks: bool, backwards: bool, name: str
 ) -> object:
-    """Return the last value of a fold, or all values stacked if `stacks`."""
+    """Return the last value of a fold; if `stacks`, all values, stacked. See `foldl`."""
     elems = mapped(convert_to_tensor, elems)
     start = None if initializer is None else mapped(convert_to_tensor, initializer)
     if executing_eagerly():
@@ -325,7 +326,7 @@ def _stack_nests(nests: Sequence[object]) -> object:
 
 
 def _as_step(body: Subgraph, run_part: Step) -> Step:
-    """Return a part of a run as a function that takes and returns nests."""
+    """Return `run_part`, which takes and returns flat sequences, as a function of nests."""
     return lambda *nests: packed(body.nest, iter(run_part(*leaves_of(nests))))
 
 

@@ -1,7 +1,7 @@
-"""Serialization of functional module calls, with repair of modules in forked children.
+"""Lock for calls of modules with tensors of a session, and repair of modules in forked children.
 
-`functional_call` puts tensors of a run into the module, where other threads would see them. A child
-that is forked meanwhile has the module in this state, without the thread that would end the call.
+During a call, torch's `functional_call` replaces the tensors of the module, also for other threads.
+A child that is forked during the call lacks the thread that puts the module's tensors back.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ class Calls(Lock):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pending_calls: list[list[tuple[dict[str, Any], str, Any]]] = []  # the innermost last
+        # (dict of tensors, name, tensor) triples of each call, the innermost call last.
+        self._pending_calls: list[list[tuple[dict[str, Any], str, Any]]] = []
         on_fork(self, Calls._restore_modules)
 
     def begin_call(self, module: torch.nn.Module, is_outermost: bool) -> None:
         """Save the parameters and buffers of a module, to restore them in a forked child.
 
-        An outermost call first drops the tensors saved by failed calls. The lock must be held.
+        The caller holds the lock. In an outermost call, first drop tensors saved by failed calls.
         """
         if is_outermost:
-            self._pending_calls.clear()  # of calls that failed
+            self._pending_calls.clear()
         self._pending_calls.append(
             [
                 (tensors, name, tensor)

@@ -23,9 +23,8 @@ def call_module(
 ) -> Any:
     """Add one operation that calls `module`; return symbolic outputs in the module's structure.
 
-    Parameters and buffers become graph variables at the first call, named after the module's class
-    if the tensor has no name. Each run updates the buffers as the module does, and reads
-    `module.training`.
+    The first call creates graph variables for parameters and buffers, named after the module's
+    class if a tensor has no name. A run updates the buffers, and reads `module.training`.
 
     Raises:
         InvalidArgumentError: All shapes are known and do not fit the module.
@@ -40,6 +39,7 @@ def call_module(
             )
     node_name = node_name_from(type(module).__name__)
     prefix = graph.unique_name(node_name, mark_as_used=False)
+    # Outside of the current branch or loop, since all runs share the variables.
     with graph.control_dependencies(None):
         weights = {
             name: variable_of(graph, parameter, f"{prefix}/{_scope_path(name)}")
@@ -49,6 +49,7 @@ def call_module(
             name: Reference(variable_of(graph, buffer, f"{prefix}/{_scope_path(name)}"))
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
+    # The inputs of a module are values of the run, which other operations may need unchanged.
     call = functools.partial(
         _call_on_copies if _writes_to_inputs(module) else _call_functionally, module
     )
@@ -69,14 +70,15 @@ def _call_functionally(
     is_outermost = not calls.is_mine()
     with calls:
         calls.begin_call(module, is_outermost)
-        # Tied weights are all named, so that torch need not look for them.
+        # All names of tied weights are in `tensors`, so torch need not search for them.
         result = torch.func.functional_call(
             module, tensors, tuple(args), dict(kwargs), tie_weights=False
         )
         calls.end_call()
     with no_grad():
         for name, buffer in buffers.items():
-            if tensors[name] is not buffer:  # the module put another tensor in its place
+            # The module may have assigned another tensor, such as `self.count = self.count + 1`.
+            if tensors[name] is not buffer:
                 buffer.copy_(tensors[name])
     return result
 
@@ -84,7 +86,7 @@ def _call_functionally(
 def _call_on_copies(
     module: torch.nn.Module, weights: Any, buffers: Any, args: Any, kwargs: Any
 ) -> Any:
-    """Call a module on copies of its inputs, which it may write to and others need unchanged."""
+    """Call a module with copies of the input tensors, because the module overwrites its inputs."""
     args, kwargs = mapped(_clone_tensor, (tuple(args), dict(kwargs)))
     return _call_functionally(module, weights, buffers, args, kwargs)
 
@@ -107,7 +109,7 @@ def _scope_path(name: str) -> str:
 def _find_sparse_weights(
     module: torch.nn.Module, weights: Mapping[str, GraphVariable]
 ) -> set[GraphVariable]:
-    """Return the values of {parameter name: variable} that only sparse embeddings use."""
+    """Return the variables in `weights` that are used only by embeddings with `sparse=True`."""
     sparse: set[GraphVariable] = set()
     dense: set[GraphVariable] = set()
     for path, layer in module.named_modules(remove_duplicate=False):

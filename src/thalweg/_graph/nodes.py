@@ -21,7 +21,8 @@ from thalweg._graph.scopes import Block, Scopes, Unit
 from thalweg.errors import InvalidArgumentError, InvalidTypeError, NotFoundError
 from thalweg.variable import dtype_name
 
-IN_PLACE = ("add_", "sub_", "mul_", "addcmul_", "addcdiv_", "copy_")  # that hooks may call
+# In-place methods that hooks of optimizers may call while a graph is built.
+IN_PLACE = ("add_", "sub_", "mul_", "addcmul_", "addcdiv_", "copy_")
 _IN_PLACE_NAMES = ", ".join(IN_PLACE)
 _NEEDS_A_RUN = "has no value until a session runs it"
 _RUN_IT = "Use Session.run(...) or .eval()"
@@ -55,29 +56,39 @@ class Operation:
         self.control_inputs = list(control_inputs)
         self.device = device
         self.outputs: tuple[SymbolicTensor, ...] = ()
-        self.index = -1  # its place in the order of creation
-        self.function: Callable[..., Any] | None = None  # None: it only orders others
-        self.fill: Callable[[Any], Sequence[Any]] = lambda _: ()  # the arguments of a run
-        self.argument: SymbolicTensor | None = None  # the one argument, if it is a tensor
-        self.picks: tuple[int, ...] | None = None  # which leaves of the result are the outputs
-        self.abandoned: Callable[[BaseException], None] | None = None  # a run failed before it
-        self.stateful = False  # writes buffers while it computes
-        self.written: tuple[SymbolicTensor, ...] = ()  # the variables that an update writes to
+        self.index = -1
+        # None for an operation that only orders others.
+        self.function: Callable[..., Any] | None = None
+        # The filler of the arguments; `argument` is the only argument, if it is a tensor.
+        self.fill: Callable[[Any], Sequence[Any]] = lambda _: ()
+        self.argument: SymbolicTensor | None = None
+        # Indices of the outputs among the leaves of the function's result; None for one output.
+        self.picks: tuple[int, ...] | None = None
+        # Called with the error of a run that fails before this operation, on which others wait.
+        self.abandoned: Callable[[BaseException], None] | None = None
+        self.stateful = False
+        self.written: tuple[SymbolicTensor, ...] = ()
+        # For each output, the inputs that its gradient reaches; None means all inputs. The
+        # gradients of `sparse_flows` are `IndexedSlices`.
         self.flows: tuple[tuple[SymbolicTensor, ...], ...] | None = None
         self.sparse_flows: frozenset[SymbolicTensor] = frozenset()
-        self.block: Block | None = None  # the branch or loop that it is in
-        self.unit: Unit | None = None  # the update that it is a part of
-        self.subgraphs: tuple[Subgraph, ...] = ()  # what it has run itself
+        # The branch or loop body that contains this operation.
+        self.block: Block | None = None
+        # The update to which this operation belongs.
+        self.unit: Unit | None = None
+        # The bodies that this operation runs, if it is a branch or loop.
+        self.subgraphs: tuple[Subgraph, ...] = ()
         self.origin = ""
-        self.optimizer: Any = None  # whose step it takes, where nobody was handed that one
+        # The optimizer of a step, if the library created it.
+        self.optimizer: Any = None
 
     @property
     def node_def(self) -> NodeDef:
-        """A description, of which each call makes a new one."""
+        """A new description of the operation."""
         return node_def_of(self)
 
     def flows_to(self, output: SymbolicTensor) -> tuple[SymbolicTensor, ...]:
-        """Return the inputs that a gradient of `output` reaches."""
+        """Return the inputs of this operation that a gradient of `output` reaches."""
         if self.flows is not None:
             return self.flows[output.value_index]
         if self.kind != "pure":
@@ -85,7 +96,7 @@ class Operation:
         return tuple(tensor for tensor in self.inputs if tensor.is_differentiable())
 
     def run(self, feed_dict: object = None, session: object = None) -> None:
-        """Run the operation and its inputs in `session` or the default one.
+        """Run the operation and its inputs in `session`, by default in the default session.
 
         Raise InvalidArgumentError if there is no session.
         """
@@ -142,7 +153,8 @@ class SymbolicTensor(Operators):
         device: The expected device of the value.
     """
 
-    may_be_sparse = False  # its value may be IndexedSlices, which only a run knows
+    # True if the value may be `IndexedSlices`, which is known only in a run.
+    may_be_sparse = False
 
     def __init__(
         self,
@@ -211,7 +223,7 @@ class SymbolicTensor(Operators):
         return self.dtype is None or self.dtype.is_floating_point or self.dtype.is_complex
 
     def eval(self, feed_dict: object = None, session: object = None) -> Any:
-        """Return the value in `session` or the default one, as `Session.run` returns it.
+        """Return the value in `session`, by default in the default session; see `Session.run`.
 
         Raise InvalidArgumentError if there is no session.
         """
@@ -236,7 +248,7 @@ class SymbolicTensor(Operators):
         return self.ndim if function is np.ndim else self._refuse()
 
     def _explain_evaluation(self) -> str:
-        """Return the sentence of an error that tells how to get a value."""
+        """Return a sentence for errors: how to get the value."""
         if self.op.type != "Placeholder":
             return f"{_RUN_IT}."
         return f"{_RUN_IT} on what is made of it, and feed it: feed_dict={{placeholder: value}}."
@@ -292,7 +304,7 @@ class Nodes(Scopes, Collections, ABC):
 
     @abstractmethod
     def as_default(self) -> contextlib.AbstractContextManager[Nodes]:
-        """Return a context manager that makes this graph the default one of the thread."""
+        """Return a context manager that makes this graph the thread's default graph."""
 
     @abstractmethod
     def call(
@@ -313,11 +325,12 @@ class Nodes(Scopes, Collections, ABC):
 
     @property
     def _graph_key(self) -> str:
-        """TensorFlow's name for what no other graph has while this one lives."""
+        """A string that is unique among existing graphs, under TensorFlow's name."""
         return f"graph-key-{id(self)}/"
 
     def __deepcopy__(self, memo: object) -> Nodes:
-        return self  # as its tensors and operations are their own copies
+        # Tensors and operations are their own copies, too, so that references stay valid.
+        return self
 
     def finalize(self) -> None:
         """Make `add` raise FailedPreconditionError for new operations."""
@@ -353,18 +366,19 @@ class Nodes(Scopes, Collections, ABC):
         return op.outputs[int(index)]
 
     def as_operation(self, item: object) -> Operation:
-        """Return the operation that `item` is or comes from; errors as in `as_graph_element`."""
+        """Return the operation of `as_graph_element(item)`: the element, or the tensor's `op`."""
         element = self.as_graph_element(item)
         return element if isinstance(element, Operation) else element.op
 
     def symbol_of(self, item: object) -> Any:
-        """Return `item._as_graph_element()`, called once per graph and object.
+        """Return `item._as_graph_element()`, TensorFlow's method for the symbolic object of `item`.
 
-        Return an object without this method of TensorFlow unchanged.
+        The result is cached for each object. Return an object without the method unchanged.
         """
         find = getattr(type(item), "_as_graph_element", None)
         if find is None:
             return item
+        # `symbols` also holds the item, so that its id is not reused.
         with self.lock:
             if id(item) not in self.symbols:
                 with self.as_default(), self.control_dependencies(None):
@@ -374,7 +388,7 @@ class Nodes(Scopes, Collections, ABC):
     def as_graph_element(self, item: object) -> Operation | SymbolicTensor:
         """Return the operation or tensor of this graph for an object or a name.
 
-        `item` may be the operation or tensor itself, slices, a parameter or buffer with a graph
+        `item` may be an operation, a symbolic tensor, slices, a parameter or buffer with a graph
         variable, an object for `symbol_of`, or a name.
 
         Raises:
@@ -395,7 +409,8 @@ class Nodes(Scopes, Collections, ABC):
             )
         element: Any = item
         if not isinstance(item, (Operation, SymbolicTensor)):
-            element = element.source  # of slices
+            # Slices are represented by one tensor.
+            element = element.source
         if element.graph is not self:
             raise InvalidArgumentError(f"'{element.name}' is not an element of this graph.")
         return element

@@ -29,10 +29,10 @@ def operation(
 
     Args:
         function: Any Python function.
-        inputs: Arguments of `function`, or nested lists, tuples and dicts. A variable wrapped in
-            `by_reference` becomes the session's writable tensor. Other symbolic inputs become
-            values: a tensor, `IndexedSlices`, or None for a gradient that the run does not find.
-            Plain objects are passed unchanged.
+        inputs: Arguments of `function`, also nested lists, tuples and dicts. For a variable in
+            `by_reference`, a run passes the session's writable tensor. For another symbolic input
+            the run passes the value: a tensor, `IndexedSlices`, or None for a gradient that the run
+            does not compute. Plain objects are passed unchanged.
         name: Made unique, below the current name scope.
         kind: "pure" for a function without side effects, "update" for writes to variables,
             "blocking" for waiting on other threads. A run executes pure operations first, unless
@@ -42,7 +42,7 @@ def operation(
         control_inputs: Operations that run first, or their outputs.
 
     Returns:
-        The `Operation` if `outputs` is None, otherwise its output or list of outputs.
+        The `Operation` if `outputs` is None, else the operation's output or list of outputs.
 
     Raises:
         InvalidArgumentError: An input is of another graph, or the kind or name is not valid.

@@ -1,6 +1,6 @@
 """Operators, functions and methods that a symbolic tensor shares with `torch.Tensor`.
 
-None computes: the tensor's graph records a call of torch's own.
+They compute nothing. The tensor's graph gets a node, which calls torch's function in a run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thalweg._graph.indexing import item, shape_of_item, to_spans
 from thalweg.errors import InvalidTypeError
 from thalweg.variable import as_operand, divide_tensors
 
-# What torch.Tensor has, but no symbolic tensor: it depends on memory, or on torch's autograd.
+# Attributes of torch.Tensor that depend on memory or autograd, which symbolic tensors lack.
 _MISSING = {"data", "grad", "grad_fn", "requires_grad", "is_leaf", "retain_grad", "register_hook"}
 _MISSING |= {"storage", "untyped_storage", "data_ptr", "stride", "storage_offset", "is_contiguous"}
 _MISSING |= {"layout", "is_meta", "is_cuda", "is_cpu"}
@@ -29,7 +29,7 @@ _ASSIGN_HINT = "Use assign, assign_add or assign_sub on a variable."
 
 
 def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]:
-    """Return the methods for `x + y` and for the reflected `y + x` of a binary function."""
+    """Return two methods for a binary function: the operator and the reflected operator."""
 
     def forward(self: Operators, operand: object) -> Any:
         return self.graph.call(function, (self, self.operand(operand)))
@@ -41,7 +41,8 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
 
 
 def truediv(x: Any, y: Any) -> Any:
-    """Return `x / y` by division; torch would multiply a number `x` by the reciprocal."""
+    """Return `x / y`, rounded once."""
+    # For a number x, torch multiplies by the reciprocal of y, which rounds twice.
     if isinstance(x, int | float) and (y.is_floating_point() or y.is_complex()):
         x = torch.tensor(x, dtype=y.dtype, device=y.device)
     return torch.true_divide(x, y)
@@ -64,7 +65,8 @@ def _unary_operator(function: Callable[[Any], object]) -> Any:
 class Operators(Symbolic):
     """Arithmetic operators and tensor methods of symbolic tensors, recorded as nodes."""
 
-    __array_ufunc__ = None  # NumPy's operators leave the work to the reflected ones here
+    # Makes NumPy's operators defer to the reflected operators of this class.
+    __array_ufunc__ = None
     name: Any
     dtype: torch.dtype | None
     shape: Any
@@ -114,12 +116,15 @@ class Operators(Symbolic):
         return rows
 
     def __getattr__(self, name: str) -> Any:
-        """Return a function that records a method of `torch.Tensor`, or the node of an attribute.
+        """Return a function that records a call of the method `name` of `torch.Tensor`.
 
-        Raise AttributeError if `torch.Tensor` has no such attribute, or it cannot be recorded.
+        If `name` is not a method, record a read of the attribute, and return the new tensor. Raise
+        AttributeError if `torch.Tensor` lacks `name`, or if `name` cannot be recorded.
         """
+        # `copy`, `pickle` and `hasattr` ask for such names, partly before `__init__` has run.
         if name.startswith("_") or name == "op":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        # Hooks written for torch update `var.data`.
         if name == "data" and self._is_hook():
             return self
         if name in _MISSING:
@@ -170,6 +175,7 @@ class Operators(Symbolic):
             "__invert__",
             "__index__",
         )
+        # torch marks functions that write in place by a single "_" at the end.
         if (
             is_inplace
             or function_name in ("__setitem__", "__set__")
@@ -179,7 +185,8 @@ class Operators(Symbolic):
         if any(isinstance(leaf, Operators) for leaf in leaves_of(kwargs.get("out"))):
             raise InvalidTypeError(f"{function_name} with out= writes in place. {_ASSIGN_HINT}")
         if kwargs.get("inplace"):
-            kwargs = {**kwargs, "inplace": False}  # the result is the same
+            # The result is equal, and symbolic inputs have no memory to save.
+            kwargs = {**kwargs, "inplace": False}
         name = function_name.strip("_")
         leaves = leaves_of((args, kwargs))
         graph = next(leaf.graph for leaf in leaves if isinstance(leaf, Operators))
@@ -189,11 +196,13 @@ class Operators(Symbolic):
 def _record_write(
     function_name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> object:
-    """Record an in-place torch function as nodes; return the written tensor, or None for a list.
+    """Record an in-place torch function in an optimizer's hook; return the written tensor.
 
-    Raise InvalidTypeError outside of an optimizer's hook and for other methods than `IN_PLACE`.
+    For a `torch._foreach` function of a list, record one node per tensor, and return None. Raise
+    InvalidTypeError outside of hooks, and for methods that are not in `IN_PLACE`.
     """
     target = args[0] if args else None
+    # "_foreach_add_" becomes "_add_": it calls "add_" of each tensor.
     name = function_name.removeprefix("_foreach")
     if isinstance(target, Operators) and target._writes(function_name):
         return target._write(function_name, *args[1:], **kwargs)

@@ -44,6 +44,7 @@ def placeholder(
         )
     graph, kind = get_default_graph(), as_dtype(dtype)
 
+    # Called only if a run needs the tensor, but does not feed it.
     def refuse_unfed() -> NoReturn:
         raise InvalidArgumentError(
             f"You must feed a value for placeholder tensor '{op.name}' with dtype "
@@ -64,7 +65,7 @@ def placeholder(
 def placeholder_with_default(
     input: object, shape: Sequence[int | None] | None, name: str | None = None
 ) -> SymbolicTensor:
-    """Return a tensor that has the value `input` in runs in which it is not fed."""
+    """Return a tensor that can be fed; in runs without a feed, it has the value of `input`."""
     value = convert_to_tensor(input)
     default = alias_node(value, name or "PlaceholderWithDefault")
     default.shape = Shape(shape)
@@ -83,18 +84,19 @@ def constant(
     Args:
         value: Any argument of `thalweg.variable.to_tensor`.
         dtype: Optional; converts the value, see `thalweg.variable.as_asked`.
-        shape: Optional. One number fills the shape; several are reshaped. In a graph the last
-            number is repeated if there are too few.
+        shape: Optional. A single number fills the shape; several numbers are reshaped. In a graph,
+            the last number is repeated if there are too few numbers.
         verify_shape: True to require a value of shape `shape`.
 
     Raises:
         InvalidTypeError: The value is not numeric, or in eager mode does not fit the shape.
-        InvalidArgumentError: There are too many values for the shape, or one does not fit the
-            dtype.
+        InvalidArgumentError: There are too many numbers for the shape, or a number does not fit
+            the dtype.
     """
     if isinstance(value, torch.Tensor):
         check_held(value)
     tensor = as_asked(value, dtype).detach()
+    # A copy, since the caller may change the tensor later.
     if isinstance(value, torch.Tensor):
         tensor = tensor.clone()
     if shape is not None:
@@ -115,9 +117,9 @@ def constant(
 
 
 def _pad_elements(tensor: torch.Tensor, capacity: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return a vector of `capacity` elements; the last element, or 0 if there is none, is repeated.
+    """Return a vector of length `capacity`: the elements, then copies of the last element or of 0.
 
-    Raise InvalidTypeError in eager mode, InvalidArgumentError for more than `capacity` elements.
+    Raise InvalidTypeError in eager mode, and InvalidArgumentError for more elements.
     """
     count = tensor.numel()
     message = f"{count} values do not fit shape {tuple(shape)}, which holds {capacity}."
@@ -133,14 +135,15 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
     """Return `value` as a symbolic tensor, or in eager mode as a torch tensor.
 
     Args:
-        value: A symbolic tensor, slices, a torch parameter, an object with a symbol, an argument
-            of `to_tensor`, or a list of symbolic tensors and values of one shape.
+        value: A symbolic tensor, slices, a torch parameter, an object with `_as_graph_element`, or
+            an argument of `to_tensor`. Also a list of symbolic tensors and values of one shape.
         dtype: Optional; an eager tensor of another dtype is converted.
 
     Raises:
         InvalidTypeError: The value is not numeric, or a symbolic tensor of another dtype.
     """
-    value = resolve(value)  # inside of a node that runs
+    # While a session runs an operation, use the run's values.
+    value = resolve(value)
     if isinstance(value, SymbolicSlices):
         value = value.graph.call(lambda whole: whole.to_dense(), (value,), name="to_dense")
     elif has_symbol(value) and not executing_eagerly():
@@ -153,7 +156,8 @@ def convert_to_tensor(value: object, dtype: object = None, name: str | None = No
         if dtype is None:
             return value
         check_held(value)
-        return value.to(as_dtype(dtype))  # gradients flow through
+        # Not a new tensor: gradients flow through `to`.
+        return value.to(as_dtype(dtype))
     if not isinstance(value, SymbolicTensor):
         return constant(value, dtype, name=name or "Const")
     if dtype is not None and value.dtype not in (None, as_dtype(dtype)):
@@ -246,9 +250,9 @@ def assign_sub(
 def creation_node(
     function: Callable[..., torch.Tensor], shape: object, dtype: object, name: str
 ) -> Any:
-    """Return `function(sizes, dtype)` in eager mode, else a node that computes it in each run.
+    """Return `function(sizes, dtype)` in eager mode; in graph mode, a tensor computed in each run.
 
-    `shape` is an argument of `sizes_of`; `sizes` is a tuple of ints.
+    `shape` may contain symbolic sizes, see `sizes_of`; `sizes` is a tuple of ints.
     """
     kind, sizes = as_dtype(dtype), sizes_of(shape)
     if executing_eagerly():

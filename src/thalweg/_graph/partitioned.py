@@ -1,4 +1,4 @@
-"""Partitioned variables of TensorFlow 1: several variables hold the rows or columns of one.
+"""Partitioned variables of TensorFlow 1: a variable divided along one axis into several variables.
 
 A partitioner is a function of a shape and a dtype that returns the number of parts along each axis.
 """
@@ -41,6 +41,7 @@ class PartitionedVariable:
     ) -> None:
         self.name, self.dtype, self.shape = name, dtype, Shape(shape)
         self._shards, self._partitions = list(variable_list), list(partitions)
+        # One concatenation for all uses, with TensorFlow's name.
         with self._shards[0].graph.name_scope(f"{name}/ConcatPartitions/"):
             shards, axis = list(self._shards), self.partition_axes[0]
             self._joined_tensor = self._shards[0].graph.call(
@@ -105,6 +106,7 @@ def _delegate(name: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(self.as_tensor(), name)(*args)
 
 
+# Set on the class, where Python looks for the methods of operators.
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
     setattr(PartitionedVariable, f"__{_name}__", _delegate(f"__{_name}__"))
     setattr(PartitionedVariable, f"__r{_name}__", _delegate(f"__r{_name}__"))
@@ -164,7 +166,7 @@ def get_partitioned(
 
 
 def _check_partitionable(name: str) -> None:
-    """Raise NotImplementedError in eager mode, InvalidArgumentError for an unpartitioned `name`."""
+    """Raise an error in eager mode, or if an unpartitioned variable has the name."""
     if executing_eagerly():
         raise NotImplementedError(
             f"'{name}' cannot be partitioned in eager mode. Leave partitioner out."
@@ -181,7 +183,7 @@ def _make_shard(
 ) -> Any:
     """Find or create the part at the position `info`; return the part.
 
-    An initializer is called for the part; a value of the whole variable is sliced.
+    If `initializer` is a function, it is called for the part; a value of the whole variable is cut.
     """
     if initializer is None or callable(initializer):
         start = (info.var_shape, kind, _initializer_of_part(initializer, info, kind))
@@ -266,7 +268,7 @@ def _call_partitioner(partitioner: Any, name: str, shape: Any, dtype: Any) -> li
 def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSliceInfo]:
     """Yield the position of each part along the divided axis.
 
-    The first parts are longer by one element if the length is not a multiple of their number.
+    If the axis cannot be divided evenly, the first parts are longer by one element.
     """
     axis = next((index for index, count in enumerate(counts) if count > 1), 0)
     length, remainder = divmod(shape[axis], counts[axis])
@@ -280,9 +282,9 @@ def _slices(name: str, shape: list[int], counts: list[int]) -> Iterator[SaveSlic
 
 
 def _initializer_of_part(initializer: Any, info: SaveSliceInfo, kind: torch.dtype) -> Any:
-    """Return `initializer` with `partition_info=info` bound, if it accepts this argument.
+    """Return `initializer`, with `partition_info=info` bound if it accepts this argument.
 
-    None means Glorot's uniform distribution for floats, and zeros for other dtypes.
+    For None return an initializer: Glorot's uniform distribution for floats, else zeros.
     """
     if isinstance(initializer, type):
         initializer = initializer()

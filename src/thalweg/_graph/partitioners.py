@@ -49,8 +49,8 @@ def variable_axis_size_partitioner(
     """Return a function: `partition(shape, dtype)` divides an axis into parts of limited size.
 
     Args:
-        max_shard_bytes: Maximum size of a part in bytes, at least 1. A part has one index along
-            the axis at least.
+        max_shard_bytes: Maximum size of a part in bytes, at least 1. Parts are larger if one
+            index along the axis needs more bytes, or if `max_shards` forbids more parts.
         axis: Axis that is divided.
         bytes_per_string_element: Ignored: there are no variables of strings.
         max_shards: Optional. Maximum number of parts.
@@ -66,6 +66,7 @@ def variable_axis_size_partitioner(
         """Return the number of parts along each axis."""
         counts = _single_parts(shape, axis)
         row = math.prod(size for index, size in enumerate(shape) if index != axis) * dtype.itemsize
+        # An empty row has no size to limit.
         if row:
             indices = max(1, max_shard_bytes // row)
             limit = shape[axis] if max_shards is None else max_shards
@@ -86,7 +87,7 @@ def min_max_variable_partitioner(
     Args:
         max_partitions: Maximum number of parts, at least 1.
         axis: Axis that is divided; all other axes stay whole.
-        min_slice_size: Minimum size of a part in bytes, unless there is only one.
+        min_slice_size: Minimum size of a part in bytes; a smaller variable is one part.
         bytes_per_string_element: Ignored: there are no variables of strings.
 
     Raises:

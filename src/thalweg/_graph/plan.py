@@ -1,4 +1,7 @@
-"""`RunPlan`: the operations of a run in order, with the later uses of each output."""
+"""`RunPlan`: the *steps* of a run in order. A step runs one operation.
+
+A *segment* is a sequence of steps that run under one lock.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,19 @@ Fed = frozenset[SymbolicTensor]
 
 @dataclass
 class Result:
-    """Output of a step, with its later uses."""
+    """Output of a step, with the later uses of the output."""
 
     tensor: SymbolicTensor
-    pick: int = 0  # its index among the leaves that the function returns
-    is_live: bool = False  # a later step needs it
-    watched: bool = False  # a later step differentiates by it
-    crosses_write: bool = False  # variables may change while it is needed
-    fetched: list[int] = field(default_factory=list)  # its indices among the fetches
+    # Index among the leaves of the function's result.
+    pick: int = 0
+    # True if a later step needs the output.
+    is_live: bool = False
+    # True if a later step differentiates with respect to the output.
+    watched: bool = False
+    # True if variables may change before the last use, so that shared memory must be copied.
+    crosses_write: bool = False
+    # Indices of the output among the fetches.
+    fetched: list[int] = field(default_factory=list)
 
     @property
     def is_plain(self) -> bool:
@@ -56,12 +64,17 @@ class Step:
     fill: Callable[[Any], Sequence[Any]]
     lock: str | None
     differentiates: bool = False
-    returns_output: bool = False  # the function returns the one output itself, and not a nest
+    # True if the function returns the only output, not a nest of outputs.
+    returns_output: bool = False
     results: list[Result] = field(default_factory=list)
-    argument: SymbolicTensor | None = None  # the one argument, where that is all of them
-    plain: SymbolicTensor | None = None  # the one output, where it is just stored
-    dead_tensors: tuple[SymbolicTensor, ...] = ()  # what no later step needs
-    grad: bool = False  # autograd records
+    # The only argument, if it is a tensor.
+    argument: SymbolicTensor | None = None
+    # The only output, if it is stored without further processing.
+    plain: SymbolicTensor | None = None
+    # Tensors that no later step needs.
+    dead_tensors: tuple[SymbolicTensor, ...] = ()
+    # True if autograd records the step.
+    grad: bool = False
 
     @lazy
     def is_closed(self) -> bool:
@@ -100,13 +113,10 @@ class RunPlan:
         return any(lock != SHARED for lock, _ in self.segments)
 
     def abandon_waiting(self, failed: Step | None, error: BaseException) -> None:
-        """Report an error to threads that wait for an operation of this run.
+        """Report a run's error to other ranks that wait in the run's next collective operation.
 
-        Find the first step, from the failed step on, with a callback `operation.abandoned`. Call
-        `abandoned(error)`, unless the step found is the failed step.
-
-        Args:
-            failed: The step that failed; None if the run has not begun.
+        This is the first operation with a callback `abandoned`, from the step `failed` on; None
+        searches all steps. Call `abandoned(error)`, but not if this operation itself failed.
         """
         is_unreached = failed is None
         for step in (member for _, segment in self.segments for member in segment):
@@ -120,7 +130,7 @@ class RunPlan:
 class SubgraphRun:
     """Callable body of a branch or loop: `run(*arguments)` returns a list of results.
 
-    The body runs in the innermost frame of the thread, and reads values computed earlier.
+    The body runs in the present `Frame` of the thread, where it finds values computed earlier.
     """
 
     def __init__(self, subgraph: Subgraph, plan: RunPlan) -> None:
@@ -140,8 +150,8 @@ def make_plan(fetches: Sequence[Operation | SymbolicTensor], fed: Fed) -> RunPla
 
     Reads come before updates, unless data or control dependencies require another order. Step
     counters are assigned first (see `early_counters`). Fetches of reference variables come last.
-    Otherwise operations run in order of creation. Raise InvalidArgumentError if a placeholder is
-    needed and not fed.
+    All else runs in order of creation. Raise InvalidArgumentError if a placeholder is needed and
+    not fed.
     """
     backward = [
         op for op in _all_operations(fetches, fed) if isinstance(op.function, GradientsOfRun)
@@ -185,11 +195,11 @@ def _plan_block(
     """Return the plan of a run, or of the body of a branch or loop.
 
     Args:
-        fetches, fed: The outputs, and the tensors whose values are fed to the run.
-        parameters: Tensors with values from outside: `fed`, or the arguments of the body. Those in
-            `derivatives.watched` become `watched_feeds` of the plan.
+        fetches: The outputs of the plan.
+        fed: The tensors whose values are fed to the run.
+        parameters: The fed tensors of a run, or the arguments of a body.
         derivatives: The gradient operations of the whole run.
-        first, final: Additional steps for the beginning and the end.
+        first, final: Additional steps at the beginning and at the end.
     """
     operations = _sort_operations(_find_needed(fetches, fed), fed)
     steps = [
@@ -199,12 +209,14 @@ def _plan_block(
     ]
     _record_uses(steps, fetches, fed, derivatives.watched)
     for step in steps:
-        has_subgraphs = bool(step.operation.subgraphs)  # which see to it themselves
+        # A branch or loop sets the gradient mode for its own steps.
+        has_subgraphs = bool(step.operation.subgraphs)
         step.grad = bool(derivatives.operations) and (step.lock == SHARED or has_subgraphs)
     last_gradient = max(
         (index for index, step in enumerate(steps) if step.differentiates), default=-1
     )
-    for step in steps[last_gradient + 1 :]:  # a unit reads all variables of an optimizer
+    # After the last gradient, the steps of an update, which read all variables, record nothing.
+    for step in steps[last_gradient + 1 :]:
         step.grad = step.grad and (step.operation.unit is None or step.operation.block is not None)
     steps = _as_units(steps, fed)
     fed_fetches = [
@@ -221,23 +233,23 @@ def _plan_block(
 
 
 def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
-    """Return `steps` with added steps that begin and end each unit, to undo its writes on failure.
+    """Return `steps` with an additional step before and after each unit (update).
 
-    From the first step of a unit to the last, set the lock to `EXCLUSIVE`, in place.
+    The step before a unit saves values of variables, so that an error can undo the unit. The step
+    after the unit drops the saved values. In place, set `lock` of a unit's steps to `EXCLUSIVE`.
     """
     members: dict[Unit, list[int]] = {}
     for index, step in enumerate(steps):
         unit = step.operation.unit
-        if (
-            unit is not None and unit.block is step.operation.block
-        ):  # or what runs that block has it
+        # In a branch or loop of the unit, the operation that runs the body is the member.
+        if unit is not None and unit.block is step.operation.block:
             members.setdefault(unit, []).append(index)
     begin_steps: dict[int, list[Step]] = {}
     end_steps: dict[int, list[Step]] = {}
     wait_counts = list(accumulate(int(step.lock is None) for step in steps))
     for unit, all_indices in members.items():
         locked_indices = [index for index in all_indices if steps[index].lock is not None]
-        # While it waits for other threads they may write: before that is one update, and after it.
+        # Other threads may write while a blocking step waits, so such steps divide a unit.
         for _, undivided in groupby(locked_indices, key=wait_counts.__getitem__):
             indices = list(undivided)
             updates = [index for index in indices if steps[index].lock != SHARED]
@@ -250,7 +262,8 @@ def _as_units(steps: Sequence[Step], fed: Fed) -> list[Step]:
             )
             variables = tuple(dict.fromkeys(x for op in nested for x in op.written))
             begin = partial(_begin_unit, unit=unit, written=variables)
-            if indices[0] < updates[0]:  # what fails here has written nothing yet, and says so
+            # A failure before the first update adds the note that nothing was written.
+            if indices[0] < updates[0]:
                 start = partial(_begin_unit, unit=unit, written=())
                 begin_steps.setdefault(indices[0], []).append(
                     _make_unit_step(steps[indices[0]], start)
@@ -270,21 +283,22 @@ def _make_unit_step(step: Step, function: Callable[[Any], None]) -> Step:
 
 
 def _begin_unit(frame: Any, unit: Unit, written: Sequence[SymbolicTensor]) -> None:
-    """Make the frame record the values of variables that the unit writes to."""
+    """Let the frame record the values of the variables that the unit writes."""
     frame.begin_unit(unit, written)
 
 
 def _end_unit(frame: Any, unit: Unit) -> None:
-    """Make the frame keep the writes of the unit."""
+    """Let the frame drop the record of the unit, whose writes are final."""
     frame.end_unit(unit)
 
 
 def _overwrites_gradient_inputs(steps: Iterable[Step], fed: Fed) -> bool:
-    """Return True if a step writes to a variable that a later gradient is computed from."""
+    """Return True if a step writes to a variable from which a later gradient is computed."""
     variables: set[SymbolicTensor] = set()
     for step in steps:
         inner_ops = _nested_operations(step.operation, fed)
-        if step.operation.subgraphs:  # may be a loop, in which an update comes before, too
+        # In a loop, an update of one iteration comes before a gradient of the next.
+        if step.operation.subgraphs:
             variables.update(x for op in inner_ops for x in op.written)
         read = (op.function.read for op in inner_ops if isinstance(op.function, GradientsOfRun))
         if variables and any(not variables.isdisjoint(inputs) for inputs in read):
@@ -305,9 +319,10 @@ def _nested_operations(op: Operation, fed: Fed) -> list[Operation]:
 def _find_needed(
     fetches: Iterable[Operation | SymbolicTensor], fed: Fed, nested: bool = False
 ) -> set[Operation]:
-    """Return the operations that `fetches` depend on; those of other blocks only if `nested`.
+    """Return the operations on which `fetches` depend, within their branch or loop body.
 
-    Raise InvalidArgumentError if a placeholder among the operations is not fed.
+    With `nested`, include the operations of all other bodies, and of no body. Raise
+    InvalidArgumentError if a placeholder among the operations is not fed.
     """
     stack = [x if isinstance(x, Operation) else x.op for x in fetches if x not in fed]
     operations: set[Operation] = set()
@@ -316,7 +331,8 @@ def _find_needed(
         if op in operations:
             continue
         if op.kind == "placeholder" and op.function is not None:
-            op.function()  # raises
+            # Raises an error.
+            op.function()
         operations.add(op)
         stack += [prior for prior in _predecessors_of(op, fed) if nested or prior.block is op.block]
         if nested:
@@ -352,6 +368,7 @@ def _sort_operations(operations: set[Operation], fed: Fed) -> list[Operation]:
             followers[predecessor].append(op)
     counts = {op: len(predecessors) for op, predecessors in predecessors_of.items()}
     ready = [(priority(op), op.index, op) for op in operations if not counts[op]]
+    # Topological order; among the ready operations, priority and creation decide.
     heapq.heapify(ready)
     sequence = []
     while ready:
@@ -372,6 +389,7 @@ def _plan_operation(op: Operation, derivatives: _Derivatives, fed: Fed) -> Step:
     if isinstance(function, GradientsOfRun):
         grad_ops = backward[backward.index(op) + 1 :]
         is_nested = any(op in _find_needed([grad_op], fed, nested=True) for grad_op in grad_ops)
+        # A body may run again, and differentiate the same outer computation once more.
         may_repeat = op.block is not None
         function = partial(
             function, retain_graph=bool(grad_ops) or may_repeat, create_graph=is_nested
@@ -411,14 +429,14 @@ def _record_uses(
     fed: Fed,
     sources: set[SymbolicTensor],
 ) -> None:
-    """Record the later uses of each result in the steps, in place, and drop unused results.
+    """Set `results`, `dead_tensors` and `plain` of each step, in place.
 
-    Set `results`, `dead_tensors` and `plain` of each step, and the fields of its results.
+    Each result records the steps and fetches that use it later. Results without a use are dropped.
 
     Args:
         steps: All steps, in the order of the run.
-        fetches: The operations and tensors to fetch. A tensor's index is added to its `fetched`.
-        fed: Tensors with values from the caller, which are not results of a step.
+        fetches: The operations and tensors to fetch.
+        fed: Tensors with values from the caller.
         sources: Tensors for which a step computes gradients.
     """
     barriers = list(accumulate(int(step.lock != SHARED) for step in steps))
@@ -426,7 +444,8 @@ def _record_uses(
     uses: dict[SymbolicTensor, Result] = {}
     for index, step in enumerate(steps):
         for result in step.results:
-            if not (result.is_live and result.tensor in uses):  # a variable may be watched
+            # A variable may have two results: a step that watches it, and a step that fetches it.
+            if not (result.is_live and result.tensor in uses):
                 uses[result.tensor] = result
             end = last_use.get(result.tensor)
             if end is None or isinstance(result.tensor, GraphVariable):
@@ -445,12 +464,12 @@ def _record_uses(
 
 
 def _split_by_lock(steps: Sequence[Step]) -> list[tuple[str | None, list[Step]]]:
-    """Return (lock mode or None, steps) pairs of consecutive steps with one lock mode.
+    """Return (lock mode or None, consecutive steps with this mode) pairs, in order.
 
-    If a write comes before the last gradient, all steps up to this gradient have the mode
-    `EXCLUSIVE`: no other thread may write to tensors saved by autograd. A module that updates
-    buffers counts like a gradient.
+    If a write precedes the last gradient, `SHARED` becomes `EXCLUSIVE` in all steps up to this
+    gradient. A module that updates buffers counts like a gradient.
     """
+    # Between two segments other threads may write, also to tensors saved by autograd.
     locks = [step.lock for step in steps]
     gradients = [i for i, step in enumerate(steps) if step.differentiates]
     writers = [i for i, step in enumerate(steps) if step.operation.stateful or step.lock != SHARED]

@@ -1,4 +1,4 @@
-"""Recording: calls on symbolic tensors become nodes, and nothing is computed."""
+"""Recording: a call with symbolic tensors adds a node to the graph, and computes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thalweg._graph.symbolic_slices import SymbolicSlices
 from thalweg._graph.variables import variable_of
 from thalweg.variable import to_tensor
 
-# What torch returns of a tensor without a copy, or may.
+# Functions whose result may share memory with their first argument.
 _VIEWS = {"T", "H", "mT", "mH", "alias", "as_strided", "contiguous", "detach", "diagonal", "item"}
 _VIEWS |= {"expand", "expand_as", "flatten", "ravel", "reshape", "reshape_as", "view", "view_as"}
 _VIEWS |= {"moveaxis", "movedim", "permute", "swapaxes", "swapdims", "t", "transpose", "narrow"}
@@ -38,9 +38,9 @@ def record(
 ) -> Any:
     """Add an operation that calls `function`; return symbolic outputs in the result's structure.
 
-    A result that is not a tensor, such as a number of dimensions, is a plain value. Without tensors
-    in the result no operation is added. Inputs in `sparse_flows` receive sparse gradients;
-    `stateful` marks a module that updates buffers.
+    A result that is not a tensor, such as a number of dimensions, is returned unchanged. If no
+    result is a tensor, no operation is added. `sparse_flows` are inputs whose gradients are
+    `IndexedSlices`. `stateful` is True for a module that updates buffers.
 
     Raises:
         InvalidArgumentError: Shapes do not fit together, or a tensor is of another graph.
@@ -48,12 +48,14 @@ def record(
     """
     arguments, keywords = prepare_nest(graph, tuple(args)), prepare_nest(graph, dict(kwargs))
     looked_up_tables = _find_sparse_table(function, arguments, keywords)
+    # Symbols among the keywords must be arguments, so that a run replaces them by values.
     if keywords and inputs_of(keywords, graph):
         call, arguments = functools.partial(_call_with, function), (arguments, keywords)
     else:
         call = functools.partial(function, **keywords) if keywords else function
     arguments = mapped(densify, arguments)
-    inputs_of(arguments, graph)  # refuses what is of another graph before it is tried
+    # Raises for a tensor of another graph, before the function is called on meta tensors.
+    inputs_of(arguments, graph)
     nest = infer_outputs(call, mapped(unwrap_gradient, arguments), name)
     outputs = [leaf for leaf in leaves_of(nest) if isinstance(leaf, Output)]
     if not outputs:
@@ -73,9 +75,10 @@ def record(
 def _find_sparse_table(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> frozenset[SymbolicTensor]:
-    """Return a set of the table of an embedding lookup with sparse gradients; empty otherwise."""
+    """Return {table} for an embedding lookup with sparse gradients; otherwise an empty set."""
     if function is not torch.nn.functional.embedding or not kwargs.get("sparse"):
         return frozenset()
+    # The signature is embedding(input, weight, ...).
     table = args[1] if len(args) > 1 else kwargs["weight"]
     return frozenset({table} if isinstance(table, SymbolicTensor) else ())
 

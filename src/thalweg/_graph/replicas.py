@@ -1,4 +1,4 @@
-"""Collective operations of replicas in a graph: each rank runs the operation at the same place."""
+"""Collective operations in graphs. All ranks build equal graphs and make equal runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def all_reduce(
         outputs=[_output_of(leaf, op, axis) for leaf in present_leaves],
     )
     ranks = strategy.ranks
-    for output in nodes[:1]:  # if the run fails before, waiting ranks get the error
+    # If a run fails before this operation, the ranks that wait in it get the error.
+    for output in nodes[:1]:
         output.op.abandoned = partial(raise_on_all, ranks, PendingCollective.VALUES)
     outputs: list[Any] = [None] * len(leaves)
     for index, output in zip(present, nodes, strict=True):
@@ -61,6 +62,7 @@ def _output_of(leaf: Any, op: ReduceOp, axis: int | None) -> Output:
     shape = getattr(leaf, "shape", None) if axis is None else None
     if leaf.dtype is None:
         return Output(None, shape, ())
+    # torch itself says the dtype: a sum of small integers is int64, a quotient is a float.
     template = torch.zeros(1, dtype=leaf.dtype, device="cpu")
     template = template if axis is None else template.sum(0)
     return Output((template if op is ReduceOp.SUM else template / 1).dtype, shape, ())
@@ -75,7 +77,7 @@ class AggregatedGraphVariable(GraphVariable):
     _aggregation: VariableAggregation
 
     def _operand(self, value: object) -> object:
-        """Return the value to assign; inside of `Strategy.run` the aggregate over replicas."""
+        """Return the value to assign; inside of `Strategy.run`, aggregate it over replicas."""
         operand, strategy = super()._operand(value), in_replicas()
         if strategy is None:
             return operand
@@ -91,6 +93,6 @@ class AggregatedGraphVariable(GraphVariable):
 
 
 def aggregate(variable: GraphVariable, aggregation: VariableAggregation) -> None:
-    """Make later assignments of a variable in replicas aggregate, by changing its class."""
+    """Let later assignments of a variable in replicas aggregate; change its class in place."""
     variable.__class__ = AggregatedGraphVariable
     variable._aggregation = aggregation  # pyright: ignore[reportAttributeAccessIssue]

@@ -24,7 +24,7 @@ _LEAVES = {torch.Tensor, IndexedSlices, type(None)}
 
 
 class RunFrame(Protocol):
-    """Interface that a frame needs of its session.
+    """Interface of a session, as used by `Frame`.
 
     Attributes:
         values: The values of the session's variables.
@@ -56,14 +56,18 @@ class Frame(dict[SymbolicTensor, Any]):
     def __init__(self, session: RunFrame, feeds: Mapping[SymbolicTensor, object]) -> None:
         super().__init__(feeds)
         self.session, self.feeds = session, feeds
-        self.lock: str | None = None  # how this thread holds the session's; its `Holder`
+        # The frame is the `Holder` of the session's lock.
+        self.lock: str | None = None
         self.failed: Step | None = None
-        self.read: list[GraphVariable] = []  # since a step that may give them other memory
-        self.undo: dict[Unit, Iterator[object]] = {}  # what puts back the units under way, in C
+        # Variables cached in this dict since the last step that may give them other memory.
+        self.read: list[GraphVariable] = []
+        # For each incomplete unit, an iterator in C that restores the former values.
+        self.undo: dict[Unit, Iterator[object]] = {}
 
     def __missing__(self, tensor: SymbolicTensor) -> SessionVariable | None:
-        """Return the session's tensor of a variable, or compute another tensor; cache both."""
+        """Return and cache the session's tensor of a variable, or the value of another tensor."""
         if isinstance(tensor, GraphVariable):
+            # The checks of `session.leaf`, without its calls; it raises if they fail.
             leaf = self.session.values.leaf_by_variable.get(tensor)
             if leaf is None or leaf.untyped_storage().nbytes() < leaf.nbytes:
                 return self.session.leaf(tensor)
@@ -75,7 +79,7 @@ class Frame(dict[SymbolicTensor, Any]):
         return value
 
     def resolve(self, x: object) -> Any:
-        """Return the value of `x` in this run; objects that are no symbols are unchanged."""
+        """Return the value of `x` in this run; return an object that is not symbolic unchanged."""
         if isinstance(x, GraphVariable):
             return self.session.leaf(x)
         if isinstance(x, SymbolicSlices):
@@ -87,8 +91,8 @@ class Frame(dict[SymbolicTensor, Any]):
     ) -> None:
         """Run steps in order; write `export(value)` of each fetched value into `results`.
 
-        On an error undo the writes of incomplete units, add a note that names the operation, and
-        raise the error again.
+        On an error undo the writes of incomplete units (updates), add a note that names the
+        operation, and raise the error again.
         """
         records = None
         step = steps[0]
@@ -114,6 +118,7 @@ class Frame(dict[SymbolicTensor, Any]):
             self._drop_variables()
             if self.undo:
                 self._undo_units(error)
+            # KeyboardInterrupt and the like are no failures of the operation.
             if isinstance(error, Exception):
                 self.failed, op = step, step.operation
                 error.add_note(f"In operation '{op.name}' ({op.type}), made at {op.origin}.")
@@ -125,11 +130,11 @@ class Frame(dict[SymbolicTensor, Any]):
             self.pop(self.read.pop(), None)
 
     def begin_unit(self, unit: Unit, variables: Sequence[GraphVariable]) -> None:
-        """Record the present values of variables, for `_undo_units` until `end_unit`."""
+        """Copy the present values of variables; until `end_unit`, `_undo_units` restores them."""
         self.undo[unit] = calls(self.session.values.putting_back(variables))
 
     def end_unit(self, unit: Unit) -> None:
-        """Keep everything written since `begin_unit`."""
+        """Drop the copies of `begin_unit`: the writes of the unit are final."""
         del self.undo[unit]
 
     def _undo_units(self, error: BaseException) -> None:
@@ -152,6 +157,7 @@ class Frame(dict[SymbolicTensor, Any]):
             output = values[output_use.pick]
             if output_use.watched:
                 output = as_differentiable(output)
+            # A later write to a variable must not change a value that shares its memory.
             if output_use.crosses_write:
                 is_dense = type(output) is torch.Tensor and output.layout is torch.strided
                 if not is_dense or output.untyped_storage().data_ptr() in memory:

@@ -1,4 +1,4 @@
-"""Name scopes, control dependencies, blocks and units of new operations."""
+"""Name scopes and dependencies of new operations; *blocks* (branch, loop) and *units* (update)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ class _NameScope(threading.local):
     """Scopes of a graph that are open in one thread."""
 
     def __init__(self) -> None:
-        self.scope = ""  # ends with "/", unless it is empty
-        self.control: tuple[object, ...] = ()  # operations
+        # Ends with "/", unless it is empty.
+        self.scope = ""
+        # The operations on which new operations depend.
+        self.control: tuple[object, ...] = ()
         self.block: Block | None = None
         self.unit: Unit | None = None
 
 
 class Block:
-    """Operations inside of a branch or loop body, which another operation runs.
+    """Group of operations inside of a branch or loop, which the operation of the branch runs.
 
     Attributes:
         outer: The enclosing block, or None.
@@ -32,7 +34,7 @@ class Block:
         self.outer = outer
 
     def can_use(self, source: Block | None) -> bool:
-        """Return True if operations of this block may use results of `source`, itself or outer."""
+        """Return True if `source` is this block or an enclosing block: its results are usable."""
         block: Block | None = self
         while block is not None and block is not source:
             block = block.outer
@@ -40,7 +42,7 @@ class Block:
 
 
 class Unit:
-    """Operations that form one update: if one fails, a run undoes the writes of all.
+    """Group of operations that form one update: if one fails, a run undoes the writes of all.
 
     Attributes:
         block: The block in which the unit begins, or None.
@@ -52,11 +54,13 @@ class Unit:
         self.block = block
         self.last_writes: tuple[object, ...] = ()
         self.stale: dict[object, str] = {}
-        self._views: dict[object, object] = {}  # the variables whose memory they look into
+        # {view: variable whose memory it shares}.
+        self._views: dict[object, object] = {}
 
     def note_views(self, inputs: Iterable[object], outputs: Iterable[object]) -> None:
         """Record that outputs may be views of the first of these inputs."""
         first = next(iter(inputs), None)
+        # A view of a view shares memory with the variable.
         base = self._views.get(first, first)
         self._views |= dict.fromkeys(outputs, base)
 
@@ -159,10 +163,9 @@ class Scopes:
 
     @contextlib.contextmanager
     def as_one(self, is_one: bool = True) -> Iterator[None]:
-        """Return a context manager: new operations form one unit, or join the enclosing unit.
+        """Return a context manager in which new operations form one unit.
 
-        Operations in a branch or loop form a separate unit. If not `is_one`, new operations are
-        outside of all units.
+        An enclosing unit of the current block is extended. `is_one=False` leaves the unit.
         """
         outer_unit = self._position.unit
         joins = outer_unit is not None and outer_unit.block is self.block
@@ -179,10 +182,11 @@ class Scopes:
     @contextlib.contextmanager
     def _build_at(self, block: Block | None, control: tuple[object, ...]) -> Iterator[None]:
         """Return a context manager that sets the block and dependencies of new operations."""
+        # Not `self.control`, which adds the dependencies of a unit.
         outer_position = (
             self._position.block,
             self._position.control,
-        )  # without what a unit waits for
+        )
         self._position.block, self._position.control = block, control
         try:
             yield

@@ -40,7 +40,7 @@ class Session:
         graph: By default the default graph.
         config: Ignored.
 
-    A run reads variables before it updates them, unless control dependencies or data require
+    A run reads variables before updates, unless control dependencies or data require
     another order. So a resource variable fetched beside a training operation has the value from
     before the step; any other variable has the value after the step. Several threads may call
     `run` at once: pure operations run at the same time, and updates run alone.
@@ -58,7 +58,8 @@ class Session:
         self._plans: dict[object, RunPlan] = {}
         self._generators: dict[object, torch.Generator] = {}
         self._resources: dict[Any, Any] = {}
-        self._opening = Lock()  # no resource is made while the session is closed
+        # Held so that no resource is created while the session is being closed.
+        self._opening = Lock()
         self._is_closed = False
         self._context: contextlib.ExitStack | None = None
         on_fork(self, Session._forget_after_fork)
@@ -67,7 +68,8 @@ class Session:
         """Reset the lock in a forked child; drop all values if another thread was writing some."""
         lost_writer = self._lock.renew(self._held_lock())
         if lost_writer:
-            excuse(lost_writer)  # optimizers in its run: all that they wrote is forgotten
+            # Optimizers in that thread's run need no mark: all their writes are dropped here.
+            excuse(lost_writer)
             self.values.clear(
                 ": another thread was in a run of this session that updates variables when process"
                 f" {os.getppid()} forked this one, so no value is left here. Initialize or load the"
@@ -107,6 +109,7 @@ class Session:
             InvalidArgumentError: A placeholder is not fed, or a shape does not fit.
         """
         self._check_open()
+        # The usual case, without flattening the fetches and packing the results.
         is_single = isinstance(fetches, Operation | SymbolicTensor)
         requests = (fetches,) if is_single else tuple(leaves_of(fetches))
         try:
@@ -125,10 +128,10 @@ class Session:
         return lambda *values: self.run(fetches, dict(zip(feed_list, values, strict=True)))
 
     def _abandon_waiting(self, requests: tuple[object, ...], error: BaseException) -> None:
-        """Pass the error of a run that cannot begin to threads that wait for its operations."""
+        """Report the error of a run that cannot begin to ranks that wait for its operations."""
         operations = self.graph.get_operations()
         if any(op.abandoned is not None for op in operations):
-            # As if all placeholders were fed: planning raises for one that is not.
+            # As if all placeholders were fed, since planning raises for a missing feed.
             keys = frozenset(x for op in operations if op.kind == "placeholder" for x in op.outputs)
             fetches = [fetched_element(self.graph, fetch) for fetch in requests]
             make_plan(fetches, keys).abandon_waiting(None, error)
@@ -138,12 +141,14 @@ class Session:
         key = (requests, feeds)
         try:
             return self._plans[key]
-        except TypeError:  # of what cannot be a key the symbol can, or it is no fetch
+        # A fetch that cannot be hashed is replaced by its element, or raises as no valid fetch.
+        except TypeError:
             elements = tuple(fetched_element(self.graph, fetch) for fetch in requests)
             return self._plan_for(elements, feeds)
         except KeyError:
             fetches = [fetched_element(self.graph, fetch) for fetch in requests]
         self.plans_made += 1
+        # Another thread may have stored an equal plan meanwhile.
         return self._plans.setdefault(key, make_plan(fetches, feeds))
 
     def _execute_plan(
@@ -155,6 +160,7 @@ class Session:
         """Run a plan in a new frame; return the list of `export(value)` of each fetch."""
         frame, frames = Frame(self, feeds), thread.frames
         records = partial(_C._set_grad_enabled, torch.is_grad_enabled())
+        # Opened and closed in C: an interruption cannot leave the frame in place.
         with ContextSetting(lambda: ([partial(frames.append, frame)], [records, frames.pop])):
             try:
                 return self.carry_out(plan, frame, export)
@@ -164,13 +170,13 @@ class Session:
                 raise
 
     def carry_out(self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]) -> list[Any]:
-        """Run a plan in `frame`; return the list of `export(value)` of each fetch.
+        """Run a plan in `frame`; return a list with `export(value)` of each fetch.
 
-        This may change torch's gradient mode.
+        The gradient mode of torch may be changed; the caller restores the mode.
         """
         if not plan.overwrites:
             return self._carry_out(plan, frame, export)
-        # What autograd saves of a variable is copied, or the update would change it.
+        # Tensors that autograd saves may share memory with variables, which updates change.
         save = torch.autograd.graph.saved_tensors_hooks
         with save(lambda value: self.values.copy_if_shared(value.detach()), lambda value: value):
             return self._carry_out(plan, frame, export)
@@ -178,7 +184,7 @@ class Session:
     def _carry_out(
         self, plan: RunPlan, frame: Frame, export: Callable[[Any], object]
     ) -> list[object]:
-        """Run the segments of a plan under their locks; see `carry_out`."""
+        """Run a plan's segments, each under the segment's lock unless this thread has the lock."""
         for tensor in plan.watched_feeds:
             frame[tensor] = as_differentiable(frame[tensor])
         results: list[Any] = [None] * plan.count
@@ -194,7 +200,7 @@ class Session:
         return results
 
     def _joins_outer_run(self, plan: RunPlan) -> bool:
-        """Return True if an operation of this thread, under a held lock, started this run."""
+        """Return True if an operation of an outer run, which holds the lock, started this run."""
         held_mode = self._held_lock()
         if held_mode == SHARED and plan.writes:
             raise FailedPreconditionError(
@@ -219,7 +225,8 @@ class Session:
         try:
             return self.values.get(variable)
         except FailedPreconditionError:
-            self._check_open()  # another thread may have closed it during the run
+            # Another thread may have closed the session during the run.
+            self._check_open()
             raise
 
     def leaves(self, variables: Sequence[GraphVariable]) -> list[SessionVariable]:
@@ -282,9 +289,9 @@ class Session:
         self._run_exclusively(load_values)
 
     def resource(self, key: object, make: Callable[[], object]) -> Any:
-        """Return the resource for `key`, created by `make()` at the first call.
+        """Return the object stored under `key`; the first call creates it with `make()`.
 
-        `Session.close` calls the resource's method `close`, which must end all waits.
+        `Session.close` calls the object's method `close`, which must end all waits for the object.
         """
         with self._opening:
             self._check_open()
@@ -315,7 +322,7 @@ class Session:
         self._run_locked(EXCLUSIVE, Frame(self, {}), write)
 
     def _run_locked(self, lock: str, frame: Frame, work: Callable[[], None]) -> None:
-        """Call `work()` under the session's lock; raise an interruption after the release."""
+        """Call `work()` under the lock in mode `lock`; raise an interruption after the release."""
         interruption: BaseException | None = None
         try:
             self._lock.acquire(lock, frame)
@@ -324,7 +331,8 @@ class Session:
             while frame.lock is not None:
                 try:
                     self._lock.release(frame)
-                except BaseException as error:  # even before its first statement
+                # An interruption even before the first statement of `release` is caught here.
+                except BaseException as error:
                     interruption = error
             if interruption is not None:
                 raise interruption
@@ -350,9 +358,11 @@ class Session:
         try:
             yield self
         finally:
+            # Not the last entry: interactive sessions may be closed in any order.
             thread.sessions.remove(self)
 
     def __enter__(self) -> Session:
+        # If a context cannot be entered, the stack leaves those entered before.
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.graph.as_default())
             stack.enter_context(self.as_default())
@@ -366,7 +376,7 @@ class Session:
 
 
 class InteractiveSession(Session):
-    """A session that is the default one from its construction until it is closed."""
+    """Session that is the default session from construction to `close`."""
 
     def __init__(self, target: str = "", graph: Nodes | None = None, config: object = None) -> None:
         super().__init__(target, graph, config)

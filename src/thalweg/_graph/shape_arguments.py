@@ -1,4 +1,7 @@
-"""Shapes as arguments: numbers, or symbolic tensors whose values a run computes."""
+"""Shapes as arguments, partly symbolic; *trials* evaluate shapes with invented unknown sizes.
+
+A number that is equal in all trials is known.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from thalweg._core.nest import leaves_of, mapped
 from thalweg._graph.nodes import SymbolicTensor
 from thalweg.errors import InvalidArgumentError
 
-# Of arithmetic on sizes that are not known a few results tell whether it is known all the same.
+# Invented sizes: 0, 1, and large numbers without a common divisor.
 _TRIALS = (0, 1, 1000, 1361, 1_000_003)
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -31,7 +34,8 @@ def sizes_of(shape: object) -> Any:
     """
     leaves = list(leaves_of(shape))
     if any(isinstance(leaf, SymbolicTensor) for leaf in leaves):
-        return mapped(lambda size: size, shape)  # what the caller does to a list is not seen
+        # A copy, since the caller may change a list before the run.
+        return mapped(lambda size: size, shape)
     if any(leaf is None for leaf in leaves):
         raise InvalidArgumentError(f"{shape} does not say all sizes: tf.shape says them in a run.")
     return ints(shape)
@@ -47,14 +51,12 @@ def ints(shape: Any) -> tuple[int, ...]:
 
 
 def known_sizes(shape: object) -> list[int | None] | None:
-    """Return the numbers in nested lists and tensors, None for a number known only in a run.
-
-    Numbers computed from known sizes are known. Return None if the count of numbers is unknown.
-    """
+    """Return a list of sizes, None for each unknown size; return None if the rank is unknown."""
     with eagerly(), no_grad():
         try:
             trials = [_trial_sizes(shape, _Trial(size)) for size in _TRIALS]
-        except Exception:  # it does not suit all sizes, or needs more than sizes
+        # The computation rejects an invented size, or needs more than sizes.
+        except Exception:
             return None
     if any(len(trial) != len(trials[0]) for trial in trials):
         return None
@@ -75,14 +77,14 @@ def _trial_sizes(nest: object, trial: _Trial) -> list[int]:
 
 
 class _Trial(dict[SymbolicTensor, Any]):
-    """Dict {integer tensor: trial value}, in which each unknown number is `size`."""
+    """Dict {integer tensor: value in a trial}; an unknown number has the value `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def __missing__(self, tensor: SymbolicTensor) -> torch.Tensor:
-        """Compute and store a tensor's trial value; raise InvalidArgumentError if impossible."""
+        """Compute and store a tensor's value; raise InvalidArgumentError if it is not a size."""
         op = tensor.op
         if op.type == "Shape":
             tensor_value = torch.tensor(
@@ -90,6 +92,7 @@ class _Trial(dict[SymbolicTensor, Any]):
                 dtype=tensor.dtype,
                 device=torch.get_default_device(),
             )
+        # A user's Python function must not be called while the graph is built.
         elif tensor.dtype not in _INTEGERS or op.type == "PyFunc":
             raise InvalidArgumentError(f"'{tensor.name}' is no tensor of sizes.")
         elif op.type == "Const" or (op.kind == "pure" and op.inputs and not op.subgraphs):

@@ -1,8 +1,8 @@
-"""Detection of shapes that cannot fit together although some sizes are unknown.
+"""Detection of contradicting shapes by *trials*, which run a function with invented unknown sizes.
 
-A trial with invented sizes for the unknown ones may fail because of these sizes. If all trials,
-small sizes among them, fail in the same of a few well-known functions, and the sizes that all
-trials share contradict each other, every run fails.
+A trial may fail because of the invented number. But if trials with several numbers fail in one
+well-known torch function, and sizes that are equal in all trials contradict each other, each run
+fails.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ where"""
 _RELATIONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and
 logical_or logical_xor bitwise_and bitwise_or bitwise_xor and or xor"""
 _LOSSES = "mse_loss l1_loss smooth_l1_loss huber_loss"
+# Functions whose tensors must broadcast.
 _ELEMENTWISE = frozenset(f"{_ARITHMETIC} {_RELATIONS} {_LOSSES}".split())
 _REFLECTED = frozenset(("radd", "rsub", "rmul", "rdiv", "rtruediv", "rfloordiv", "rmod", "rpow"))
 
 
 class TorchCall(NamedTuple):
-    """Call of a torch function: its name, and the shapes of its tensors in order."""
+    """Name of a called torch function, and shapes of the tensor arguments in order."""
 
     name: str
     shapes: Sequence[Sizes]
@@ -55,7 +56,8 @@ class Failure(TorchFunctionMode):
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
-            if error is not self.error:  # one that comes from a call inside of this one is noted
+            # An error that passes through several calls belongs to the innermost call.
+            if error is not self.error:
                 leaves = leaves_of((tuple(args), dict(kwargs or {})))
                 shapes = [tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
                 self.error = error
@@ -64,9 +66,9 @@ class Failure(TorchFunctionMode):
 
 
 def describe_misfit(calls: Sequence[TorchCall]) -> str:
-    """Return why a call that failed in several trials fails in every run; "" if unknown.
+    """Return why a function fails in each run; return "" if it may succeed in a run.
 
-    `calls` holds the failed call of each trial; trials differ in the values of unknown sizes.
+    `calls` has one failed torch call for each trial.
     """
     first = calls[0]
     ranks = [[len(shape) for shape in call.shapes] for call in calls]
@@ -100,7 +102,7 @@ def _explain_broadcast_error(shapes: Sequence[Sizes]) -> str:
 
 
 def _explain_product_error(lhs: Sizes, rhs: Sizes) -> str:
-    """Return why shapes have no matrix product; "" if they may."""
+    """Return why shapes have no matrix product; "" if they may have a product."""
     if not lhs or not rhs:
         return ""
     return _describe_unequal_sizes(
@@ -109,7 +111,7 @@ def _explain_product_error(lhs: Sizes, rhs: Sizes) -> str:
 
 
 def _describe_unequal_sizes(lhs: Sizes, i: int, rhs: Sizes, j: int) -> str:
-    """Return a text about `left[i]` and `right[j]` if both are known and differ, else ""."""
+    """Return a text if `lhs[i]` and `rhs[j]` are known and differ, else ""."""
     if not lhs or not rhs or None in (lhs[i], rhs[j]) or lhs[i] == rhs[j]:
         return ""
     return f"{lhs} and {rhs} do not fit together: {lhs[i]} is not {rhs[j]}."

@@ -1,7 +1,7 @@
-"""Static shapes, dtypes and paths of gradients, found by running a function on meta tensors.
+"""Static shapes and dtypes, found by *trials*: calls on meta tensors with invented unknown sizes.
 
-A meta tensor has a shape and a dtype but no memory. A size that is not known is tried as two
-different numbers: where the results differ, so will those of a run.
+A meta tensor has a shape and a dtype but no memory. Sizes of the result that differ between trials
+are unknown. Trials also find the paths of gradients.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from thalweg.errors import InvalidArgumentError, InvalidTypeError
 
 # Two that most functions accept: divisible by small numbers, and unlike the sizes of real layers.
 _SIZES = (840, 1320)
-_SMALL = 1  # a slice of an unknown dimension may be shorter than it asks for
-_RANKS = (2, 1, 0, 3, 4)  # tried in turn where even the number of dimensions is unknown
+# A slice such as x[:100] of an unknown dimension may be shorter than 100.
+_SMALL = 1
+# Ranks of the trials with inputs of unknown rank.
+_RANKS = (2, 1, 0, 3, 4)
 
 # `_run_trial` of one call: its arguments are `size`, `rank` and `watch`.
 Trial = Callable[..., object]
@@ -39,7 +41,7 @@ class Output:
 
     Attributes:
         dtype: A torch dtype, or None.
-        shape: Sizes, None for unknown ones; or None where their number is unknown.
+        shape: Sizes, with None for an unknown size. None if the rank is unknown.
         flows: The inputs that a gradient of this output reaches; None stands for all.
     """
 
@@ -53,14 +55,14 @@ class Output:
 
 
 def infer_outputs(function: Callable[..., object], arguments: Sequence[object], name: str) -> Any:
-    """Return the result that `function(*arguments)` will have, with an `Output` for each tensor.
+    """Return the result of `function(*arguments)` with an `Output` in place of each tensor.
 
-    The function runs on meta tensors. Return a single `Output`, with at most a dtype, if the
-    function needs data. Results other than tensors are returned unchanged.
+    The function runs on meta tensors. If the function needs the values of elements, return a single
+    `Output` of unknown shape.
 
     Raises:
         InvalidArgumentError: The known sizes do not fit together.
-        InvalidTypeError: A result other than a tensor depends on unknown sizes.
+        InvalidTypeError: A part of the result that is not a tensor depends on unknown sizes.
         TypeError: The function does not accept the arguments.
     """
     inputs = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, SymbolicTensor)]
@@ -89,6 +91,7 @@ def infer_outputs(function: Callable[..., object], arguments: Sequence[object], 
 
 def _needs_data(error: Exception) -> bool:
     """Return True if an error probably means that a function needs element values."""
+    # torch's errors about data that meta tensors lack contain the word.
     if "meta" in str(error) or isinstance(error, NotImplementedError):
         return True
     return not isinstance(error, (TypeError, RuntimeError, IndexError, ValueError))
@@ -96,23 +99,26 @@ def _needs_data(error: Exception) -> bool:
 
 def _refine_by_small_trial(merged: object, run_trial: Trial) -> object:
     """Return the outputs without sizes that differ in a trial with small inputs."""
+    # Some functions do not accept inputs this small.
     try:
         small = run_trial(_SMALL)
-    except Exception:  # not every function takes so little
+    except Exception:
         return merged
     return _forget_unequal_sizes(merged, small)
 
 
 def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: str) -> object:
-    """Return the outputs common to trials in which 1 or a known size replaces unknown sizes.
+    """Return the common outputs of trials whose unknown sizes are 1 or a known size of an input.
 
-    Return None if no trial succeeds, or if a trial returns anything but tensors.
+    With these sizes inputs may broadcast. Return None if all trials fail, or if a result contains
+    other objects than tensors.
     """
     results, valid_results = [], []
     for size in _known_sizes(inputs):
         try:
             trial = run_trial(size)
-        except Exception:  # this size does not suit the function
+        # The function does not accept this size.
+        except Exception:
             continue
         if not all(isinstance(leaf, Output) for leaf in leaves_of(trial)):
             return None
@@ -121,7 +127,8 @@ def _infer_broadcast(run_trial: Trial, inputs: Sequence[SymbolicTensor], name: s
     if not results:
         return None
     merged = results[0]
-    if len(results) == 1:  # what has the size of the trial may have it from there
+    # After one trial, a size equal to the invented number may come from there.
+    if len(results) == 1:
         return mapped(lambda leaf: _without_size(leaf, valid_results[0]), merged)
     if len({len(list(leaves_of(result))) for result in results}) > 1:
         return None
@@ -171,20 +178,22 @@ def _run_trial(
     rank: int = 0,
     watch: contextlib.AbstractContextManager[object] | None = None,
 ) -> object:
-    """Return `function(*arguments)` on meta tensors, with an `Output` for each result tensor.
+    """Call `function` on meta tensors; return the result with an `Output` in place of each tensor.
 
-    Unknown sizes are `size`, unknown ranks `rank`; the call runs in the context manager `watch`.
+    `size` and `rank` replace unknown sizes and ranks. `watch` is a context manager for the call.
     """
     trials = {tensor: _meta_tensor(tensor, size, rank) for tensor in inputs}
 
     def trial_value(leaf: object) -> object:
         """Return the meta tensor for an argument."""
         if isinstance(leaf, SymbolicTensor):
-            return trials[leaf].clone()  # what is no leaf may be written in place
+            # torch forbids in-place writes to leaves that require gradients; a clone is no leaf.
+            return trials[leaf].clone()
         if isinstance(leaf, Reference):
             return _meta_tensor(leaf.symbol, size, rank).detach()
         return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
+    # autograd must record the call, since its graph tells the inputs that gradients reach.
     watching = contextlib.nullcontext() if watch is None else watch
     with eagerly(), torch.device("meta"), enable_grad(), watching:
         result = function(*mapped(trial_value, arguments))
@@ -235,15 +244,15 @@ def _output_of(leaf: object, symbols: dict[int, SymbolicTensor]) -> object:
 
 
 def _merge_trials(results: Sequence[object], name: str) -> object:
-    """Return the first trial's nest with the descriptions that all trials share."""
+    """Return the merged outputs of one or two trials; see `_merge_outputs`."""
     pairs = zip(*(leaves_of(result) for result in results), strict=True)
     return packed(results[0], (_merge_outputs(pair[0], pair[-1], name) for pair in pairs))
 
 
 def _merge_outputs(first: object, trial: object, name: str) -> object:
-    """Return an `Output` with the sizes on which two trials agree; a size that differs is None.
+    """Return an `Output` with the sizes that are equal in two trials; each other size is None.
 
-    Return a result other than a tensor unchanged; raise InvalidTypeError if the trials differ.
+    Return a `first` that is not an `Output`; raise InvalidTypeError if it differs from `trial`.
     """
     if not isinstance(first, Output):
         if first is not trial and first != trial:
@@ -265,17 +274,18 @@ def _common_sizes(
 
 
 def _infer_dtypes(run_trial: Trial, inputs: Sequence[SymbolicTensor]) -> object:
-    """Return the function's outputs with dtypes but unknown shapes, for inputs of unknown rank.
+    """Return outputs with dtypes but unknown shapes, for inputs of unknown rank.
 
-    Trials assume several ranks. An output keeps the shape () if all trials agree on it, and at
-    least three succeed. Return None if all trials fail, or if a result is not a tensor.
+    Trials assume several ranks. A shape is () if at least three trials succeed and all return ().
+    Return None if all trials fail, or if a result contains other objects than tensors.
     """
     results = []
     for size in (_SIZES[0], *_known_sizes(inputs)):
         for rank in _RANKS:
             try:
                 results.append(run_trial(size, rank))
-            except Exception:  # this rank does not suit the function, or none does
+            # The function does not accept this rank, or the size.
+            except Exception:
                 continue
         if results:
             break

@@ -26,7 +26,7 @@ class SaveSliceInfo:
 
     @property
     def key(self) -> str:
-        """Name of the part in a checkpoint that does not have the whole variable."""
+        """Name of the part in a checkpoint that stores parts separately."""
         return f"{self.full_name}/part_{self.index}"
 
     @property
@@ -43,7 +43,7 @@ class SaveSliceInfo:
 
 
 def mark_slice_like(slot: Any, primary: Any) -> None:
-    """Set the position of a slot, in place, if `primary` is a part of the same shape."""
+    """Set the position of `slot` in place, if `primary` is a part and has the shape of `slot`."""
     info = getattr(primary, "_save_slice_info", None)
     if info is None or slot.shape != primary.shape:
         return

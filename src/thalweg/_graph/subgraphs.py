@@ -1,13 +1,13 @@
-"""Branches and loops: operations that execute parts of their graph once, repeatedly or not.
+"""Branches and loops: an operation that runs *bodies*, which are parts of its graph.
 
-A `Subgraph` holds the operations that a function adds while it is called once, when the graph is
-built. They are ordinary nodes of a separate block, which runs reach only through the one operation
-that has the subgraph. This operation takes outer tensors used in the block as inputs, so that they
-are computed first; its function receives the subgraph as a Python function (`plan.SubgraphRun`),
-which runs the steps and returns the values. A conditional is then `then() if pred else
-otherwise()`, a loop is `while`, and autograd records the executed steps.
+A body is the function of a branch or loop. A body is called once, when the graph is built. The
+added operations are the nodes of a separate block, a `Subgraph`. Only the operation of the branch
+or loop runs the block. Outer tensors that the block uses are inputs of the operation, and are
+computed first. The operation's function receives each body as a Python function,
+`plan.SubgraphRun`, which runs the steps and returns the values. A conditional is then
+`then() if pred else otherwise()`, a loop is `while`, and autograd records the executed steps.
 
-Variables that a function creates are outside of its block, since all runs share them.
+A variable that a body creates is outside of the block, since all runs share variables.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from thalweg.errors import InvalidTypeError
 def trace_block(
     graph: Nodes, function: Callable[..., object], parameters: Iterable[Output] = ()
 ) -> Subgraph:
-    """Call `function` with a new tensor per element of `parameters`; return the added operations.
+    """Call `function` on one new symbolic tensor per parameter; return the `Subgraph` of the call.
 
-    The function may return numbers, tensors, slices, operations, and nested lists of these. An
-    operation becomes a tensor that is True when the operation is done. Raise InvalidTypeError if
-    the function returns None, or an object that is not convertible.
+    `function` returns numbers, tensors, slices, operations, or nested lists of these. An operation
+    becomes a tensor that is True after the operation. Raise InvalidTypeError if `function` returns
+    None, or an object that is not convertible.
     """
     block = Block(graph.block)
     with graph.build_inside(block):
@@ -52,15 +52,10 @@ def trace_block(
 
 
 def _block_result(graph: Nodes, leaf: object) -> object:
-    """Add an operation for one result of a traced function to the function's block; return it.
+    """Return a result of a body as a new tensor of the current block; slices remain slices.
 
-    Args:
-        graph: The graph, inside of `build_inside(block)`.
-        leaf: A number, a tensor, slices or an operation.
-
-    Returns:
-        An `Identity` of a tensor or number, or slices of an `Identity`. For an operation a
-        constant True that is computed after the operation.
+    `leaf` is a number, a tensor, slices or an operation. For an operation, return a constant True
+    that is computed after the operation.
     """
     if isinstance(leaf, Operation):
         with graph.control_dependencies([leaf]):
@@ -77,17 +72,19 @@ def run_by(
     outputs: Sequence[Output],
     name: str,
 ) -> list[SymbolicTensor]:
-    """Add the operation of a branch or loop; return its outputs.
+    """Add the operation of a branch or loop; return the operation's outputs.
 
     Args:
-        function: `function(*bodies, *values)` returns each output's value. A body is a function
-            for each of `subgraphs`.
+        function: `function(*bodies, *values)` returns a list with each output's value. `bodies` are
+            functions that run `subgraphs`; `values` are the arguments' values.
         subgraphs: Results of `trace_block`.
         arguments: Nested lists, tuples and dicts of symbolic tensors and plain objects.
         outputs: Static description of each output.
     """
+    # What the bodies need from outside must be computed before the branch or loop.
     graph = subgraphs[0].results[0].graph
     operations = [op for subgraph in subgraphs for op in operations_of(subgraph)]
+    # The operation takes the session's lock, or none, as the strictest operation of its bodies.
     kinds = {op.kind for op in operations}
     op = add(
         graph,
@@ -106,12 +103,13 @@ def run_by(
 
 
 def _is_outside(tensor: SymbolicTensor, op: Operation) -> bool:
-    """Return True for an input that must be computed before the block of `op`: no variable."""
+    """Return True if `tensor` is an outer tensor of the block of `op`, and not a variable."""
+    # A body reads variables when it runs, so that it sees its own updates.
     return tensor.op.block is not op.block and not isinstance(tensor, GraphVariable)
 
 
 def operations_of(subgraph: Subgraph) -> list[Operation]:
-    """Return the operations of a body of a branch or loop that the body's results need."""
+    """Return the operations of a body on which the results of the body depend."""
     needed_ops: dict[Operation, None] = {}
     pending = [x.op for x in subgraph.results]
     while pending:
@@ -123,7 +121,7 @@ def operations_of(subgraph: Subgraph) -> list[Operation]:
 
 
 def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[SymbolicTensor]:
-    """Return the outer tensors that gradients of `results`, tensors of a body, reach."""
+    """Return the tensors outside of a body to which gradients of `results`, of the body, flow."""
     reachable: dict[SymbolicTensor, None] = {}
     pending = list(results)
     while pending:
@@ -136,7 +134,7 @@ def flows_of(subgraph: Subgraph, results: Iterable[SymbolicTensor]) -> list[Symb
 
 
 def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTensor]) -> Output:
-    """Return the `Output` with the dtype and the common sizes of several tensors.
+    """Return an `Output` with `flows`, the dtype and the common sizes of several tensors.
 
     Raise InvalidTypeError if the dtypes differ.
     """
@@ -149,9 +147,9 @@ def merged_output(tensors: Sequence[SymbolicTensor], flows: Iterable[SymbolicTen
 
 
 def common_shape(shapes: Sequence[Any]) -> tuple[int | None, ...] | None:
-    """Return the shape that several shapes have in common; None for each size that differs.
+    """Return the sizes that are equal in all shapes; a size that differs is None.
 
-    Return None if the shapes have different numbers of dimensions, or if one is unknown.
+    Return None if the numbers of dimensions differ, or if a shape is unknown.
     """
     if any(shape is UNKNOWN or len(shape) != len(shapes[0]) for shape in shapes):
         return None

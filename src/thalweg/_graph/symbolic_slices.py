@@ -1,4 +1,4 @@
-"""`SymbolicSlices`: the gradient of a few rows, before it has a value."""
+"""`SymbolicSlices`: some rows of a symbolic tensor, such as a sparse gradient."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SymbolicSlices(SymbolicRows):
 
     @classmethod
     def of(cls, source: SymbolicTensor) -> SymbolicSlices:
-        """Return slices of `source`, a tensor with `IndexedSlices` as its value in a run."""
+        """Return slices for `source`, a symbolic tensor whose value in a run is `IndexedSlices`."""
         slices = cls.__new__(cls)
         slices.source = source
         rows = None if source.shape is UNKNOWN else (None, *source.shape[1:])
@@ -125,5 +125,6 @@ def _add_field(source: SymbolicTensor, name: str, output: Output) -> SymbolicTen
             return value
         return torch.tensor(value, dtype=torch.int64, device=torch.get_default_device())
 
+    # The "/" at the end means a complete name, which no name scope precedes.
     node_name = f"{source.op.name}_{name}/"
     return add(source.graph, node_name, get_field, (source,), outputs=[output]).outputs[0]

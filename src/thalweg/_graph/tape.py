@@ -22,7 +22,7 @@ class GradientTape(autodiff.GradientTape):
     """
 
     def watch(self, tensor: object) -> None:
-        """Watch tensors as in eager mode; tensors of a graph are skipped while it is built."""
+        """Watch eager tensors; in graph mode, skip symbolic tensors."""
         if not executing_eagerly():
             tensor = [leaf for leaf in leaves_of(tensor) if not is_symbolic(leaf)]
         super().watch(tensor)

@@ -1,6 +1,6 @@
 """Hooks of optimizers that are called once, while a graph is built, as in TensorFlow.
 
-They record ordinary operations, which sessions run as one update: a `Unit` of the graph.
+The hooks add ordinary operations. A session runs the operations as one update, a `Unit`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 def gradient_symbol(grad: object) -> Any:
-    """Return a gradient as a tensor or slices of the graph; eager ones become constants."""
+    """Return a gradient as a symbolic tensor or slices; an eager gradient becomes a constant."""
     if is_symbolic(grad):
+        # A variable is read before the hooks change it.
         return grad.read_value() if isinstance(grad, GraphVariable) else grad
     if isinstance(grad, Tensor) and grad.is_sparse:
         grad = IndexedSlices.from_sparse(grad)
@@ -40,12 +41,10 @@ def gradient_symbol(grad: object) -> Any:
 
 
 def update_of(owner: object, var: GraphVariable, hook: Callable[[], object]) -> Any:
-    """Call a hook that updates a variable; return the operation of the update and constraint.
+    """Call `hook()`, which updates `var`; return the operation of the update.
 
-    Args:
-        owner: The optimizer of the hook.
-        hook: `hook()` returns an operation. If it returns None, all updates that it added are
-            grouped into one operation.
+    If `hook()` returns None, return a group of the updates that the hook added. If `var` has a
+    constraint, return the operation that applies the constraint. `owner` is the optimizer.
     """
     graph = var.graph
     count = len(graph.operations)
@@ -90,7 +89,7 @@ def explain_errors(owner: object, hook: str) -> Iterator[None]:
 
 
 def _message_of(error: BaseException) -> str:
-    """Return the message of an error; a better one if a tensor method was called as a function."""
+    """Return an error's message; a better one if a method of the class torch.Tensor was called."""
     unbound = re.match(r"descriptor '(\w+)' for 'torch\._C\.\w+' objects doesn't apply", str(error))
     if unbound is None:
         return str(error).rstrip(".")

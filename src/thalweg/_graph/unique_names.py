@@ -17,7 +17,8 @@ class UniqueNames:
         self._uses: dict[str, int] = {}
 
     def make_unique(self, name: str, mark_as_used: bool = True) -> str:
-        """Return `name`, or the first free one of name_1, name_2, ...; case is ignored."""
+        """Return `name`, or the first of name_1, name_2, ... that is not used; ignore case."""
+        # TensorFlow compares names without case, too.
         key = name.lower()
         count = self._uses.get(key, 0)
         unique_name = name

@@ -39,7 +39,7 @@ def Variable(
     Args:
         initial_value: A number, nested list, array, tensor or symbolic tensor; a function without
             arguments that returns one; or `initializer(shape, dtype)`, which needs `shape`.
-        trainable: True if `minimize` without a list of variables includes it. None counts as False
+        trainable: True if `minimize` without `var_list` updates the variable. None counts as False
             with `VariableSynchronization.ON_READ`, otherwise as True.
         collections: By default GLOBAL_VARIABLES. Trainable variables are also in
             TRAINABLE_VARIABLES.
@@ -48,7 +48,7 @@ def Variable(
         dtype: Optional; converts the initial value.
         constraint: Optional; a function that an optimizer applies after each update.
         shape: Shape for an initializer, or declared shape. None marks sizes that assignments may
-            change; `tf.TensorShape(None)` leaves all open.
+            change; with `tf.TensorShape(None)` they may change all sizes.
         use_resource: True to fetch the value before the updates of a run, False to fetch the value
             after the updates. By default True, unless changed by `tf.compat.v1`, such as by
             `disable_v2_behavior`.
@@ -101,10 +101,10 @@ def make_variable(
     """Return a variable for internal use of an optimizer, such as a slot.
 
     Args:
-        initial_value: As in `Variable`; a function without arguments is called when a session
-            initializes the variable, and may then use `resolve`.
+        initial_value: As in `Variable`; but a function without arguments is called when a session
+            initializes the variable. The function may read variables with `resolve`.
         name: The whole name, outside of all name scopes; made unique.
-        like: Optional. A tensor with the graph, and the shape and dtype of a function's result.
+        like: Optional. A tensor of the graph, with the shape and dtype of a function's result.
         trainable: True to add the variable to TRAINABLE_VARIABLES.
         collections: By default GLOBAL_VARIABLES.
         dtype: Optional; converts the initial value.

@@ -25,7 +25,7 @@ Getter = Callable[..., Any]
 
 
 class Reuse(enum.Enum):
-    """Value of `reuse` for finding or creating. None and False only create, True only finds."""
+    """Value of `reuse` that finds a variable or creates it. True only finds, None only creates."""
 
     AUTO = 1
 
@@ -112,7 +112,8 @@ class _ScopeState:
     """Variable scope of one thread in one graph.
 
     Attributes:
-        opened: {full name: number of scopes opened} since the enclosing scope was opened.
+        opened: {full name: number of times that this scope was opened}, since the enclosing scope
+            was opened.
     """
 
     scope: VariableScope = field(default_factory=VariableScope)
@@ -123,6 +124,7 @@ class _Current(threading.local):
     """Variable scopes of this thread."""
 
     def __init__(self) -> None:
+        # Weak, so that a thread does not keep its graphs alive.
         self._states: weakref.WeakKeyDictionary[Graph, _ScopeState] = weakref.WeakKeyDictionary()
 
     def state_in(self, graph: Graph) -> _ScopeState:
@@ -158,15 +160,15 @@ def variable_scope(
 
     Args:
         name_or_scope: A name below the current scope, a scope to enter again, or None.
-        default_name: Replaces None, made unique in the enclosing scope.
+        default_name: The name if `name_or_scope` is None; made unique in the enclosing scope.
         values: Ignored.
         initializer: Optional; the default of `get_variable`, as are `regularizer`, `dtype`,
             `use_resource` and `constraint`.
         caching_device: Ignored.
         partitioner: Optional; the default of `get_variable`.
         custom_getter: Optional. `get_variable` returns `custom_getter(getter, name, ...)`.
-            `getter(name, ...)` finds or creates a variable, by the outer scope's custom getter if
-            there is one.
+            `getter(name, ...)` finds or creates a variable, by the custom getter of the outer scope
+            if there is one.
         reuse: True, AUTO_REUSE, or None to inherit the outer scope's value.
         auxiliary_name_scope: True to open a name scope, too.
 
@@ -180,6 +182,7 @@ def variable_scope(
     outer = state.scope
     is_reentered = isinstance(name_or_scope, VariableScope)
     scope, last_name = _copy_scope(state, name_or_scope, default_name)
+    # As in TensorFlow, False does not end the reuse of an outer scope.
     scope.reuse = reuse or scope.reuse
     defaults = {"initializer": initializer, "regularizer": regularizer, "partitioner": partitioner}
     defaults |= {"dtype": dtype, "constraint": constraint, "use_resource": use_resource}
@@ -187,7 +190,7 @@ def variable_scope(
     scope.custom_getter = _nest_getters(custom_getter, scope.custom_getter)
     state.opened[scope.name] = state.opened.get(scope.name, 0) + 1
     previous_counts = dict(state.opened)
-    # The scope around all others, which has no name, opens none.
+    # Re-entering the outermost scope, which has no name, opens no name scope.
     has_name_scope = auxiliary_name_scope and last_name
     with graph.name_scope(last_name) if has_name_scope else contextlib.nullcontext():
         if not is_reentered:
@@ -230,7 +233,7 @@ def _check_scope_arguments(
 
 
 def _counts_outside(state: _ScopeState, name: str) -> dict[str, int]:
-    """Return the number of times each scope was opened, without scopes inside of `name`."""
+    """Return `state.opened` without the scopes inside of `name`."""
     prefix = f"{name}/"
     return {key: count for key, count in state.opened.items() if not key.startswith(prefix)}
 

@@ -1,4 +1,4 @@
-"""Leaves: the tensors that hold the values of a session's variables."""
+"""Values of a session's variables. The *leaf* of a variable is the tensor that holds its value."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class Leaves:
     def __init__(self) -> None:
         self.leaf_by_variable: dict[GraphVariable, SessionVariable] = {}
         self.memory: set[int] = set()
-        self._lost = ""  # why values were forgotten
+        # Why values were dropped; the end of the error for a missing value.
+        self._lost = ""
 
     def __contains__(self, variable: GraphVariable) -> bool:
         return variable in self.leaf_by_variable
 
     def kept_in(self) -> list[dict[Any, Any]]:
-        """Return the dictionaries that hold the leaves, for direct lookup."""
+        """Return the dicts whose entries change if leaves are replaced, for checks by replays."""
         return [vars(self), self.leaf_by_variable]
 
     def get(self, variable: GraphVariable) -> SessionVariable:
@@ -80,7 +81,8 @@ class Leaves:
             leaf.assign(tensor)
             return
         new_leaf = _make_leaf(variable, tensor)
-        if leaf is None:  # the address first: one too many costs a copy, one too few an update
+        # The address first: a superfluous address costs a copy, a missing one corrupts a value.
+        if leaf is None:
             self.memory |= _addresses_of([new_leaf])
             self.leaf_by_variable[variable] = new_leaf
         else:
@@ -89,8 +91,8 @@ class Leaves:
     def calls_to_load(self, values: Mapping[GraphVariable, torch.Tensor]) -> list[Call]:
         """Return functions without arguments that set all variables when called in order.
 
-        Values are checked and converted now. The functions are written in C: no signal handler
-        interrupts one. Tensors of equal shape and dtype are written in place.
+        Values are checked and converted now. The functions are written in C, so that no signal
+        handler interrupts them. A leaf of equal shape and dtype is written in place.
 
         Raises:
             InvalidArgumentError: A value does not have its variable's static shape.
@@ -111,7 +113,7 @@ class Leaves:
         return [*calls, self._call_to_set(leaves)]
 
     def _call_to_set(self, leaves: dict[GraphVariable, SessionVariable]) -> Call:
-        """Return a call of a C function that replaces all leaves."""
+        """Return a function in C without arguments that replaces all leaves."""
         attributes = {"leaf_by_variable": leaves, "memory": _addresses_of(leaves.values())}
         return partial(vars(self).update, attributes)
 
@@ -125,13 +127,14 @@ class Leaves:
             values = putting_back(leaves)
         if len(leaves) == len(variables) and all(var.shape is not UNKNOWN for var in variables):
             return values
+        # An assignment may create a leaf, or replace a leaf of another shape.
         return [
             *values,
             self._call_to_set(dict(self.leaf_by_variable)),
-        ]  # an assignment may make a leaf
+        ]
 
     def clear(self, reason: str = "") -> None:
-        """Drop all values; `reason` ends the message of later reads."""
+        """Drop all values; `reason` is added to the error of later reads."""
         self._lost = reason
         self.leaf_by_variable.clear()
         self.memory.clear()
@@ -172,10 +175,12 @@ def _make_leaf(variable: GraphVariable, value: torch.Tensor) -> SessionVariable:
 
 def _can_copy(leaf: torch.Tensor, value: torch.Tensor) -> bool:
     """Return True if `copy_` can write the value to the leaf."""
+    # torch rejects writes to inference tensors outside of inference mode.
     has_form = leaf.shape == value.shape and leaf.dtype == value.dtype
     return has_form and not leaf.is_inference()
 
 
 def _addresses_of(leaves: Iterable[torch.Tensor]) -> set[int]:
     """Return the storage addresses of leaves, without 0."""
+    # All empty tensors have the address 0, and share nothing.
     return {leaf.untyped_storage().data_ptr() for leaf in leaves} - {0}

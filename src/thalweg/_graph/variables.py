@@ -46,11 +46,11 @@ from thalweg.variable import Variable as EagerVariable
 class GraphVariable(SymbolicTensor, SymbolicVariable):
     """Variable of a graph; each session that initializes it has a separate value.
 
-    An operation that takes the variable reads it when it runs. Created by `Variable`,
-    `get_variable` and `make_variable`.
+    An operation with this input reads the variable when the operation runs. Created by
+    `Variable`, `get_variable` and `make_variable`.
 
     Attributes:
-        trainable: True if it is in the collection of variables that `minimize` trains.
+        trainable: True if `minimize` trains the variable by default.
         constraint: A function that an optimizer applies after each update, or None.
         initial_value: A symbolic tensor.
         initializer: The operation that gives the variable its initial value.
@@ -63,9 +63,11 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
     initial_value: SymbolicTensor
     initializer: Operation
     is_resource: bool
-    synchronization = VariableSynchronization.AUTO  # what `tf.Variable` was given
+    # The arguments of `tf.Variable`.
+    synchronization = VariableSynchronization.AUTO
     aggregation = VariableAggregation.NONE
-    _save_slice_info: Any = None  # where a part is in a partitioned variable
+    # The position of a part in a partitioned variable, or None.
+    _save_slice_info: Any = None
 
     def read_value(self) -> SymbolicTensor:
         """Return a tensor with the value, read after the current control dependencies."""
@@ -95,7 +97,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> SymbolicTensor:
-        """Return a tensor; computing it in a run sets the variable, and gives the new value.
+        """Return a tensor: a run of the tensor sets the variable, and returns the new value.
 
         The assignment also initializes the variable in a session.
 
@@ -184,11 +186,12 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         kind: str,
         target: Reference | None = None,
     ) -> SymbolicTensor:
-        """Add the operation `method(tensor, value)` of type `kind`; return its output.
+        """Add an operation that calls `method(tensor, value)` in a run; return its output.
 
-        While a session runs an operation, update the session's tensor at once.
+        While a session runs an operation, update the session's tensor at once. `kind` is the type
+        of the operation. `target` replaces the `Reference` to this variable.
         """
-        if current_session() is not None:  # a node that runs updates at once
+        if current_session() is not None:
             return method(resolve(self), resolve(value))
         output = Output(self.dtype, self.shape, ())
         arguments = (target or Reference(self), densify(self._operand(value)))
@@ -198,7 +201,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         return op.outputs[0]
 
     def _operand(self, value: object) -> torch.Tensor | SymbolicTensor:
-        """Return a value to assign as a tensor; raise if its dtype or shape does not fit."""
+        """Convert `value` to a tensor for an assignment; raise if dtype or shape does not fit."""
         if isinstance(value, SymbolicSlices):
             value = value.source
         if not isinstance(value, SymbolicTensor):
@@ -247,7 +250,7 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
         dtype: torch.dtype | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> GraphVariable:
-        """Return a new slot variable; `initial()` is called when a session initializes the slot."""
+        """Return a new slot of this variable; a session initializes the slot with `initial()`."""
         deferred = Output(dtype or self.dtype, self.shape if shape is None else shape)
         slot = create_variable(
             self.graph,
@@ -263,12 +266,13 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
     def eval(self, session: object = None, feed_dict: object = None) -> Any:
         """Return the value in `session` or the default one; `session` is the first argument."""
-        if isinstance(session, Mapping):  # in the order of any other tensor's
+        # A mapping is a feed dict, in the argument order of other tensors.
+        if isinstance(session, Mapping):
             session, feed_dict = feed_dict, session
         return super().eval(feed_dict, session)
 
     def count_up_to(self, limit: int) -> SymbolicTensor:
-        """Return a tensor; computing it in a run adds 1 to the variable, and gives the old value.
+        """Return a tensor: a run of the tensor adds 1 to the variable, and returns the old value.
 
         Raise OutOfRangeError in a run if the variable has reached `limit`.
         """
@@ -288,10 +292,11 @@ class GraphVariable(SymbolicTensor, SymbolicVariable):
 
 
 def _assign_value(variable: GraphVariable, leaf: Any, value: Any) -> object:
-    """Write a value to a leaf; create the leaf, or change its shape, if needed."""
+    """Write a value to a leaf; create a missing leaf, or replace a leaf of another shape."""
     if leaf is not None and variable.shape.is_fully_defined():
         return leaf.assign(value)
-    _initialize_in_session(variable, value)  # one without a static shape takes any that fits
+    # A variable with unknown sizes may get a value of another shape.
+    _initialize_in_session(variable, value)
     return resolve(variable)
 
 
@@ -312,12 +317,12 @@ def _gather_rows(table: torch.Tensor, indices: object) -> torch.Tensor:
 def scatter_node(
     var: GraphVariable, indices: object, updates: object, update: str, name: str
 ) -> Any:
-    """Return a tensor; computing it in a run changes rows of `var` and gives the new value.
+    """Return a tensor: a run of the tensor changes rows of `var`, and returns the new value.
 
     While a session runs an operation, change the rows at once, and return the session's tensor.
-    `update` is an operation of `_base.scatter.scatter`, such as "add".
+    `update` is one of the updates of `_base.scatter.scatter`, such as "add".
     """
-    if current_session() is not None:  # a node that runs updates at once
+    if current_session() is not None:
         leaf = resolve(var)
         scatter(leaf, resolve(indices), resolve(updates), update)
         return leaf
@@ -353,7 +358,7 @@ def check_updates(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _check_known(grad: object, var: GraphVariable) -> None:
-    """Raise an error if the known dtype or shape of a gradient does not fit its variable."""
+    """Raise an error if the known dtype or shape of a gradient does not fit the variable."""
     dtype, shape = getattr(grad, "dtype", None), getattr(grad, "shape", UNKNOWN)
     if isinstance(dtype, torch.dtype) and var.dtype not in (None, dtype):
         raise InvalidTypeError(
@@ -369,8 +374,8 @@ def _check_known(grad: object, var: GraphVariable) -> None:
 
 
 def alias_node(tensor: SymbolicTensor, name: str) -> Any:
-    """Return a tensor with the value of `tensor`, computed after the control dependencies."""
-    if current_session() is not None:  # a node that runs
+    """Return a copy of `tensor` after the control dependencies; in a run, the value at once."""
+    if current_session() is not None:
         value = resolve(tensor)
         return value.read_value() if isinstance(value, EagerVariable) else value
     output = Output(tensor.dtype, tensor.shape, (tensor,))
@@ -400,15 +405,16 @@ def create_variable(
     absolute: bool = False,
     use_resource: bool | None = None,
 ) -> GraphVariable:
-    """Create a variable of a graph; called by `Variable` and `make_variable`.
+    """Create a variable of a graph; see `Variable` and `make_variable` for the arguments.
 
-    If `initial_value` is a function, it is called now, and its result is the initial value. With
-    `deferred`, a description of this result, each initializing run calls the function instead.
+    If `initial_value` is a function, call it now; the result is the initial value. If `deferred`
+    describes the result, each run that initializes the variable calls the function instead.
     """
     variable_dtype = None if dtype is None else as_dtype(dtype)
     check_constraint(constraint)
     # A session initializes the variable before it runs the operations of the current scope.
     with graph.as_default(), graph.control_dependencies(None), graph.as_one(False):
+        # `add` reserves the name below; the operations of the initial value use it as a scope.
         full = graph.unique_name(name, mark_as_used=False, absolute=absolute)
         if deferred is None:
             arguments = graph, full, initial_value, shape, variable_dtype
@@ -437,10 +443,10 @@ def _symbolic_start(
     shape: Sequence[int] | None,
     dtype: torch.dtype | None,
 ) -> tuple[SymbolicTensor, Sequence[int] | None]:
-    """Return (initial value as a torch or symbolic tensor, declared shape).
+    """Return (initial value as a torch or symbolic tensor, declared shape or None).
 
-    If `initial_value` is a function, it is called. If `shape` is not None and the function needs
-    arguments, these are `shape` and `dtype`, and the declared shape is None.
+    Call `initial_value` if it is a function. A function that needs arguments receives `shape` and
+    `dtype`; the declared shape is then None.
     """
     if callable(initial_value):
         is_initializer = shape is not None and needs_arguments(initial_value)
@@ -457,7 +463,7 @@ def _symbolic_start(
 def _collect_variable(
     graph: Nodes, variable: GraphVariable, collections: Iterable[str] | None
 ) -> None:
-    """Add a variable to its collections, by default the global ones, and the trainable ones."""
+    """Add a variable to `collections`; add a trainable variable to TRAINABLE_VARIABLES, too."""
     keys = [GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     if variable.trainable and GraphKeys.TRAINABLE_VARIABLES not in keys:
         keys.append(GraphKeys.TRAINABLE_VARIABLES)
@@ -481,6 +487,7 @@ def declared_shape(shape: object, value_shape: Any) -> Shape | UnknownShape:
 
 def needs_arguments(function: Callable[..., object]) -> bool:
     """Return True if a function requires arguments, or has no signature."""
+    # `bind` without arguments fails if an argument has no default.
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -489,7 +496,7 @@ def needs_arguments(function: Callable[..., object]) -> bool:
 
 
 def begin_with(variable: GraphVariable, start: SymbolicTensor) -> None:
-    """Replace `variable.initial_value` and `variable.initializer`, in place.
+    """Replace `variable.initial_value` by `start`, and `variable.initializer` by a new operation.
 
     The former initializer still assigns the former initial value.
     """
@@ -510,6 +517,7 @@ def _constant_copy(value: object, dtype: object, name: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         check_held(value, f"The initial value of '{name}'")
     tensor = as_asked(value, dtype).detach()
+    # A parameter is not copied: a session's initialization reads its value at that time.
     is_shared = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
     return tensor.clone() if is_shared else tensor
 
@@ -518,7 +526,7 @@ def _initial_tensor(graph: Nodes, value: Any, name: str, deferred: Output | None
     """Return an initial value as a symbolic tensor; for `deferred` see `create_variable`."""
     if isinstance(value, SymbolicTensor):
         source = value.op.inputs[0] if value.op.function is _alias_value else value
-        # One that begins as another does not depend on which of them is initialized first.
+        # Of a variable that begins with another's value, so that either may be initialized first.
         return source.initialized_value() if isinstance(source, GraphVariable) else value
     if deferred is not None:
         op = add(graph, name, value, outputs=[deferred], kind="update", absolute=True)
@@ -537,9 +545,10 @@ def _initialize_in_session(variable: GraphVariable, value: object) -> None:
 
 
 def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> GraphVariable:
-    """Return the variable of a parameter or buffer in `graph`, created at the first call.
+    """Return the graph variable of a parameter or buffer; the first call creates the variable.
 
-    `name` is for a tensor without a name. The initial value of a buffer is a copy made now.
+    `name` is for a tensor without a name. The initial value of a buffer is copied now, the value of
+    a parameter when a session initializes the variable.
     """
     with graph.lock:
         if id(tensor) not in graph.stand_ins:
@@ -552,5 +561,6 @@ def variable_of(graph: Nodes, tensor: torch.Tensor, name: str | None = None) -> 
                 constraint=variable_constraint(tensor),
                 absolute=bool(tensor_name or name),
             )
+            # The tensor is stored, too, so that its id is not reused.
             graph.stand_ins[id(tensor)] = (tensor, variable)
         return graph.stand_ins[id(tensor)][1]

@@ -30,11 +30,11 @@ class Candidate:
 
     make: Callable[..., Any]
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    group: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    group: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def with_arguments(self, **arguments: object) -> Candidate:
-        """Return a copy with further arguments; raise ConformError if one does not exist."""
+        """Return a copy with further arguments; raise ConformError for an unknown argument."""
         parameters = self._parameters()
         kinds = {parameter.kind for parameter in parameters.values()}
         has_kwargs = inspect.Parameter.VAR_KEYWORD in kinds
@@ -101,9 +101,10 @@ def as_side(candidate: Any, name: str = "") -> Candidate:
 
 
 def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
-    """Return {name: value} of external arguments that the native optimizer can take over.
+    """Return {name: value} of the arguments of `external` to copy to `native`.
 
-    These are arguments of both with defaults of similar type, which are not set for `native`.
+    The value may be a default of `external`. Copied are arguments that `native` knows and has not
+    set, if the value has the type of the default in `native`. `MACHINERY` is left out.
     """
     defaults = native.defaults()
     return {
@@ -116,7 +117,7 @@ def shared_arguments(external: Candidate, native: Candidate) -> dict[str, Any]:
     }
 
 
-def _is_like(argument: object, default: object) -> bool:
+def _is_like(argument: Any, default: Any) -> bool:
     """Return True if an argument has the type of a default: bool, number, or tuple of equal length.
 
     A number also fits the default None, and an argument without a default.
@@ -126,6 +127,6 @@ def _is_like(argument: object, default: object) -> bool:
     if isinstance(argument, int | float):
         # None often stands for a number, and `Parameter.empty` for a required argument.
         return not isinstance(default, str | tuple | list)
-    if isinstance(argument, tuple | list):
-        return isinstance(default, tuple | list) and len(argument) == len(default)
+    if isinstance(argument, tuple | list) and isinstance(default, tuple | list):
+        return len(argument) == len(default)  # pyright: ignore[reportUnknownArgumentType]
     return False

@@ -1,5 +1,7 @@
 """Parameters and gradients for both optimizers."""
 
+# torch does not annotate `from_numpy`.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import numpy as np

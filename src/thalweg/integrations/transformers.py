@@ -125,7 +125,7 @@ def _handlers() -> Any:
 
 
 def _added_member(name: str) -> Any:
-    """Return the member of `OptimizerNames` with a value; add the member if missing."""
+    """Return the member of the enum `OptimizerNames` with the value `name`; add it if missing."""
     members: Any = OptimizerNames
     # Enums with members cannot be extended, but `TrainingArguments` accepts only members.
     if name not in members._value2member_map_:

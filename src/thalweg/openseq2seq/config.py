@@ -56,7 +56,7 @@ def with_penalties(
     """Return a loss in float32 plus the penalties of weights.
 
     In mixed precision the optimizer adds the penalties of float16 and bfloat16 weights, not this
-    function. To a symbolic loss, add the graph's collection REGULARIZATION_LOSSES, too.
+    function. If the loss is symbolic, add the collection REGULARIZATION_LOSSES of the graph, too.
 
     Args:
         loss: A callable without arguments, or a symbolic tensor.
@@ -91,8 +91,8 @@ def listed(variables: Variables) -> list[Any]:
     """Return the variables that require a gradient, and all graph variables, as a list.
 
     Args:
-        variables: A module, (name, variable) pairs, or variables. The variables of a module or of
-            pairs get their names as an attribute.
+        variables: A module, (name, variable) pairs, or variables. Each variable of a module or
+            of a pair gets the name as an attribute.
 
     Raises:
         TypeError: An item is not a variable.
@@ -122,7 +122,7 @@ def regularized(variables: Sequence[Tensor], choose: Chooses | None) -> list[Any
 
 
 def trained(variables: Sequence[Tensor], frozen: re.Pattern[str] | None) -> list[Any]:
-    """Return the variables whose names `frozen` does not match at the beginning.
+    """Return the variables whose names do not begin with a match of `frozen`.
 
     Raises:
         ValueError: No variable is left.
@@ -207,10 +207,10 @@ class TrainingConfig:
 
         Args:
             loss: A callable without arguments; in graph mode a symbolic tensor.
-            variables: The model, its named parameters, or variables. A variable is not trained if
-                it needs no gradient or `freeze_variables_regex` matches its name.
+            variables: The model, its named parameters, or variables. A variable is not trained
+                if it needs no gradient, or if `freeze_variables_regex` matches its name.
             regularize: Optional. `regularize(name, variable)` returns True to penalize the
-                variable; `name` is such as "conv.weight:0". By default variables of two or more
+                variable; `name` is for example "conv.weight:0". By default variables of two or more
                 dimensions are penalized.
             skip_update_ph: For an `iter_size` above 1, see `optimize_loss`; required in graph mode.
                 By default in eager mode every `iter_size`-th call makes an update.

@@ -147,8 +147,8 @@ def check_gradients(params: Mapping[str, Any], as_shipped: bool) -> None:
 
     Raises:
         ValueError: A name is unknown, or a parameter is missing, unknown or of another type.
-        AttributeError: There are both `max_grad_norm` and `larc_params`, or `as_shipped` is True
-            and the static loss scale is not a float.
+        AttributeError: There are both `max_grad_norm` and `larc_params`. With `as_shipped`, also if
+            the static loss scale is not a float.
         TypeError: The static loss scale is not a number.
     """
     with of_key("summaries"):

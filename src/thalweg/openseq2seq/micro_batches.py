@@ -21,11 +21,11 @@ _COUNT = "micro_batches"
 
 
 class MicroBatches:
-    """Counter of micro-batches: it knows after which batches the optimizer makes an update.
+    """Counter of micro-batches, which decides after which batches there is an update.
 
     Args:
         iter_size: The number of batches per update.
-        short_first: True if the first batch alone makes an update, with its gradient divided by
+        short_first: True to update after the first batch alone, with the gradient divided by
             `iter_size`, as in OpenSeq2Seq.
     """
 
@@ -65,7 +65,7 @@ class MicroBatchStep(Configurable):
 
     @untraced
     def apply_gradients(self, gradients: Iterable[object]) -> bool | Tensor:
-        """Apply gradients as `TrainingStep.apply_gradients` does; they count as one batch."""
+        """Apply the gradients of one batch, as `TrainingStep.apply_gradients` does."""
         return self.step.apply_gradients(gradients)
 
     def __getattr__(self, name: str) -> Any:
@@ -115,4 +115,4 @@ class _Count(Entry):
         return [partial(setattr, self.batches, "count", int(value))]
 
 
-OPTIMIZERS.tell("openseq2seq:optimize_loss", TrainingStep, MicroBatchStep)
+OPTIMIZERS.add("openseq2seq:optimize_loss", TrainingStep, MicroBatchStep)

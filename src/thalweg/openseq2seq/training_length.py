@@ -47,7 +47,7 @@ def training_length(
 
     Raises:
         ValueError: Both lengths or none are set, a required number is missing or not positive, or
-            there are fewer examples than one update needs.
+            there are too few examples for one update.
 
     Reference: OpenSeq2Seq, models.Model
     """

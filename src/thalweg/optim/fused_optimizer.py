@@ -156,8 +156,8 @@ class FusedOptimizer(GroupChecks):
             param_group: The parameters under `params`, and options of the group.
 
         Raises:
-            TypeError, ValueError: The argument is not a group, an option is not a number, or an
-                option belongs to the constructor.
+            TypeError, ValueError: The argument is not a group, an option is not a number, or only
+                the constructor accepts an option.
         """
         check_no_step(self.step_cache, type(self).__name__, "add_param_group")
         candidate = cast("object", param_group)
@@ -176,7 +176,7 @@ class FusedOptimizer(GroupChecks):
             self._begin()
 
     def _complete(self) -> None:
-        """Prepare the last group of `param_groups`, and validate it, before its first step."""
+        """Prepare and validate the last group of `param_groups` before its first step."""
 
     def _warn_of_zeros(self, params: Sequence[Tensor], group_indices: Sequence[int]) -> None:
         """Warn of each new all-zero parameter on which the rule or an option has no effect."""
@@ -223,7 +223,7 @@ class FusedOptimizer(GroupChecks):
         return "".join([text.removesuffix(")"), "\nAll Parameter Groups\n", *lines, ")"])
 
     def _begin(self, is_copy: bool = False) -> None:
-        """Apply the options to new parameters; register hooks, flatten gradients, and so on.
+        """Apply the constructor's options to new parameters, such as hooks and flat gradients.
 
         Args:
             is_copy: True for a copied or unpickled optimizer, whose parameters are all new. False
@@ -504,7 +504,7 @@ class FusedOptimizer(GroupChecks):
         """Repeat the last step with new gradients in one native call; return True if it was taken.
 
         Return False, with no tensor changed, if there is no replay or the replay no longer applies.
-        First, if the step cache requests a new replay, plan it and store it in
+        If the step cache requests a new replay, first plan a replay and store it in
         `step_cache.replay`.
 
         Args:
@@ -587,8 +587,8 @@ class FusedOptimizer(GroupChecks):
     def _keep_rebind_target(self, param_state: ParamState, group_indices: Sequence[int]) -> None:
         """Set `step_cache.rebind_target`, by which `_try_rebind` finds the last plan.
 
-        Set it to (param_state, group_indices). Set it to None if the last step did not update all
-        parameters, or if options require new targets in each step.
+        The value is (param_state, group_indices). The value is None if the last step did not update
+        all parameters, or if options require new tensors to update in each step.
         """
         cache, options = self.step_cache, self.step_options
         count = sum(len(group["params"]) for group in self.param_groups)
@@ -710,7 +710,7 @@ class FusedOptimizer(GroupChecks):
         return partial(vars(self.step_cache).update, {"last_step": report, "is_folded": True})
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradient, or accumulated sum, of each parameter; None if it has neither.
+        """Return the gradient of each parameter, or its accumulated sum; None if both are missing.
 
         A sum is rounded to the parameter's dtype, unless the optimizer keeps float32 masters.
         """
@@ -747,15 +747,15 @@ class FusedOptimizer(GroupChecks):
     def _end_calls(
         self, grad_report: GradientReport, single_param: Tensor | None = None
     ) -> list[Call]:
-        """Return callables that record a step as taken; the step runs them with its writes.
+        """Return callables that record a step as taken; the caller runs them if the step succeeds.
 
-        They also clear accumulated sums and free gradients that `in_backward` left. If a GPU
-        decides whether the step is applied, they count applied steps on the GPU.
+        The callables also clear accumulated sums, and gradients that `in_backward` left. If a GPU
+        decides whether the step is applied, a callable counts applied steps on the GPU.
 
         Args:
             grad_report: Norm and clip factor of the gradients, which becomes `step_cache.report`.
-            single_param: The only parameter of an update in the backward pass. With it, the
-                callables only free its gradient, and `step` records the step later.
+            single_param: The only parameter of an update in the backward pass. The callables then
+                only free its gradient; `step` records the step later.
         """
         cache = self.step_cache
         if single_param is not None:

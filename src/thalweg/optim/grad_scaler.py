@@ -105,10 +105,10 @@ def forget_scale(optimizer: object) -> None:
 
 
 def annotate_errors(step: Callable[..., object]) -> Callable[..., Any]:
-    """Return a wrapper of `step` that adds notes to errors about what was written.
+    """Return a wrapper of `step` that adds notes about completed writes to errors.
 
     On an error, the wrapper also removes the attributes that `torch.amp.GradScaler` has set. The
-    scaler removes them only after success, and would multiply the next scale by the old scale.
+    scaler removes them only on success, and would multiply the next scale by the old scale.
     """
 
     @wraps(step)

@@ -22,26 +22,29 @@ def check_seconds(name: str, seconds: object, *, non_negative: bool = False) -> 
         InvalidTypeError: `seconds` is not a number.
         InvalidArgumentError: `seconds` is NaN, or below 0 although `non_negative` is set.
     """
+    # bool is a subclass of int.
     if not is_number(seconds) or isinstance(seconds, bool):
         raise InvalidTypeError(f"{name} must be a number of seconds, not {show_value(seconds)}.")
+    # NaN alone differs from itself.
     if seconds != seconds or (non_negative and seconds < 0):
         expected = "0 or more" if non_negative else "a number"
         raise InvalidArgumentError(f"{name} must be {expected}, not {show_value(seconds)}.")
 
 
 def wait_seconds(seconds: float) -> float:
-    """Return a number of seconds clipped to [0, `LONGEST`], which Python's waits accept."""
+    """Return `seconds` clipped to [0, `LONGEST`], the range that Python's waits accept."""
     return float(min(max(seconds, 0.0), LONGEST))
 
 
 def check_positive(name: str, hyper: float) -> None:
     """Raise ValueError for a number that is not above 0."""
+    # Not `<=`, which would let NaN pass.
     if not hyper > 0.0:
         raise ValueError(f"{name} must be positive: {hyper}")
 
 
 def check_not_negative(name: str, hyper: float) -> None:
-    """Raise a ValueError for a number below 0, and a LayoutError for a tensor that was cut."""
+    """Raise ValueError for a number below 0, and LayoutError for a tensor whose storage was cut."""
     if isinstance(hyper, Tensor):
         check_held(hyper, name)
     if hyper < 0.0:
@@ -49,11 +52,7 @@ def check_not_negative(name: str, hyper: float) -> None:
 
 
 def check_step_size(name: str, hyper: Any, *, zero: bool = False) -> None:
-    """Raise unless a scalar is above 0; 0 is valid if `zero` allows it.
-
-    Raises:
-        InvalidArgumentError: Names the argument.
-    """
+    """Raise InvalidArgumentError unless a scalar is above 0; with `zero`, 0 is valid, too."""
     if not (hyper >= 0 if zero else hyper > 0):
         kind = "not negative" if zero else "positive"
         raise InvalidArgumentError(f"{name} must be {kind}: {hyper}")

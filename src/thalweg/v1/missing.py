@@ -122,6 +122,7 @@ def attribute_of(module: str) -> Callable[[str], Any]:
         path = f"{module}.{name}" if module else name
         full = f"thalweg.v1.{module}" if module else "thalweg.v1"
         attributes = vars(sys.modules[full]).items()
+        # Imported modules are attributes of a module, too, and must not be suggested.
         names = [key for key, entry in attributes if not isinstance(entry, ModuleType)]
         replacements = {**INSTEAD, **_OF_OTHER_PACKAGES}
         raise not_provided("thalweg.v1", path, replacements, names, _TORCH)
@@ -134,7 +135,7 @@ def not_provided(
 ) -> AttributeError:
     """Return the AttributeError for a name that a package lacks; the caller raises the error.
 
-    The message has the name's replacement. Without one it suggests a similar existing name, or else
+    The message suggests the name's replacement, or else a similar existing name, or else
     `default_hint`.
 
     Args:
@@ -145,6 +146,7 @@ def not_provided(
         default_hint: Advice if there is neither a replacement nor a similar name.
     """
     name = path.rpartition(".")[-1]
+    # Tools probe for names such as `__wrapped__`, and show no advice.
     if name.startswith("_"):
         return AttributeError(f"module {facade!r} has no attribute {path!r}", name=name)
     advice = replacements.get(path)

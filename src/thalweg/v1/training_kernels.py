@@ -1,7 +1,7 @@
 """Implementation of the functions of `training_ops` by update rules.
 
-A kernel updates one variable and its slots. Its scalars are arguments, converted once to the
-variable's dtype. Slots are tensors of the variable's shape.
+A kernel updates one variable and its slots. Scalar arguments are converted once to
+the variable's dtype. Slots are tensors of the variable's shape.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ class Kernel:
     prefixes: tuple[str, ...] = (*DENSE, "sparse_apply", "resource_sparse_apply")
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a new function named `name` with TensorFlow's signature, which updates `var`.
+        """Return a new public function with TensorFlow's signature, which updates a variable.
 
         Args:
-            name: A prefix and the kernel's name, such as "resource_sparse_apply_momentum".
+            name: The function's name: a prefix of `prefixes`, "_" and the kernel's name, such as
+                "resource_sparse_apply_momentum". The prefix selects dense or sparse gradients.
         """
         required_names = self.names(_is_sparse(name))
         optional = {"use_locking": False, **self.options, "name": None}
@@ -79,6 +80,7 @@ class Kernel:
         )
 
         def function(*args: object, **kwargs: object) -> Any:
+            # `bind` does not name the function in its errors.
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -107,6 +109,7 @@ class Kernel:
         if not sparse:
             return names
         names = ["grad" if name == "delta" else name for name in names]
+        # TensorFlow's sparse kernels take the indices directly after the gradient.
         index = names.index("grad") + 1
         return [*names[:index], "indices", *names[index:]]
 
@@ -189,7 +192,7 @@ def _apply_kernel(kernel: Kernel, name: str, arguments: Arguments) -> None:
 
 
 def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
-    """Raise InvalidTypeError unless the variable and its slots are tensors of one dtype."""
+    """Raise InvalidTypeError unless `var` and `slots` are tensors of one dtype."""
     for tensor in (var, *slots):
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"{name}() updates tensors in place, not {show_value(tensor)}.")
@@ -201,10 +204,10 @@ def _check_tensors(name: str, var: Tensor, slots: Sequence[object]) -> None:
 
 
 def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
-    """Return {scalar of the rule: value} from the arguments of a call.
+    """Return {scalar of the rule: value} from {argument: value} of a call.
 
-    Raises:
-        InvalidArgumentError: A scalar has dimensions.
+    Include the kernel's `constants`; leave out tensors and options. Raise InvalidArgumentError if a
+    scalar has dimensions.
     """
     tensors = {"var", "grad", "delta", "indices", "use_locking", "name", *kernel.slots.split()}
     names = {**_SCALARS, **kernel.rule_names}
@@ -222,5 +225,5 @@ def _scalars_of(kernel: Kernel, name: str, arguments: Arguments) -> Arguments:
 # Compiled kernels are cached by the rule object, so there must be one for each rule.
 @cache
 def _as_sparse_rule(rule: Rule) -> Rule:
-    """Return the rule of sparse kernels: repeated rows in turn, other rows unchanged."""
+    """Return a rule that applies repeated rows one by one; other rows are unchanged."""
     return replace(rule, duplicates="successive", update_untouched=None)

@@ -153,6 +153,7 @@ _KERNELS = {
     "rms_prop": Kernel(
         "var ms mom lr rho momentum epsilon grad", "ms mom", lambda given: RMSPROP_V1
     ),
+    # Slots are in the order of the rule, not of the arguments.
     "centered_rms_prop": Kernel(
         "var mg ms mom lr rho momentum epsilon grad", "ms mom mg", lambda given: CENTERED_RMSPROP_V1
     ),

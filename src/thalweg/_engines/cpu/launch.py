@@ -45,9 +45,9 @@ class Compiled:
         """Return a C function without arguments that runs the kernel over a work table.
 
         Args:
-            table: The work table; the caller keeps the memory at its addresses alive.
-            scalars: (rows, scalars) contiguous, in the kernel's dtype. `Table.scalar_row` has the
-                row that a tensor reads.
+            table: The work table. The caller keeps the tensors of the table alive.
+            scalars: (rows, scalars) contiguous, in the kernel's dtype. Tensor i reads the row
+                `table.scalar_row[i]`.
             flush: True if denormals are treated as zero.
         """
         argument = table.fill_argument(scalars, flush)

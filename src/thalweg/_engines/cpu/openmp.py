@@ -1,7 +1,7 @@
 """Calls of C functions on torch's OpenMP team, or on one thread without it.
 
-Torch's workers spin after each parallel region, so that a second pool of threads would compete
-with them for the cores; joining their team costs one to two microseconds. Python threads cannot be
+Torch's workers spin after each parallel region. A second pool of threads would compete with torch's
+workers for the cores. Joining torch's team costs one to two microseconds. Python threads cannot be
 started or joined without an interruption.
 """
 
@@ -25,10 +25,9 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 @cache
 def _find_runtime() -> ctypes.CDLL | None:
-    """Return a library that provides torch's OpenMP functions, or None.
+    """Return torch's extension module as a library, through which OpenMP functions are found.
 
-    It is torch's own module: symbols are also found in the libraries to which a module is linked.
-    Another runtime in the process, such as scikit-learn's, is not used.
+    Return None if `GOMP_parallel` is not found.
     """
     # Windows does not search linked libraries.
     with contextlib.suppress(OSError, AttributeError):
@@ -75,8 +74,7 @@ _has_lost_team = False
 def _dismiss_team() -> None:
     """Stop this thread's OpenMP workers before a fork; the next parallel region starts new ones.
 
-    libgomp's workers do not survive a fork, and the child would wait for them forever, in kernels
-    and in torch's operations on large tensors.
+    libgomp's workers do not survive a fork. The child would wait forever for the workers.
     """
     _fork.dismissed = False
     pause = getattr(_find_runtime(), "omp_pause_resource_all", None)
@@ -100,7 +98,7 @@ def call_on_team(address: int, argument: int, threads: int) -> Callable[[], obje
     Each thread calls `f` with the argument; `f` divides the work between the threads.
 
     Args:
-        address, argument: The addresses of the C function and of its argument.
+        address, argument: The address of `f`, and the address that `f` receives.
     """
     parallel = None if threads <= 1 or _has_lost_team else gomp_parallel()
     if parallel is None:

@@ -107,7 +107,7 @@ class SparsePlan(RowsPlan):
         return bad
 
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return calls that update rows with entries, then other rows if the rule updates them."""
+        """Return calls that update rows with entries; with `update_untouched`, also other rows."""
         scalars = columns.scalars_of(0, self.compute)
         calls = self._touched_calls(scalars)
         if self._untouched is not None:
@@ -117,7 +117,7 @@ class SparsePlan(RowsPlan):
     def _touched_calls(self, scalars: Scalars) -> list[Call]:
         """Return [a call that updates the rows among the gradient's indices]; [] without values.
 
-        The call reads an argument that the plan reuses: run it before this method is called again.
+        Run the call before `_touched_calls` is called again; the plan reuses the call's argument.
         """
         width, groups, kernel = self._width, self._groups, self._touched
         elements = self.values.numel()

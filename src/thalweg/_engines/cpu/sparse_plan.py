@@ -146,7 +146,7 @@ class RowsPlan(ABC):
             return self._has_same_memory()
 
     def serves(self, request: StepRequest) -> bool:
-        """Return True if a new plan for this request would equal this plan."""
+        """Return True if the plan fits a request: slots, gradient dtype, and `_matches_request`."""
         (slots,) = request.slots
         return (
             request.gradients[0].dtype == self._kind
@@ -158,8 +158,8 @@ class RowsPlan(ABC):
     def try_rebind(self, request: StepRequest, bounds: Int64) -> bool:
         """Bind the plan to the gradient of a request; return True if this was possible.
 
-        Return False if the request does not match the plan, or if its gradient is invalid or
-        overlaps with memory in `bounds`. The caller must then validate the step.
+        Return False if the request does not match the plan. Return False if the gradient is invalid
+        or overlaps `bounds`. After False, the caller must validate the step.
 
         Args:
             bounds: The address ranges that the step writes, from `layout.merge_byte_spans`.
@@ -270,7 +270,7 @@ class RowsPlan(ABC):
 
     @abstractmethod
     def make_calls(self, columns: Columns) -> list[Call]:
-        """Return calls that update rows with entries, and other rows if the rule updates them."""
+        """Return calls that update rows with entries; with `update_untouched`, also other rows."""
 
     def release_gradients(self) -> None:
         self._values = None

@@ -86,9 +86,8 @@ class RowsPart(RowsPlan):
     def make_calls(self, columns: Columns) -> list[Call]:
         """Return functions that update the variable when they are called in order.
 
-        They update rows of the bound gradient; update other rows if the rule has
-        `update_untouched`; and increment version counters of written tensors. `make_calls` itself
-        only sorts indices.
+        The functions update rows of the bound gradient, then all other rows if the rule has
+        `update_untouched`, and then increment version counters of written tensors.
 
         Args:
             columns: The scalars of the step. No row is written if `apply_flag` is False on the GPU.
@@ -114,7 +113,7 @@ class RowsPart(RowsPlan):
 
         Args:
             rows, order: The sorted indices, and the position of each index before sorting.
-            is_step_enabled: A bool tensor of shape (), False to update no row; None for True.
+            is_step_enabled: A scalar bool tensor. No row is updated if it is False. None for True.
         """
         # With every row -1, no row differs from the one before the first, so no program begins one.
         if is_step_enabled is not None:

@@ -1,1 +1,1 @@
-"""Graph mode of the optimizers of Keras, which know no graph themselves."""
+"""Graph mode of Keras optimizers, which are written for eager mode."""

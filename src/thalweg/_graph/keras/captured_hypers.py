@@ -1,8 +1,8 @@
 """Hyperparameters of an optimizer that an operation of a graph captures.
 
-All runs of the operation read the values at its creation: of variables and tensors of the graph
-their values before the updates of the run; of callables their results at the creation; schedules
-are called in each run.
+Later changes of the optimizer do not affect the operation. In each run, symbolic hyperparameters
+have their values before the run's updates, and schedules are called. Callables have the results of
+the operation's creation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from thalweg._graph.variables import GraphVariable
 from thalweg.schedules import LearningRateSchedule
 from thalweg.variable import as_dtype
 
-_SCALAR_TYPES = {torch.float32: float, torch.float64: np.float64, torch.int32: int}  # as when given
+# Types of the numbers that a user would pass for these dtypes.
+_SCALAR_TYPES = {torch.float32: float, torch.float64: np.float64, torch.int32: int}
 
 
 @dataclass
@@ -57,10 +58,10 @@ class Captured:
 def capture_hypers(
     optimizer: Any, values_by_function: dict[str, Any], dtypes: Iterable[torch.dtype]
 ) -> Captured:
-    """Add operations that read an optimizer's hyperparameters; return the `Captured` values.
+    """Return the `Captured` hyperparameters of an optimizer; add operations that read them.
 
-    `values_by_function` is {name: result} of callable hyperparameters. Schedules with symbolic
-    attributes are evaluated for each of `dtypes`.
+    `values_by_function` is {name: result} of callable hyperparameters. `dtypes` are the
+    variables' dtypes. A schedule with symbolic attributes is evaluated in each compute dtype.
     """
     fixed = optimizer._hyper.all_of(values_by_function)
     symbols = {name: value for name, value in fixed.items() if is_symbolic(value)}

@@ -40,12 +40,12 @@ def use_session(session: object) -> None:
 
 
 def values(symbols: Sequence[object]) -> list[Any]:
-    """Return the values of symbols as arrays, all from one run of their Keras session."""
+    """Return the values of symbolic tensors as arrays, all from one run of the Keras session."""
     return _session_of(symbols[0], "read").run(list(symbols))
 
 
 def assign(values: Mapping[Any, Tensor]) -> None:
-    """Assign all values to variables of the Keras session, or none if that fails."""
+    """Assign {variable: value} in the Keras session; change no variable on an error."""
     _session_of(next(iter(values)), "set").load_all(values)
 
 
@@ -57,9 +57,9 @@ def config_value(symbol: object) -> Any:
 
 
 def _session_of(x: Any, purpose: str) -> Session:
-    """Return the Keras session of a tensor's graph; first initialize new optimizer variables.
+    """Return the Keras session of a tensor's graph, after initializing new optimizer variables.
 
-    Raise FailedPreconditionError if there is no session to `purpose` (a verb) the tensor in.
+    Raise FailedPreconditionError if there is no session; `purpose` is a verb for the message.
     """
     sessions = _find_session(x.graph)
     if sessions is None:

@@ -61,10 +61,11 @@ def apply_gradients(
     name: str | None,
     aggregates: bool,
 ) -> Operation | list[SymbolicTensor] | SymbolicTensor:
-    """Return an operation that takes one optimizer step in each run.
+    """Return the `Operation` that takes one optimizer step in each run.
 
-    If `optimizer._is_recorded()`, hooks are called now, otherwise in each run. `aggregates` is True
-    to sum gradients over replicas. Without pairs the operation does nothing.
+    A run calls the eager optimizer. If the optimizer overrides hooks, call the hooks now instead;
+    the step consists of the operations that they add. `aggregates` is True to sum gradients over
+    replicas. Without pairs, the operation does nothing.
     """
     if not grads_and_vars:
         return _add_empty_step(optimizer)
@@ -78,7 +79,7 @@ def apply_gradients(
     def apply_own_gradients(grads: list[object], leaves: list[Tensor]) -> None:
         """Take the step with the values of a run."""
         with enter_replica(replica):
-            # Not a subclass's own, which was called when the graph was built.
+            # Not a subclass's method, which was called when the graph was built.
             values = list(zip(grads, leaves, strict=True))
             Optimizer.apply_gradients(optimizer, values, None, aggregates)
 

@@ -72,12 +72,13 @@ def add_step(
 
 
 def _transform_pairs(optimizer: Any, pairs: list[Any], aggregates: bool) -> list[Any]:
-    """Return the (gradient, variable) pairs after the gradient hooks, without None gradients.
+    """Call the gradient hooks; return the resulting pairs whose gradient is not None.
 
     Create slots for variables that the hooks add. Raise ValueError if no gradient is left.
     """
     before = ("_transform_unaggregated_gradients", "_aggregate_gradients") if aggregates else ()
-    ids = {id(var) for var in optimizer._slots.owners()}  # of variables with slots
+    # Variables with slots, by identity.
+    ids = {id(var) for var in optimizer._slots.owners()}
     for hook in (*before, "_transform_gradients"):
         with explain_errors(optimizer, hook):
             pairs = as_pairs(getattr(optimizer, hook)(list(pairs)))
@@ -109,7 +110,8 @@ def _add_count(
         with optimizer._lock, optimizer._hyper.knowing(read.values_in_run(*values)):
             run([counting(step if leaf is None else leaf), *optimizer._counting_calls({}, leaves)])
 
-    step = optimizer.iterations  # of eager mode, if a step was taken before there was a graph
+    # An eager variable, if a step was taken before the graph was built.
+    step = optimizer.iterations
     inputs = [
         by_reference(step) if is_symbolic(step) else None,
         [by_reference(var) for var in variables],
@@ -128,7 +130,8 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
     `state` is the result of the hook `_prepare`. A run in which the gradient is None does nothing.
     """
     read, dtype = optimizer._read, cast("torch.dtype", var.dtype)
-    if read is None:  # an optimizer around it calls its hooks
+    # None if another optimizer, which wraps this one, calls its hooks.
+    if read is None:
         with var.graph.control_dependencies(None):
             optimizer._create_all_weights([var])
         read = capture_hypers(optimizer, optimizer._hyper.called(), [dtype])
@@ -156,13 +159,13 @@ def update(optimizer: Any, grad: Any, var: Any, state: Any) -> Any:
 def _changed_rates(
     optimizer: Any, dtype: torch.dtype, rate: Any, decayed_rates: Any
 ) -> dict[Any, float]:
-    """Return {compute dtype: learning rate} if hooks changed the rate of a step, else {}.
+    """Return {compute dtype: learning rate} if a user's hook changed the rate, else {}.
 
     Args:
         dtype: The dtype of the variable.
-        rate: The learning rate stored by `_prepare_local`, or None.
-        decayed_rates: Results of an overridden `_decayed_lr`, in the variable's dtype and in the
-            compute dtype; None without an override.
+        rate: The learning rate stored by the hook `_prepare_local`, or None.
+        decayed_rates: Two results of an overridden `_decayed_lr`: in the variable's dtype, and in
+            the compute dtype. None without an override.
     """
     kind = compute_dtype(dtype.to_real())
     in_dtype, in_compute_dtype = decayed_rates or (None, None)

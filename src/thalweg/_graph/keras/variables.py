@@ -11,7 +11,8 @@ from thalweg._graph.variable_creation import make_variable
 from thalweg._graph.variables import GraphVariable
 from thalweg.errors import FailedPreconditionError
 
-OPTIMIZER_VARIABLES = "keras_variables"  # a collection: what a session initializes by itself
+# Collection of the variables that a Keras session initializes before a run.
+OPTIMIZER_VARIABLES = "keras_variables"
 
 
 def variable(initial_value: object, name: str, trainable: bool = False) -> GraphVariable:
@@ -21,7 +22,7 @@ def variable(initial_value: object, name: str, trainable: bool = False) -> Graph
 
 
 def track(variable: object) -> Any:
-    """Make Keras sessions initialize a variable of a graph; return the variable."""
+    """Return `variable`; register a graph variable for initialization by Keras sessions."""
     if isinstance(variable, GraphVariable):
         variable.graph.add_to_collection(OPTIMIZER_VARIABLES, variable)
     return variable

@@ -1,8 +1,8 @@
 """`Optimizer`, the base class: Keras' OptimizerV2, its hooks and its order of operations.
 
-Its parts, each derived from the one before: `weights` (iterations, slots), `hyperparameters`
-(attributes) and `state_dict`. Its mixins: `options` (clipping, functions) and `differentiation`
-(`minimize`).
+`Optimizer` inherits from `weights` (iterations, slots), `hyperparameters` (attributes) and
+`state_dict`, each derived from the class before. Its mixins are `options` (clipping, functions)
+and `differentiation` (`minimize`).
 """
 
 from __future__ import annotations
@@ -256,10 +256,7 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         return graph_mode().apply_gradients(self, [], None, False) if is_deferred() else None
 
     def _take_step(self, hooks: KerasStepAdapter, pairs: Any) -> StepResult | None:
-        """Take an eager step and return its result; for a graph step, do nothing and return None.
-
-        The last plan is reused with new tensors if possible. Otherwise the step is planned anew.
-        """
+        """Take an eager step and return its result; for a graph step, only return None."""
         transforms = (
             NOTHING if "_transform_gradients" in self._overridden_hooks() else self._clipping
         )
@@ -351,7 +348,6 @@ class Optimizer(KerasStateDict, KerasOptions, Differentiation, SlotOptimizer, Co
         """Return TensorFlow's coefficients of this class by name, for hooks of its subclasses.
 
         Args:
-            dtype: The dtype of the coefficients.
             state: The coefficients so far, such as the learning rate "lr_t".
         """
         return {}

@@ -29,9 +29,9 @@ class Accumulators(Staged):
         self._cache: tuple[list[object], list[Tensor], SlotStore] | None = None
 
     def of_step(self, targets: Sequence[object]) -> list[Tensor]:
-        """Return the gradient sums of targets, eager variables or float32 masters, in a new list.
+        """Return a new list with the gradient sum of each target, a variable or float32 master.
 
-        Missing sums are created as zeros. The sums are looked up again only for other targets.
+        Missing sums are created, filled with zeros. The sums of the last targets are cached.
         """
         if self._cache is not None:
             cached_targets, sums, store = self._cache
@@ -64,10 +64,10 @@ class Accumulators(Staged):
 def are_addable(
     gradients: Sequence[object], targets: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> bool:
-    """Return True if gradients can be added to sums, by a quick check of plain host tensors.
+    """Return True if a quick check shows that gradients can be added to sums.
 
-    All tensors must be contiguous, of equal shapes and dtypes; targets and sums must not overlap.
-    Return False if the full check, `check_addable`, must decide.
+    The check requires contiguous host tensors. A gradient, target and sum must have one shape and
+    dtype; targets and sums must not overlap. Return False if `check_addable` must decide.
     """
     spans: list[tuple[int, int]] = []
     for grad, var, total in zip(gradients, targets, sums, strict=True):

@@ -77,7 +77,7 @@ class AutomaticLossScaler:
         return {"algorithm": self._algorithm, **self.scaler._arguments()}
 
     def _keeps(self) -> tuple[object, ...]:
-        """Return nothing: the optimizer around it saves its variables."""
+        """Return (): the wrapping optimizer saves the variables."""
         return ()
 
     def _made_by(self) -> tuple[Names, type[AutomaticLossScaler]]:

@@ -1,4 +1,4 @@
-"""`BackwardResult`: the gradients of a backward pass, which an update reads; and its unscaling."""
+"""`BackwardResult`: the gradients of a backward pass, and functions that unscale the gradients."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class BackwardResult(NamedTuple):
 
 
 def unscaled(backward: BackwardResult) -> list[Gradient]:
-    """Return one gradient per target: cast to the target's dtype, with its penalty, unscaled.
+    """Return one unscaled gradient per target, in the target's dtype, with the penalty added.
 
         (cast(g) + scale penalty) / scale
 
-    `backward` must have concrete tensors, which are not changed. If its scale is None, return the
-    gradients unchanged, without casts and penalties. As in OpenSeq2Seq, division is a
-    multiplication by the reciprocal in float32.
+    The tensors of `backward` must be concrete; they are not changed. If the scale is None, return
+    the gradients without casts and penalties. As in OpenSeq2Seq, division is a multiplication by
+    the reciprocal in float32.
 
     Raises:
         LayoutError: The memory of a gradient was freed.
@@ -131,10 +131,9 @@ def _unscale_gradient(
 
 
 def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
-    """Return 1 / `scale` in float32, the factor of gradients.
+    """Return 1 / `scale` in float32 as a number.
 
-    Return a tensor if `scale` is a tensor on a GPU and all targets are on that GPU. In all other
-    cases return a number.
+    If `scale` is a tensor on a GPU and all targets are on this GPU, return a tensor.
     """
     if isinstance(scale, Tensor):
         on_host = is_host(scale) or any(target.device != scale.device for target in targets)
@@ -147,11 +146,11 @@ def unscaling(scale: Any, targets: Sequence[Tensor]) -> Any:
 
 
 def raw(backward: BackwardResult) -> tuple[BackwardResult, Any]:
-    """Return (copy of `backward` with concrete gradients, factors that unscale these gradients).
+    """Return (copy of `backward` with concrete gradients, factors that unscale the gradients).
 
     The factors are a tensor or an array, with one factor per gradient that is not None. Without a
-    loss scale, None is returned in place of factors. A gradient with a penalty is replaced by a
-    new, unscaled tensor that includes the penalty; its factor is 1.
+    loss scale, the factors are None. A gradient with a penalty is replaced by a new, unscaled
+    tensor that includes the penalty; the factor is 1.
     """
     gradients = concretes(backward.gradients)
     if backward.scale is None:

@@ -37,7 +37,7 @@ _SHAPED = "Clipping as OpenSeq2Seq does it gives a gradient of shape (1,) to"
 
 
 def norm_of(gradients: Sequence[object], as_shipped: bool = False) -> Any:
-    """Return the float32 global norm of gradients but None; rows of one index are not added."""
+    """Return the float32 global norm; skip None, and do not add rows with equal indices."""
     present = [grad for grad in gradients if grad is not None]
 
     def measure(gradient_list: list[object]) -> Tensor:
@@ -104,7 +104,7 @@ def _clip_by_global_norm(
     *,
     as_shipped: bool = False,
 ) -> tuple[list[object], object]:
-    """Return tensors scaled so that their global norm is at most `clip_norm`, and the old norm.
+    """Scale tensors down to a global norm of at most `clip_norm`; also return the old norm.
 
     Args:
         t_list: A list of tensors and `IndexedSlices`. None is accepted and returned as None.
@@ -119,7 +119,7 @@ def _clip_by_global_norm(
         and all other elements 0. If the norm is NaN, all elements become NaN.
 
     Raises:
-        TypeError: `t_list` is not a sequence, or a string.
+        TypeError: `t_list` is not a sequence, or is a string.
         ValueError: `clip_norm` is below 0 or NaN.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
@@ -161,7 +161,7 @@ def _clip_by_global_norm(
 def _clip_gradients_by_norm(
     grads_and_vars: Sequence[tuple[Any, Any]], clip_gradients: object, *, as_shipped: bool = False
 ) -> list[tuple[object, object]]:
-    """Return gradients scaled so that their global norm is at most `clip_gradients`.
+    """Scale gradients down to a global norm of at most `clip_gradients`.
 
     Args:
         grads_and_vars: (gradient, variable) pairs.

@@ -27,7 +27,7 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import MixedPrecisionOptimizerWra
 from thalweg.openseq2seq.optimizers.post_process import PostProcessing
 from thalweg.openseq2seq.optimizers.precision import MixedCheck, check_scalar
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas, reduced
-from thalweg.openseq2seq.optimizers.summaries import Journal, Letter, Outbox
+from thalweg.openseq2seq.optimizers.summaries import Journal, StepSummaries, SummaryQueue
 from thalweg.openseq2seq.optimizers.update import decide_by_scaler, update
 from thalweg.v1.train.gradients import check_any
 from thalweg.v1.train.optimizer import Optimizer
@@ -45,7 +45,7 @@ class Treatment(NamedTuple):
         reduces: Whether gradients are averaged over workers.
         all_reduce: See `reduced`.
         model: See `reduced`.
-        outbox: The receiver of summaries, or None.
+        summary_queue: The receiver of summaries, or None.
         shows_loss: Whether the loss is among the summaries.
     """
 
@@ -54,11 +54,11 @@ class Treatment(NamedTuple):
     reduces: bool = False
     all_reduce: AllReduce | None = None
     model: Any = None
-    outbox: Outbox | None = None
+    summary_queue: SummaryQueue | None = None
     shows_loss: bool = False
 
     def is_waited_for(self, skips: bool) -> bool:
-        """Return True if other ranks of torch.distributed wait for this rank's gradients."""
+        """Return True if other ranks of torch.distributed wait for gradients of this rank."""
         return self.reduces and self.all_reduce is None and not skips
 
 
@@ -146,10 +146,10 @@ class StepPipeline:
         return BackwardResult.plain(self.optimizer.compute_gradients(loss, var_list))
 
     def make_ready(self, step_inputs: StepInputs, report: list[object]) -> Ready:
-        """Prepare an update: accumulate and average gradients, and find their transforms.
+        """Prepare an update: accumulate and average gradients, and choose gradient transforms.
 
-        A run that skips the update writes the accumulators and calls `step_inputs.counts`. Any
-        other run writes nothing yet. An error changes nothing.
+        If `step_inputs.skip`, write the accumulators and call `step_inputs.counts`. Else write
+        nothing yet. An error changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
@@ -196,12 +196,12 @@ class StepPipeline:
     def apply(self, step_inputs: StepInputs, report: list[Any]) -> StepResult:
         """Take a step: accumulate, average, unscale, clip, check, update; then send summaries.
 
-        An error is raised only before the commit. Nothing has changed then, and a note says so.
+        An error before the commit is raised with a note, and changes nothing.
 
         Args:
             step_inputs: The inputs of the run.
-            report: An empty list. The commit appends a sentence that errors later get as a note,
-                and True if the step was taken (a bool tensor if a device decides).
+            report: An empty list. The commit appends a sentence for notes of later errors, and a
+                bool: True if the step was taken. The bool is a tensor if a device decides.
 
         Returns:
             A `StepResult`: True if there was an update, and errors of callbacks after the commit:
@@ -251,11 +251,11 @@ class StepPipeline:
         return True
 
     def _is_plain(self, step_inputs: StepInputs) -> bool:
-        """Return True if a run is an update by its own gradients, with clipping or LARC at most."""
+        """Return True if a run needs nothing but an update with clipping or LARC."""
         treatment, backward = self.treatment, step_inputs.backward
         return (
             self.scaler is None
-            and treatment.outbox is None
+            and treatment.summary_queue is None
             and treatment.iter_size == 1
             and not treatment.reduces
             and not treatment.post.as_shipped
@@ -264,7 +264,7 @@ class StepPipeline:
             and not step_inputs.counts
         )
 
-    def preview_summaries(self, step_inputs: StepInputs, scope: str) -> Letter:
+    def preview_summaries(self, step_inputs: StepInputs, scope: str) -> StepSummaries:
         """Return the summaries of a run's gradients and variables without taking a step.
 
         Return no summaries for a run that only accumulates gradients. Gradients are not averaged
@@ -277,7 +277,7 @@ class StepPipeline:
         treatment, backward = self.treatment, step_inputs.backward
         journal = Journal(treatment.post.summaries, scope)
         if step_inputs.skip:
-            return journal.sent(0)
+            return journal.finish(0)
         with writable():
             if treatment.iter_size > 1:
                 backward = backward.done(
@@ -288,7 +288,7 @@ class StepPipeline:
                 backward.present().pairs, step_inputs.rate, journal, unscaling=unscaling
             )
             transform_present(backward.gradients, backward.targets, transforms)
-        return journal.sent(0)
+        return journal.finish(0)
 
     def _check_gradients(self, backward: BackwardResult) -> None:
         post = self.treatment.post
@@ -299,7 +299,7 @@ class StepPipeline:
     def _begin_journal(self, step_inputs: StepInputs) -> Journal | None:
         """Return a new journal with learning rate, loss and loss scale; None without a writer."""
         treatment, loss_scale = self.treatment, step_inputs.loss_scale
-        if treatment.outbox is None:
+        if treatment.summary_queue is None:
             return None
         journal = Journal(treatment.post.summaries, SCOPE)
         if "learning_rate" in journal.names:
@@ -314,12 +314,12 @@ class StepPipeline:
     def send_summaries(self, ready: Ready, outcome: str) -> list[BaseException]:
         """Send the summaries of a run to the writer; return [error of the writer] or [].
 
-        `outcome` begins the note of an error: a clause that says whether the step was taken.
+        `outcome` is the beginning of the error's note, such as "The step was taken".
         """
-        if ready.journal is None or self.treatment.outbox is None:
+        if ready.journal is None or self.treatment.summary_queue is None:
             return []
         try:
-            self.treatment.outbox.send(ready.journal.sent(ready.step))
+            self.treatment.summary_queue.send(ready.journal.finish(ready.step))
         except BaseException as error:
             error.add_note(f"{outcome}, but its summaries were not written.")
             return [error]

@@ -1,4 +1,4 @@
-"""Gradients as concrete tensors, and functions of them that are deferred in graph mode."""
+"""Gradients as concrete tensors, and functions of gradients, deferred in graph mode."""
 
 from __future__ import annotations
 
@@ -100,11 +100,12 @@ def map_gradients(
     dtypes: Sequence[object],
     dense: bool = False,
 ) -> list[Any]:
-    """Return the gradients that a function computes: concrete, or in graph mode symbolic.
+    """Return `function(gradients, variables, *others)`, the new gradients, as a list.
+
+    In graph mode return symbolic gradients; each run calls the function.
 
     Args:
-        function: `function(gradients, variables, *others)` returns new gradients. Its arguments are
-            concrete.
+        function: A function of concrete tensors.
         gradients: Concrete or symbolic gradients, or None.
         variables: One variable per gradient.
         *others: Further arguments, concrete or symbolic.
@@ -128,10 +129,9 @@ def map_gradients(
 def map_pairs(
     function: Function, pairs: Sequence[tuple[Any, Any]], *others: object, **options: Any
 ) -> list[tuple[Any, Any]]:
-    """Return (gradient, variable) pairs with the gradients that a function computes.
+    """Return (new gradient, variable) pairs; see `map_gradients` for the arguments.
 
-    `map_gradients` receives `function`, `others` and `options`. By default a new gradient has the
-    dtype of its variable.
+    By default a new gradient has the dtype of the variable.
     """
     gradients, variables = [grad for grad, _ in pairs], [var for _, var in pairs]
     options.setdefault("dtypes", [var.dtype for var in variables])

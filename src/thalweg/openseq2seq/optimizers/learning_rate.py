@@ -29,8 +29,7 @@ class LiveRate:
 
     Attributes:
         value: The learning rate, a tensor of shape ().
-        source: The `CallableRate` that the policy returned last; the policy itself if it returned
-            something else.
+        source: The last result of the policy, if it is a `CallableRate`; else the policy.
     """
 
     def __init__(self, policy: Callable[[Any], object], global_step: Any) -> None:
@@ -51,7 +50,7 @@ class LiveRate:
         self._set_to: object = None
 
     def _read_global_step(self) -> Any:
-        """Return the global step's variable, or an updated host copy of a variable on a device."""
+        """Return the global step's variable, or a copy in host memory with the present value."""
         step = self._step
         if is_host(step):
             return step
@@ -71,8 +70,8 @@ class LiveRate:
     def times(self, factor: object) -> Tensor:
         """Return a new tensor that `set` keeps equal to `factor` times the learning rate.
 
-        If factor and rate are numbers, Python multiplies them, and the product is rounded once, as
-        in a graph.
+        If factor and rate are numbers, the product of Python numbers is rounded once, as in a
+        graph.
         """
 
         def product() -> Tensor:

@@ -23,7 +23,7 @@ class LogMaxScaler(LossScaler):
     Args:
         params: Optional. A dict of floats: `scale_min` (1.0), `scale_max` (2^14), `log_max` (16.0),
             `beta1` (0.99) for the mean, `beta2` (0.999) for the deviation, and `overflow_std_dev`
-            (3.09), the distance of the mean from `log_max` in deviations.
+            (3.09), the distance from the mean to `log_max` in deviations.
         as_shipped: True to reproduce OpenSeq2Seq: an overflow counts as x = 2^log_max, so that the
             scale stays at `scale_min` for some 11,000 updates. The scale is 2^(16 - ...) for any
             `log_max`. Gradients that are all 0 make the scale NaN for good; if False, they only

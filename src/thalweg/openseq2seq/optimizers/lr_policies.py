@@ -1,10 +1,10 @@
 """OpenSeq2Seq's learning-rate policies.
 
-A policy takes the global step, the variable that counts updates, before its own arguments. In eager
-mode it returns a callable without arguments that reads the step anew, to be given to an optimizer
-as its learning rate; in graph mode it returns a tensor. `fixed_lr` returns its number in both.
+The first argument of a policy is the global step, the variable that counts updates. In eager mode,
+a policy returns a callable without arguments, for the learning rate of an optimizer. A call reads
+the global step. In graph mode, a policy returns a tensor. `fixed_lr` always returns the number.
 Arithmetic is in the dtype of the learning rate: float32 for a Python float, float64 for
-`numpy.float64`; its last bits are those of a session, the `folded` ones of the formulas.
+`numpy.float64`. The last bits are equal to a session's, by the `folded` formulas.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def piecewise_constant(
         IndexError: There are no boundaries.
 
     Differs from:
-        OpenSeq2Seq finds only when it runs that boundaries descend.
+        OpenSeq2Seq raises for descending boundaries only in a run.
     """
     if not isinstance(decay_rates, list):
         raise InvalidTypeError(f"decay_rates must be a list, not {show_value(decay_rates)}.")
@@ -112,7 +112,7 @@ def exp_decay(
         decay_rate: The factor.
         use_staircase_decay: True to round the exponent down to an integer.
         begin_decay_at: The last step with the first learning rate.
-        min_lr: The lowest learning rate, before `begin_decay_at` too.
+        min_lr: The lowest learning rate, also before `begin_decay_at`.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
@@ -149,7 +149,7 @@ def poly_decay(
         p = min(global_step - begin_decay_at, decay_steps) / decay_steps
         base up to begin_decay_at, then (base - min_lr) (1 - p)^power + min_lr
 
-    The warm-up starts at 0. If it ends after `begin_decay_at`, both formulas apply in between.
+    The warm-up starts at 0. From `begin_decay_at` to a later `warmup_steps`, both formulas apply.
 
     Args:
         global_step: The variable that counts updates, or an integer.
@@ -328,9 +328,10 @@ def _build_warm_up(
     warmup_steps: int = 0,
     lowest: float = -math.inf,
 ) -> Callable[[Any], Any]:
-    """Return `rate(step)`: a linear warm-up, to which `decay` applies from `begin_decay_at` on.
+    """Return a function: `rate(step)` is a linear warm-up, changed by `decay` from a step on.
 
-    `decay(rate, step - begin_decay_at, dtype)` returns a rate; the result is at least `lowest`.
+    From `begin_decay_at` on, `decay(rate, step - begin_decay_at, dtype)` returns the rate. The
+    result is at least `lowest`.
     """
     dtype = _find_rate_dtype(learning_rate)
 
@@ -349,7 +350,7 @@ def _build_warm_up(
 def _follow_formula(
     name: str, global_step: object, formula: Callable[[Any], object], dtype: type[np.floating[Any]]
 ) -> object:
-    """Return the result of a policy: a callable or tensor that follows the global step.
+    """Return the result of a policy: a callable, or in graph mode a tensor, of the global step.
 
     Args:
         name: The name of the policy.

@@ -38,10 +38,10 @@ class Masters(Staged):
         self.scope = scope
 
     def of(self, var: Any) -> Any:
-        """Return the float32 master of a float16 or bfloat16 variable; any other variable itself.
+        """Return the float32 master of a float16 or bfloat16 variable; return any other unchanged.
 
-        A missing master is created with the variable's value. In a graph it begins with the
-        variable's initial value, and is added to the collection FP32_MASTER_COPIES.
+        A missing master is created with the variable's value. In a graph a master begins with
+        the variable's initial value, and is added to the collection FP32_MASTER_COPIES.
         """
         if var.dtype not in REDUCED:
             return var
@@ -57,7 +57,7 @@ class Masters(Staged):
             run([copy_call, partial(self._stale.discard, id(var))])
 
     def of_all(self, variables: Sequence[Any]) -> list[Any]:
-        """Return `of(var)` for each variable; cache the result of the last eager variables."""
+        """Return a list of `of(var)` for each variable; cache the last list of eager masters."""
         # Each session has its own masters, so they are not cached.
         if current_session() is not None:
             return list(map(self.of, variables))
@@ -83,8 +83,8 @@ class Masters(Staged):
     def renewed(self, report: Sequence[object] = ()) -> Iterator[None]:
         """Mark masters created in the `with` block as stale if the block raises an error.
 
-        `of` sets a stale master to its variable again. Mark nothing if `report` is not empty: a
-        step was taken, and the new masters stay valid.
+        `of` sets a stale master to its variable again. A non-empty `report` means that a step was
+        taken; then mark no master.
         """
         old_ids = set(map(id, self._slots.owners())) - self._stale
         try:

@@ -178,7 +178,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
         return self.received(pairs, scale)
 
     def received(self, pairs: Iterable[tuple[Any, Any]], scale: object) -> BackwardResult:
-        """Return a `BackwardResult` of gradients of the scaled loss; create missing masters.
+        """Return the `BackwardResult` of gradients of the scaled loss; create missing masters.
 
         Args:
             pairs: (gradient, variable) pairs. The gradient has its variable's dtype, or is None.
@@ -227,8 +227,8 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
                 `Optimizer.compute_gradients`.
 
         Returns:
-            A (gradient, master) pair for each float16 or bfloat16 variable, and a (gradient,
-            variable) pair for each other variable.
+            A list of (gradient, master) pairs. A variable that is not float16 or bfloat16 takes
+            the place of a master.
 
         Raises:
             TypeError: The scale adapts and the loss is not float32.
@@ -327,7 +327,7 @@ class MixedPrecisionOptimizerWrapper(WrappingOptimizer):
     def _update_in_graph(
         self, present: BackwardResult, global_step: object, name: str | None
     ) -> object:
-        """Return the operation of an update; the optimizer gets symbolic gradients now."""
+        """Return the operation of an update; call `apply_gradients` now with symbolic gradients."""
         scaler = self.loss_scaler
 
         def process(backward: BackwardResult) -> list[object] | None:
@@ -412,9 +412,9 @@ def check_inner(optimizer: Optimizer) -> None:
 
 
 def checked_scale(loss_scale: object, as_shipped: bool) -> float | AutomaticLossScaler | None:
-    """Return a loss scale as a float, an `AutomaticLossScaler` itself, and 1.0 for None.
+    """Return a loss scale as a float; return 1.0 for None, and an `AutomaticLossScaler` itself.
 
-    With `as_shipped`, return None for an object that is none of float, scaler and None.
+    With `as_shipped`, return None for any object that is not a float, a scaler or None.
 
     Raises:
         TypeError: `loss_scale` is not a number.

@@ -44,7 +44,7 @@ def larc_of(larc_params: Mapping[str, Any]) -> Larc:
     """Return the `Larc` of a config's parameters.
 
     Raises:
-        ValueError: A parameter is missing, unknown, of another type, or an unknown mode.
+        ValueError: A parameter is missing, unknown or of another type, or the mode is unknown.
     """
     check_params(
         larc_params,
@@ -111,7 +111,7 @@ class PostProcessing(NamedTuple):
 
         Raises:
             InvalidArgumentError: A gradient is None although clipping, LARC or the summary of the
-                global norm is enabled. With clipping and `as_shipped`, also for a shape of ().
+                global norm is enabled. With clipping and `as_shipped`, a variable has shape ().
         """
         reasons = {
             "the summary global_gradient_norm": "global_gradient_norm" in self.summaries,
@@ -131,7 +131,7 @@ class PostProcessing(NamedTuple):
         rate: object,
         journal: Journal | None,
     ) -> list[Gradient]:
-        """Return new gradients, clipped or scaled by LARC; write summaries into a given journal."""
+        """Return gradients clipped or scaled by LARC; write summaries into `journal`, if given."""
         pairs = [(g, var) for g, var in zip(gradients, variables, strict=True) if g is not None]
         return transform_present(
             gradients, variables, self.gradient_transforms(pairs, rate, journal)
@@ -218,10 +218,9 @@ class PostProcessing(NamedTuple):
     def _measure_rows(
         self, pairs: Sequence[Pair], unscaling: object, stats: GradientStats
     ) -> GradientStats:
-        """Return norms of gradients in which sparse rows with equal indices are not added.
+        """Return the statistics of gradients without adding sparse rows with equal indices.
 
-        In `stats` such rows are added if LARC is enabled. Return `stats` itself without LARC, or
-        without sparse gradients.
+        With LARC, the rows are added in `stats`. Without LARC or sparse gradients, return `stats`.
         """
         if self.larc is None or not any(isinstance(grad, IndexedSlices) for grad, _ in pairs):
             return stats
@@ -305,14 +304,14 @@ def post_process_gradients(
             return settings.process(gradients, variables, rate, None)
         journal = Journal(settings.summaries)
         new_gradients = settings.process(gradients, variables, rate, journal)
-        journal.sent(global_step).write(summary_writer)
+        journal.finish(global_step).write(summary_writer)
         return new_gradients
 
     def tell(gradients: Any, variables: Any, rate: object, scope: str) -> Callable[[Any], None]:
         journal = Journal(settings.summaries, scope)
         with no_grad():
             settings.process(concretes(gradients), variables, rate, journal)
-        return journal.sent(0).write
+        return journal.finish(0).write
 
     if OF_GRADIENTS.intersection(settings.summaries) and is_deferred(*gradients, *variables, lr):
         collect_summaries(tell, [gradients, variables, lr])

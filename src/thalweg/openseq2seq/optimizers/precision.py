@@ -1,4 +1,4 @@
-"""Precision of a loss: its shape and dtype, and its scale."""
+"""Shape, dtype and scale of a loss."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def check_scalar(loss: object) -> None:
 
 
 def scaled(loss: object, scale: object) -> Any:
-    """Return the loss times the scale: a callable for a callable, else a symbolic tensor.
+    """Return a symbolic loss times the scale. For a callable, return a callable.
 
-    In graph mode a callable is called now. A loss that is neither callable nor symbolic is returned
-    unscaled. A product with a number has the loss's dtype, and may be infinite there.
+    In graph mode call a callable now, and return the product. Any other loss is returned unscaled.
+    The product with a number has the loss's dtype, and may overflow to infinity.
 
     Raises:
         InvalidTypeError: The scale is a tensor, and the loss is not float32. A returned callable
-            raises this when it is called.
+            raises the error when called.
     """
     if callable(loss) and not isinstance(loss, Tensor) and not is_symbolic(loss):
         if not executing_eagerly():

@@ -31,19 +31,18 @@ def reduced(
 ) -> list[Gradient]:
     """Return the mean of each gradient over the workers.
 
-    None counts as zeros if another worker has a gradient. It stays None if all workers have None,
-    or with `all_reduce`.
+    None counts as zeros if another worker has a gradient. If all workers have None, the mean is
+    None. With `all_reduce`, None stays None.
 
     Args:
         gradients: The gradients of this worker.
         variables: The variables of the gradients.
         all_reduce: `all_reduce(gradient)` returns the mean; called in order. If None, the workers
-            are the ranks of the current strategy, or of the default group of torch.distributed, or
-            this process alone.
+            are the ranks of the current strategy, else of torch.distributed's default group.
         model: If `shares_embedding(model, ...)`, sparse gradients become dense first.
         as_shipped: True to raise AttributeError for a sparse gradient without a model.
-        owner: Optional. The optimizer of the step. All workers raise an error if its description
-            differs between workers.
+        owner: Optional. The optimizer of the step. If the workers' optimizers differ, all workers
+            raise an error.
     """
     strategy = current_strategy()
     if all_reduce is None and strategy.ranks.is_alone:
@@ -58,7 +57,7 @@ def reduced(
     if owner is None:
         sums = sum_pairs(pairs, strategy.ranks, strategy.sending)
     else:
-        sums = sum_concrete_gradients(owner, strategy, lambda: pairs, variables, owner._said())
+        sums = sum_concrete_gradients(owner, strategy, lambda: pairs, variables, owner._describe())
     count = strategy.num_replicas_in_sync
     return [None if total is None else total / count for total, _ in sums]
 
@@ -67,8 +66,8 @@ def check_replicas(reduces: bool, iter_size: int) -> None:
     """Raise for settings of `optimize_loss` that the current strategy does not support.
 
     Raises:
-        InvalidArgumentError: There are several replicas, but gradients are not averaged; or the
-            reduction is ordered, and an update has several runs.
+        InvalidArgumentError: There are several replicas, but gradients are not averaged. Or an
+            update has several runs, and the strategy's reduction is "ordered".
     """
     if not reduces and not (has_strategy() and not current_strategy().ranks.is_alone):
         return
@@ -138,8 +137,8 @@ def reduce_gradients(
     Raises:
         NotImplementedError: `on_horovod` is false.
         ValueError: There are no pairs.
-        ReplicaMismatchError: A gradient is dense for one worker and sparse for another, or its
-            dtypes differ. Every worker raises it.
+        ReplicaMismatchError: A gradient is dense for one worker and sparse for another, or dtypes
+            differ. Every worker raises the error.
 
     Reference: OpenSeq2Seq, optimizers.optimizers
     """

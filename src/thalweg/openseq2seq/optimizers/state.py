@@ -64,7 +64,7 @@ class TrainingState(V1StateDict):
     extra_entries: Sequence[Entry] = ()
 
     def _saved(self, names: Names = state.keys_of, chosen: object = None) -> dict[str, Tensor]:
-        """Return {name: copy of a tensor of the state}; `names` maps variables to name prefixes."""
+        """Return {name: copy of a tensor of the state}; `names(variables)` returns prefixes."""
         self._check_has_state()
         with self._locked():
             snapshot = super()._saved(names)
@@ -103,7 +103,7 @@ class TrainingState(V1StateDict):
             self.sums.make(targets)
 
     def _slot_entries(self, var: Tensor, key: str) -> list[Entry]:
-        """Return entries of a variable's master, slots and gradient sum, with names below `key`."""
+        """Return the `Entry`s of a variable's master, slots and gradient sum, named below `key`."""
         master = self.masters.get(var)
         target = var if master is None else master
         entries: list[Entry] = []

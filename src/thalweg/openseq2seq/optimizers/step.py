@@ -79,9 +79,9 @@ class TrainingStep(Configurable):
         self._lock = Guard(self)
         # The step in progress, unless it is replayed in one call; see `reentrance`.
         self.stepping: weakref.ref[Stepping] | None = None
-        if treatment.outbox is not None:
+        if treatment.summary_queue is not None:
             # Called at the end of the program, too. A method of `self` would keep the step alive.
-            weakref.finalize(self, treatment.outbox.flush)
+            weakref.finalize(self, treatment.summary_queue.flush)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -102,8 +102,8 @@ class TrainingStep(Configurable):
     def learning_rate(self) -> Tensor:
         """The learning rate of the last step, a tensor of shape ().
 
-        While the loss is computed, it is the rate of the current step. If the global step is on a
-        GPU, it is the rate of the last step then.
+        While the loss is computed, it is the current step's rate. But if the global step is on a
+        GPU, it is still the last step's rate.
         """
         return self._rate.value.clone()
 
@@ -124,9 +124,9 @@ class TrainingStep(Configurable):
     def __call__(self) -> Tensor:
         """Compute the loss and its gradients, and update the variables.
 
-        An error before the update changes nothing, also if a callback raised it. Errors of a
-        constraint, the optimizer's `_finish` or `summary_writer` come after the update. A note on
-        the error says which.
+        An error before the update changes nothing, even an error of a callback. A constraint, the
+        optimizer's `_finish` and `summary_writer` raise errors after the update. A note on the
+        error says whether there was an update.
 
         Returns:
             The loss before the update, not scaled; without a gradient.
@@ -139,15 +139,15 @@ class TrainingStep(Configurable):
             FailedPreconditionError: A graph is being built.
         """
         with self._lock:
-            return self._taken(self._differentiate_loss)
+            return self._take_step(self._differentiate_loss)
 
     @untraced
     def apply_gradients(self, gradients: Iterable[Any]) -> bool | Tensor:
         """Update the variables by gradients that the caller computed; see `__call__` for errors.
 
         Args:
-            gradients: Gradients of the loss times `loss_scale`, one for each variable of `var_list`
-                in its dtype: a tensor, `IndexedSlices`, or None. They are not written to.
+            gradients: Gradients of the loss times `loss_scale`, one per variable in `var_list`.
+                A gradient is a tensor or `IndexedSlices` of the variable's dtype, or None.
 
         Returns:
             True if the variables were updated: a bool, or a bool tensor if a GPU decides.
@@ -155,23 +155,23 @@ class TrainingStep(Configurable):
         Raises:
             FailedPreconditionError: There is no `var_list` and no earlier step, or a graph is being
                 built.
-            ValueError: The number of gradients differs, all are None, a gradient does not match its
-                variable, or a required gradient is None.
+            ValueError: The number of gradients is wrong, a gradient does not match the variable, or
+                all gradients or a required gradient are None.
         """
         with self._lock:
-            self._taken(lambda: (None, self._receive_gradients(concretes(gradients))))
+            self._take_step(lambda: (None, self._receive_gradients(concretes(gradients))))
             has_update = self._has_update
             return has_update.clone() if isinstance(has_update, Tensor) else has_update
 
     def flush(self) -> None:
         """Wait for the GPU, and send pending summaries of the last step to `summary_writer`.
 
-        Without a call of this method they are sent by the next step, or at the end of the program.
+        Otherwise pending summaries are sent by the next step or at the end of the program.
         """
         with self._lock:
-            outbox = self._pipeline.treatment.outbox
-            if outbox is not None:
-                outbox.flush()
+            queue = self._pipeline.treatment.summary_queue
+            if queue is not None:
+                queue.flush()
 
     @property
     def loss_scale(self) -> float | Tensor:
@@ -181,10 +181,11 @@ class TrainingStep(Configurable):
         scale = self._pipeline.mixed.loss_scale
         return scale.detach().clone() if isinstance(scale, Tensor) else scale
 
-    def _taken(self, differentiate: Differentiate) -> Any:
-        """Take a step in eager mode; return the loss, which `differentiate` returned.
+    def _take_step(self, differentiate: Differentiate) -> Any:
+        """Take a step in eager mode; return the loss that `differentiate` returned.
 
-        Set `_has_update`. An error before the commit gets a note, and changes nothing.
+        Set `_has_update` to True if there was an update. An error before the commit changes
+        nothing, and gets a note.
 
         Args:
             differentiate: `differentiate()` returns (loss or None, `BackwardResult`).
@@ -226,7 +227,7 @@ class TrainingStep(Configurable):
         step is on a GPU, the rate is set after the loss was computed.
 
         Args:
-            differentiate: See `_taken`.
+            differentiate: See `_take_step`.
             report: An empty list, extended in the commit; see `StepPipeline.apply`.
         """
         rate, mixed = self._rate, self._pipeline.mixed
@@ -254,7 +255,7 @@ class TrainingStep(Configurable):
             is_late: True to set the learning rate here, after the loss was computed.
         """
         treatment = self._pipeline.treatment
-        scaler = None if treatment.outbox is None else self.loss_scaler
+        scaler = None if treatment.summary_queue is None else self.loss_scaler
         skip = treatment.iter_size > 1 and as_skip(self._skip_update)
         # Workers that wait for gradients learn of errors of the loss, too.
         with waited_for(self._inner, treatment.is_waited_for(skip)):
@@ -277,7 +278,7 @@ class TrainingStep(Configurable):
             return value, self._pipeline.apply(step_inputs, report)
 
     def _receive_gradients(self, gradients: list[Any]) -> BackwardResult:
-        """Return gradients that the caller computed as a `BackwardResult`.
+        """Return the `BackwardResult` of the caller's gradients.
 
         Raises:
             FailedPreconditionError: The variables are not known yet.
@@ -351,7 +352,7 @@ class TrainingStep(Configurable):
         names: Names = keys_of,
         extra_entries: Sequence[Entry] = (),
     ) -> Generator[Loading]:
-        """Yield the values to load, with `extra_entries`; locks are held until the block ends."""
+        """Yield the `Loading` of the state and `extra_entries`; hold locks until the block ends."""
         with self._lock.to_load():
             if self._variables is None:
                 raise FailedPreconditionError(_UNKNOWN)
@@ -385,7 +386,7 @@ class TrainingStep(Configurable):
         return self._variables or []
 
     def _arguments(self) -> dict[str, object]:
-        """Return the arguments of `optimize_loss` by name, without tensors that follow the rate."""
+        """Return {name: argument} of `optimize_loss`, without tensors that depend on the rate."""
         moving = {id(tensor) for tensor in self._rate.tensors}
         inner_arguments = self._inner._arguments().items()
         treatment, mixed = self._pipeline.treatment, self._pipeline.mixed

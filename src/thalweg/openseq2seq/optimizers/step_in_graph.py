@@ -1,4 +1,4 @@
-"""A step of training as one operation of a graph."""
+"""A training step as one operation of a graph."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from thalweg.openseq2seq.optimizers.mp_wrapper import check_inner
 from thalweg.openseq2seq.optimizers.name_tables import OF_GRADIENTS
 from thalweg.openseq2seq.optimizers.precision import check_scalar
 from thalweg.openseq2seq.optimizers.summaries import (
-    Outbox,
     RunSummaries,
     SummaryCollector,
+    SummaryQueue,
     collect_scalar,
     collect_summaries,
 )
@@ -60,7 +60,7 @@ def step_in_graph(
 ) -> Any:
     """Return a symbolic tensor that takes a training step when a session evaluates it.
 
-    Its value is the loss before the step. Operations of the collection UPDATE_OPS run before the
+    The value is the loss before the step. Operations of the collection UPDATE_OPS run before the
     step, also in runs without an update. Summaries of `treatment` are added to the collection
     SUMMARIES.
 
@@ -101,7 +101,7 @@ def step_in_graph(
 
 
 def _resolve_loss(loss: Any) -> Any:
-    """Return a scalar loss of the graph; call a function for it, and raise for other values."""
+    """Return a scalar symbolic loss, or the result of a callable loss; raise for other values."""
     if callable(loss) and not _graph.is_symbolic(loss):
         loss = loss()
     if not _graph.is_symbolic(loss):
@@ -143,22 +143,22 @@ class _StepRun:
     def _begin(self, values: StepInputs) -> tuple[StepPipeline, StepInputs]:
         """Check the loss; return (pipeline, `values` with a bool `skip`).
 
-        If workers average gradients, the pipeline is a copy that also writes summaries for the
-        collection SUMMARIES.
+        If workers average gradients, return a copy of the pipeline, which also computes summaries
+        for the collection SUMMARIES.
         """
         pipeline, values = self.pipeline, values._replace(skip=as_skip(values.skip))
         pipeline.check_loss(values.loss)
         if self._averaged is None:
             return pipeline, values
         treatment = pipeline.treatment
-        writer = None if treatment.outbox is None else treatment.outbox.writer
+        writer = None if treatment.summary_queue is None else treatment.summary_queue.writer
         summaries = SummaryCollector(
             ("learning_rate", f"{SCOPE}loss", f"{SCOPE}loss_scale"), writer
         )
         self._averaged.keep(summaries)
-        outbox = Outbox(summaries, waits=True)
+        queue = SummaryQueue(summaries, waits=True)
         # `replace` shares `_check_mixed`, so only the first loss of all runs is checked.
-        return replace(pipeline, treatment=treatment._replace(outbox=outbox)), values
+        return replace(pipeline, treatment=treatment._replace(summary_queue=queue)), values
 
     def run(self, values: StepInputs) -> Tensor:
         """Take a step and return the loss before it."""
@@ -183,7 +183,7 @@ class _StepRun:
             return process_gradients(ready.backward, ready.gradient_transforms)
 
     def finish(self, loss: Tensor, has_update: Tensor) -> Tensor:
-        """Send the summaries of a run after its update, and return a copy of the loss."""
+        """Send the summaries of this run after the update; return a copy of the loss."""
         pipeline, ready = thread.frames[-1].pop(self)
         if has_update:
             distribute.commit_sums(pipeline.inner)
@@ -259,7 +259,7 @@ def _train_op_of_hooks(
 
 
 def _check_backward(backward: BackwardResult, treatment: Treatment) -> BackwardResult:
-    """Return the results without variables that have no gradient on any worker.
+    """Return `backward` without the variables that have no gradient on any worker.
 
     Raises:
         InvalidTypeError: A variable is not of the graph.

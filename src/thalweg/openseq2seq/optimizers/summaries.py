@@ -1,4 +1,4 @@
-"""Summaries of steps, for writers like torch's SummaryWriter and for the collection SUMMARIES."""
+"""Summaries of steps, for writers like torch's SummaryWriter and for a graph's collection."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from thalweg.variable import REDUCED
 
 
 class Journal:
-    """Summaries of one step, collected until the step was taken.
+    """Summaries of one step, collected until `finish`.
 
-    Scalars stay tensors on their devices and are copied to the host together.
+    Scalars remain tensors on devices, until `finish` copies all scalars to the host.
 
     Args:
         names: The names of the summaries to make.
@@ -54,8 +54,8 @@ class Journal:
             elements = torch.nan_to_num(elements, nan=0.0, posinf=0.0, neginf=0.0)
         self._histograms[self._scope + tag] = elements
 
-    def sent(self, step: int) -> Letter:
-        """Return a `Letter` with the summaries of step `step`; start to copy them to the host."""
+    def finish(self, step: int) -> StepSummaries:
+        """Return the `StepSummaries` of step `step`; start to copy all values to the host."""
         values = {tag: value for tag, (value, _) in self._scalars.items()}
         tensors = {tag: value for tag, value in values.items() if isinstance(value, Tensor)}
         devices = list(dict.fromkeys(value.device for value in tensors.values()))
@@ -74,11 +74,11 @@ class Journal:
             for tag, elements in zip(self._histograms, host_values[len(groups) :], strict=True):
                 writer.add_histogram(tag, torch.from_numpy(elements), step)
 
-        return Letter(write, is_pending)
+        return StepSummaries(write, is_pending)
 
 
-class Letter(NamedTuple):
-    """Summaries of a step for a writer.
+class StepSummaries(NamedTuple):
+    """Summaries of one finished step, ready to write.
 
     Attributes:
         write: `write(writer)` writes the summaries to a writer.
@@ -89,14 +89,14 @@ class Letter(NamedTuple):
     is_pending: bool
 
 
-class Outbox:
-    """Queue of `Letter`s for a writer, written in order.
+class SummaryQueue:
+    """Queue of summaries for a writer, written in order.
 
     Summaries that a device has not computed yet are written with the next step, or by `flush`.
 
     Args:
         writer: The writer.
-        waits: True to wait for the device and write each letter at once.
+        waits: True to wait for the device and write all summaries at once.
 
     Attributes:
         writer: The writer.
@@ -108,17 +108,17 @@ class Outbox:
     def __init__(self, writer: object, waits: bool = False) -> None:
         check_writer(writer)
         self.writer, self._waits = writer, waits
-        self._letters: list[Letter] = []
+        self._queue: list[StepSummaries] = []
 
-    def send(self, letter: Letter) -> None:
-        """Send the queued summaries, and this one unless it is pending."""
-        self._letters.append(letter)
-        self.flush(remaining=0 if self._waits or not letter.is_pending else 1)
+    def send(self, summaries: StepSummaries) -> None:
+        """Write all queued summaries, and `summaries` unless a device still computes them."""
+        self._queue.append(summaries)
+        self.flush(remaining=0 if self._waits or not summaries.is_pending else 1)
 
     def flush(self, remaining: int = 0) -> None:
         """Send queued summaries until `remaining` are left, waiting for the device."""
-        while len(self._letters) > remaining:
-            self._letters.pop(0).write(self.writer)
+        while len(self._queue) > remaining:
+            self._queue.pop(0).write(self.writer)
 
 
 class SummaryCollector:
@@ -126,7 +126,7 @@ class SummaryCollector:
 
     Args:
         excluded_tags: Tags of scalars that are left out.
-        writer: Optional. Another writer, which gets all values, too.
+        writer: Optional. A second writer, which receives all values.
     """
 
     def __init__(self, excluded_tags: Sequence[str] = (), writer: Any = None) -> None:
@@ -159,8 +159,8 @@ def collect_summaries(run: Callable[..., Any], inputs: Sequence[object]) -> None
     """Add an operation to the collection SUMMARIES that computes several summaries in each run.
 
     Args:
-        run: `run(*values, scope=prefix)` returns a function of a writer, which it gives summaries.
-        inputs: Inputs of the operation, see `operation`; `values` are their values in the run.
+        run: `run(*values, scope=prefix)` returns a function: `write(writer)` writes the summaries.
+        inputs: Inputs of the operation, see `operation`; `values` are the inputs' values.
     """
 
     def summarize(*given: Any) -> bytes:
@@ -182,13 +182,13 @@ def _add_summary(summarize: Callable[..., bytes], inputs: Sequence[object], kind
 
 
 class RunSummaries:
-    """Summaries that the operation of a step hands to a summary operation in the same run.
+    """Summaries of a run, stored by the operation of a step and read by a summary operation.
 
     Gradients are averaged only in the step. Averaging again would block other workers.
     """
 
     def keep(self, collected: SummaryCollector) -> None:
-        """Store the summaries of this run; the operation of the step calls it."""
+        """Store the summaries of this run. Called by the operation of the step."""
         thread.frames[-1][self] = collected
 
     def collect(self) -> None:

@@ -26,7 +26,7 @@ from thalweg.openseq2seq.optimizers.precision import is_mixed
 from thalweg.openseq2seq.optimizers.reduction import AllReduce, check_replicas
 from thalweg.openseq2seq.optimizers.step import TrainingStep
 from thalweg.openseq2seq.optimizers.step_in_graph import step_in_graph
-from thalweg.openseq2seq.optimizers.summaries import Outbox
+from thalweg.openseq2seq.optimizers.summaries import SummaryQueue
 from thalweg.v1.train.global_step import assert_global_step, get_or_create_global_step
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.variable import Variable
@@ -55,7 +55,7 @@ def optimize_loss(
     summary_writer: object = None,
     as_shipped: bool = False,
 ) -> Any:
-    """Return a training step that is built from the values of a config.
+    """Build a training step from the values of a config.
 
     A run computes gradients of the loss; in mixed precision, of the scaled loss for float32
     masters. Gradients are added over `iter_size` runs, averaged over workers, clipped or scaled by
@@ -85,7 +85,7 @@ def optimize_loss(
         loss_scaling_params: Optional. Parameters of the algorithm.
         on_horovod: True to average gradients over workers, see `reduce_gradients`; required in a
             strategy of several replicas.
-        iter_size: The number of runs per update. Gradients are divided by it, and added.
+        iter_size: The number of runs per update. Gradients are divided by this number and added.
         skip_update_ph: For `iter_size` above 1: True in a run that only adds its gradients. A bool,
             a callable that returns a bool, or in graph mode a placeholder. Not in a strategy whose
             `reduction` is "ordered".
@@ -110,8 +110,8 @@ def optimize_loss(
         TypeError: The policy or the optimizer is not callable, or the optimizer rejects its
             parameters.
 
-    An error in a run changes nothing, unless a constraint, the optimizer's `_finish` or the writer
-    raises it: they are called after the update.
+    An error in a run changes nothing. But errors of a constraint, the optimizer's `_finish` and the
+    writer occur after the update.
 
     Differs from:
         OpenSeq2Seq, which clips float64 gradients in float32. `as_shipped=True` reproduces its
@@ -140,8 +140,8 @@ def optimize_loss(
     mixed, in_graph, reduces = is_mixed(dtype), is_deferred(loss), bool(on_horovod)
     _check_functions(loss, learning_rate_decay_fn, in_graph)
     iter_size = _check_iter_size(iter_size, skip_update_ph, reduces, as_shipped)
-    outbox = None if summary_writer is None else Outbox(summary_writer, waits=in_graph)
-    treatment = Treatment(post, iter_size, reduces, all_reduce, model, outbox, summaries is None)
+    queue = None if summary_writer is None else SummaryQueue(summary_writer, waits=in_graph)
+    treatment = Treatment(post, iter_size, reduces, all_reduce, model, queue, summaries is None)
     with loss.graph.as_default() if is_symbolic(loss) else contextlib.nullcontext():
         counter = _global_step(global_step, in_graph)
         live = None if in_graph else LiveRate(learning_rate_decay_fn, counter)

@@ -1,7 +1,7 @@
-"""Update of all tensors at once, the last part of a step: eagerly, in a run, or recorded.
+"""Update of all variables, the last part of a step: eager, in a session's run, or as operations.
 
-An optimizer that overrides hooks or `apply_gradients` is called once, while the graph is built: an
-operation processes the gradients, and its outputs are passed to the optimizer.
+An optimizer that overrides hooks or `apply_gradients` is called once, while the graph is built. The
+optimizer receives the outputs of an operation that processes the gradients.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def decide_by_scaler(
     calls: Sequence[Call] = (),
     decides_there: bool = True,
 ) -> dict[str, Any]:
-    """Return arguments of `GradientTransforms` by which a loss scaler decides about the update.
+    """Return arguments of `GradientTransforms`, so that a loss scaler decides about the update.
 
-    Without a scaler, the only argument is "calls": those of `calls`, and one to extend `report`.
+    Without a scaler, return {"calls": `calls` and a function that extends `report`}.
 
     Args:
         scaler: The scaler, whose state changes in the commit of the step; or None.
-        report: A list. The commit appends a sentence, and True if the step was taken.
+        report: A list. The commit appends a sentence, and a bool: True if the step was taken.
         calls: Further functions to call in the commit.
         decides_there: True if a device may decide without the host.
     """
@@ -93,7 +93,7 @@ def update(
 
     Args:
         optimizer: The optimizer of the targets.
-        backward: The targets and their gradients; scaled, if `transforms` unscales them.
+        backward: The targets and gradients. Gradients are scaled if `transforms` unscales.
         transforms: Transforms of the gradients before the update.
         global_step: The variable that counts updates, or None.
         captured: In a graph run, the values that the optimizer captured while building; else None.
@@ -132,8 +132,8 @@ def _update_by_override(
 ) -> StepResult:
     """Call the overridden `apply_gradients` of an optimizer, then set variables to their masters.
 
-    Return a `StepResult`. An error after `global_step` has changed is in the result, because the
-    step was taken. An earlier error is raised.
+    Raise an error that occurs before `global_step` changes. A later error is returned in the
+    `StepResult`, because the step was taken.
     """
     step = global_step
     if step is None:
@@ -164,7 +164,7 @@ class RecordedUpdate(NamedTuple):
 
     Attributes:
         op: An operation that ends when the update has been made or left out.
-        has_update: Whether there was an update, a bool tensor.
+        has_update: A bool tensor, True if there was an update.
     """
 
     op: Any
@@ -202,13 +202,13 @@ def _run_process(
 ) -> list[object]:
     """Return the outputs of an operation: [whether this run has an update, *gradients].
 
-    The first is a bool tensor. A gradient is `IndexedSlices` or dense, as `slices` says. Without an
-    update, gradients are `IndexedSlices` without rows, or zeros that share one element's memory.
+    The first output is a bool tensor. Without an update, each gradient is zeros or `IndexedSlices`
+    without rows.
 
     Args:
         process: `process(*values)` returns the gradients, or None without an update.
         targets: The variables of the gradients.
-        slices: For each gradient, True if it is sparse.
+        slices: For each gradient, True to return `IndexedSlices`, False for a dense tensor.
         *values: The values of the inputs in this run.
     """
     with writable():
@@ -238,8 +238,8 @@ def record_update(
     Args:
         optimizer: The optimizer.
         backward: Symbolic gradients, without None, with their variables and targets.
-        process: `process(*values)` is called in each run. It returns a gradient or None for each
-            target, or None for a run without an update.
+        process: `process(*values)` is called in each run. It returns a list, with a
+            gradient or None per target, or None if the run has no update.
         inputs: Inputs of the operation, see `operation`; written variables are passed by reference.
         global_step: The variable that counts updates, or None.
         scaler: The loss scaler that `process` updates, or None.
@@ -277,7 +277,7 @@ def record_update(
 def _apply_recorded(
     optimizer: Optimizer, backward: BackwardResult, global_step: object, options: dict[str, Any]
 ) -> object:
-    """Call `apply_gradients`; return its operation, or a following one that copies masters."""
+    """Call `apply_gradients`; return the last operation, such as the copy of masters."""
     # Gradients are means over the replicas.
     with distribute.enter_single_replica():
         applied_op = _graph.group(optimizer.apply_gradients(backward.pairs, global_step, **options))

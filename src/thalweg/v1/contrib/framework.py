@@ -27,12 +27,13 @@ def get_variables(
     """Return the variables of a collection of the default graph, in order of creation.
 
     Args:
-        scope: Optional. A regular expression matched at the start of names, or a variable scope.
-        suffix: Optional. Only names with this suffix are returned.
+        scope: Optional. A variable scope, or a regular expression for the beginning of names.
+        suffix: Optional. Only variables whose name ends with this suffix are returned.
         collection: The key of the collection.
     """
     scope = getattr(scope, "name", scope)
     if suffix is not None:
+        # Names of variables end with the index of an output, such as ":0".
         end = suffix if ":" in suffix else f"{suffix}:"
         scope = f"{scope or ''}.*{end}"
     return get_collection(collection, scope)

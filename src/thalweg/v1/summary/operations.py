@@ -19,9 +19,9 @@ def scalar(name: str, tensor: object, collections: object = None, family: str | 
     """Return a symbolic tensor whose value in a run is a serialized `Summary` of one number.
 
     Args:
-        name: The tag; the name scope is prepended, and the tag is made unique.
+        name: The tag, which TensorBoard shows. The name scope is prepended; the tag is made unique.
         tensor: The number, a tensor of one element.
-        collections: Graph collections that the result is added to; SUMMARIES by default.
+        collections: Graph collections to which the result is added; SUMMARIES by default.
         family: Optional. A prefix of the tag.
 
     Raises:
@@ -55,7 +55,7 @@ def image(
         tensor: Images (batch, height, width, channels) with 1, 3 or 4 channels. uint8 images are
             unchanged. Float images are scaled to [0, 255]; 0 maps to 128 if an image has negative
             values.
-        max_outputs: The largest number of images.
+        max_outputs: Maximum number of images.
 
     Returns:
         A symbolic tensor; a run computes the bytes of a `Summary` with PNG images.
@@ -78,11 +78,11 @@ def text(name: str, tensor: object, collections: object = None) -> Any:
 
 
 def merge(inputs: Sequence[object], collections: object = None, name: str | None = None) -> Any:
-    """Return a symbolic tensor whose value in a run is one `Summary` with the values of all inputs.
+    """Return a symbolic tensor whose value in a run is one `Summary` that merges all inputs.
 
     Args:
         inputs: Results of `scalar` and other functions of this module.
-        collections: Optional. Graph collections that the result is added to.
+        collections: Optional. Graph collections to which the result is added.
         name: Optional. The name of the operation.
 
     Raises:
@@ -114,9 +114,10 @@ def merge(inputs: Sequence[object], collections: object = None, name: str | None
 def merge_all(
     key: str = GraphKeys.SUMMARIES, scope: str | None = None, name: str | None = None
 ) -> Any:
-    """Return `merge` of all summaries in a collection of the default graph, or None if it is empty.
+    """Return `merge` of the summaries in a collection of the default graph; None without summaries.
 
-    With `scope`, a regular expression, only names whose beginning matches are merged.
+    `scope` is an optional regular expression. Only summaries whose names match from the first
+    character are merged.
     """
     _check_mode()
     summaries = _graph.get_collection(key, scope)
@@ -134,7 +135,6 @@ def _make_summary(
 
     Args:
         name, collections, family: As in `scalar`.
-        tensor: The input of the operation.
         describe: `describe(tensor_value, tag)`, called in a run, returns the summary values.
     """
 
@@ -163,7 +163,7 @@ def _add_to_collections(
 
 @contextlib.contextmanager
 def _tag_scope(name: str, family: str | None) -> Iterator[tuple[str, str]]:
-    """Enter the name scope of a summary; yield its tag and the name of its operation."""
+    """Return a context manager that enters a summary's name scope and yields (tag, short name)."""
     label, group = _clean_tag(name), None if family is None else _clean_tag(family)
     with _graph.name_scope(label if group is None else f"{group}/{label}") as scope:
         scope_name = scope.rstrip("/")

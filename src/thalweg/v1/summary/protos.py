@@ -44,6 +44,7 @@ class StandInMessage:
             setattr(self, name, _RepeatedField(field) if isinstance(field, list) else field)
 
     def __getattr__(self, name: str) -> StandInMessage:
+        # `copy` and `pickle` look for methods such as `__deepcopy__`.
         if name.startswith("_"):
             raise AttributeError(name)
         return vars(self).setdefault(name, StandInMessage())
@@ -58,7 +59,7 @@ class StandInMessage:
         return name in self._set
 
     def WhichOneof(self, group: str) -> str | None:
-        """Return the name of the kind of value that was set; None for an empty message."""
+        """Return the name of the first field set except "tag" and "metadata", or None."""
         return next((name for name in self._set if name not in ("tag", "metadata")), None)
 
     @classmethod
@@ -75,12 +76,12 @@ class StandInMessage:
         return len(serialized)
 
     def Clear(self) -> None:
-        """Set all fields back."""
+        """Reset all fields."""
         vars(self).clear()
         self.__init__()
 
     def ParseFromString(self, serialized: bytes) -> int:
-        """Set all fields back, ignore the bytes, and return their number."""
+        """Reset all fields, ignore the bytes, and return their number."""
         self.Clear()
         return len(serialized)
 
@@ -141,6 +142,7 @@ _MESSAGES = {
 
 def is_installed() -> bool:
     """Return True if TensorBoard is installed."""
+    # A module that is None blocks its import; tests hide TensorBoard in this way.
     if "tensorboard" in sys.modules:
         return sys.modules["tensorboard"] is not None
     return _can_be_imported()
@@ -159,10 +161,12 @@ def message(name: str) -> Any:
 
 
 def event_file_writer(directory: str, *options: Any) -> Any:
-    """Return a new `EventFileWriter` of TensorBoard for a folder; without TensorBoard, a stand-in.
+    """Return a new writer of event files: TensorBoard's `EventFileWriter`, or a stand-in.
+
+    `options` are TensorBoard's further arguments; the stand-in ignores them.
 
     Raises:
-        OSError: The folder cannot be created, or a file cannot be written in it.
+        OSError: The folder cannot be created, or a file cannot be written in the folder.
     """
     if not is_installed():
         return EventFileWriter(directory)

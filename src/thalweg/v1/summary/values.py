@@ -15,7 +15,7 @@ from thalweg.v1.summary.protos import message
 
 
 def scalar(tensor: torch.Tensor, tag: str) -> Any:
-    """Return the one number of a tensor."""
+    """Return a `Summary.Value` of a tensor with one element."""
     if tensor.numel() != 1:
         raise InvalidArgumentError(
             f"The summary of {tag!r} is of a scalar, not of shape {tuple(tensor.shape)}."
@@ -44,6 +44,7 @@ def histogram(values: torch.Tensor, tag: str) -> Any:
     if not np.isfinite(array).all():
         raise InvalidArgumentError(f"An element is NaN or infinite in the summary of {tag!r}.")
     limits = _bucket_limits()
+    # "right": a value that equals a limit belongs to the next bucket.
     counts = np.bincount(np.searchsorted(limits, array, "right"), minlength=len(limits))
     # Only the last of successive empty buckets is written.
     bucket_mask = (counts > 0) | np.append(counts[1:] > 0, True)
@@ -64,10 +65,10 @@ def images(batch: torch.Tensor, tag: str, count: int) -> list[Any]:
     """Return a list with a `Summary.Value` (a PNG) for each of the first `count` images.
 
     Args:
-        batch: A tensor (batch, height, width, channels) of 1, 3 or 4 channels. Floats are scaled by
-            `_scale_to_bytes`; uint8 is unchanged.
+        batch: A tensor (batch, height, width, channels) of 1, 3 or 4 channels. uint8 images are
+            unchanged; float images are scaled by `_scale_to_bytes`.
         tag: The tag; "/image" is appended, with a number if `count` is not 1.
-        count: The largest number of images.
+        count: Maximum number of images.
 
     Raises:
         InvalidArgumentError: The batch has another shape.
@@ -100,10 +101,10 @@ def _encode_png(image: torch.Tensor) -> bytes:
 
 
 def _scale_to_bytes(image: torch.Tensor) -> torch.Tensor:
-    """Return a uint8 image from a float image (height, width, channels).
+    """Return a uint8 image of a float image (height, width, channels).
 
-    Infinite and NaN pixels become red. [0, maximum] is scaled to [0, 255]. If there are negative
-    values, 0 maps to 128 instead.
+    Map [0, maximum] to [0, 255]. In an image with negative values, map [-m, m] to [1, 255] instead,
+    where m is the largest magnitude. Pixels with an infinite or NaN channel become red.
     """
     is_finite = image.isfinite()
     finite = image[is_finite]

@@ -92,8 +92,7 @@ class FileWriter:
     def add_event(self, event: Any, global_step: Any = None) -> None:
         """Write an `Event` to the file; do nothing if the file is closed.
 
-        Set `event.wall_time` to the present if it is 0. Set `event.step` to `global_step` unless
-        None.
+        In place, set a wall time of 0 to the present, and `event.step` to `global_step` if given.
         """
         if self._events is None:
             return
@@ -103,18 +102,18 @@ class FileWriter:
         self._events.add_event(event)
 
     def flush(self) -> None:
-        """Write out what waits."""
+        """Write waiting events to the file."""
         if self._events is not None:
             self._events.flush()
 
     def close(self) -> None:
-        """Write out what waits, and close the file."""
+        """Write waiting events to the file, and close the file."""
         if self._events is not None:
             self._events.close()
             self._events = None
 
     def reopen(self) -> None:
-        """Open a new file of events if the file is closed; do nothing if it is open.
+        """Open a new file of events if the file is closed; do nothing if the file is open.
 
         Raises:
             CheckpointWriteError: A file cannot be written in the folder.
@@ -141,7 +140,7 @@ class FileWriterCache:
 
     @staticmethod
     def get(logdir: str | os.PathLike[str]) -> FileWriter:
-        """Return the writer of a folder, made when first asked."""
+        """Return the writer of a folder; the first call creates the writer."""
         writers = FileWriterCache._writers
         return writers.get(os.fspath(logdir)) or writers.setdefault(
             os.fspath(logdir), FileWriter(logdir)
@@ -149,14 +148,14 @@ class FileWriterCache:
 
     @staticmethod
     def clear() -> None:
-        """Close all."""
+        """Close and forget all writers."""
         for writer in FileWriterCache._writers.values():
             writer.close()
         FileWriterCache._writers.clear()
 
 
 def add_scalar(writer: Any, tag: str, value: float, step: int) -> None:
-    """Write one number with a `FileWriter`, or with one of `torch.utils.tensorboard`."""
+    """Write one number with a `FileWriter`, or with torch's `SummaryWriter`."""
     if not hasattr(writer, "add_summary"):
         writer.add_scalar(tag, value, step)
         return
@@ -168,6 +167,7 @@ def graph_def_of(graph: graphs.Graph) -> Any:
     """Return a `GraphDef` with the name, type and input names of each operation of a graph."""
     graph_def = message("GraphDef")()
     for op in graph.get_operations():
+        # As in TensorFlow's GraphDef: output 0 has no ":0", and "^" marks control inputs.
         inputs = [f"{x.op.name}:{x.value_index}" if x.value_index else x.op.name for x in op.inputs]
         controls = [f"^{control_op.name}" for control_op in op.control_inputs]
         graph_def.node.add(name=op.name, op=op.type.rpartition("/")[2], input=[*inputs, *controls])

@@ -97,5 +97,6 @@ class AdagradDAOptimizer(RuleOptimizer):
     def _scalars_of(
         self, values: dict[str, object], dtype: Dtype, group: Hashable
     ) -> dict[str, Any]:
+        # The present step is not counted yet.
         step = int(number_of(resolve(self._global_step))) + 1
         return {**super()._scalars_of(values, dtype, group), "t": dtype(step)}

@@ -73,6 +73,7 @@ class AdamOptimizer(RuleOptimizer):
         return ADAM_V1
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
+        # As in TensorFlow: by name, so that all workers choose the same variable.
         first = min(var_list, key=base_name)
         for power, hyper in self.POWERS.items():
             initial = getattr(self, self.HYPERS[hyper])

@@ -1,6 +1,7 @@
-"""Application of gradients: replayed, planned, one variable at a time, or as a graph operation.
+"""Steps of v1 optimizers from (gradient, variable) pairs, in eager mode and in graph mode.
 
-A replayed step repeats the recorded kernel call of the step before, with new gradients.
+A step is planned: tensors are checked and kernel calls prepared. Later steps may reuse the plan. A
+*replay* repeats the kernel calls of the last step with new gradients, in one native call.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _GRADIENTS = (Symbolic, Tensor, IndexedSlices)
 
 
 def _make_replay(optimizer: object, cache: PlanCache, step: object) -> object:
-    """Return a replay that takes the next step of an optimizer in one call; None if impossible."""
+    """Return a replay that takes the next step of an optimizer; None if impossible."""
+    # Imported by the first replay: programs without repeated steps do not need the module.
     with importing:
         from thalweg.v1.train.replay import V1Replay
     return V1Replay.of(optimizer, cache, step)
@@ -70,11 +72,10 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     def _apply_aggregated(self, pairs: GradsAndVars, global_step: Any, name: str | None) -> Any:
         """Apply gradients that need no sum over replicas.
 
+        Raise ValueError if `pairs` is empty.
+
         Returns:
             In eager mode, the result of `_apply`. In graph mode, an operation that takes the step.
-
-        Raises:
-            ValueError: `pairs` is empty.
         """
         if not pairs:
             raise ValueError("No variables provided.")
@@ -90,6 +91,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> object:
         """Update all variables whose gradient is not None, and the optimizer's state.
 
+        Raise ValueError if all gradients are None.
+
         Args:
             pairs: (gradient or None, variable) pairs.
             arguments, transforms: As in `_take`.
@@ -97,9 +100,6 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         Returns:
             The result of a subclass's `_finish`. None if there is no `_finish`, if there is a
             `global_step`, or if the step was replayed.
-
-        Raises:
-            ValueError: All gradients are None.
         """
         may_replay = transforms is NOTHING and arguments.sharing is None
         if may_replay and self._take_again(pairs, arguments.global_step, arguments.captured):
@@ -121,19 +121,18 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         report: ReplayResult | None = None,
         transforms: GradientTransforms = NOTHING,
     ) -> bool:
-        """Replay the previous step with new gradients; return True if the step was taken.
+        """Take a step by the cached replay of the last step; return True if the step was taken.
 
-        A replay updates variables, state and `global_step`, as `_take` does. If False is returned,
-        nothing changed.
+        Return False if nothing changed; the caller then takes a full step. If the replay fails
+        after calling users' functions, take a full step with the results, and return True.
 
         Args:
-            pairs: A list of (gradient, variable) pairs; other types return False.
-            global_step, captured: As in `_take`.
-            report: Optional. Records whether the step was taken. Without it, a replay that is not
-                built yet is not built now.
-            transforms: Transforms of the gradients before the update; `decide`, `watch` and `calls`
-                are unset.
+            pairs: A list of (gradient, variable) pairs. For another type, return False.
+            global_step, captured: As in `StepArguments`.
+            report: Optional. Records whether the step was taken. If None, build no new replay.
+            transforms: Gradient transforms; `decide`, `watch` and `calls` must be unset.
         """
+        # An iterator could not be read again by the full step after a replay that fails.
         if type(pairs) is not list or thread.strategies or self._under_way is not None:
             return False
         values = None if captured is None else captured[0]
@@ -150,6 +149,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             finally:
                 if report is not None:
                     report.settle()
+            # A step calls users' functions once, so a full step reuses their results.
             read = getattr(replay, "read", None)
             if read is None or report is not None:
                 return False
@@ -165,13 +165,11 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         copies: Copies = None,
         finished: list[object] | None = None,
     ) -> StepResult:
-        """Take one step, in eager mode or in a run of a session.
-
-        Variables, slots, counters and `global_step` are written in one commit.
+        """Take one step: write variables, slots, counters and `global_step` in one commit.
 
         Args:
-            pairs: (gradient, variable) pairs; no gradient is None.
-            arguments: Other arguments of the step.
+            pairs: (gradient, variable) pairs. Gradients are not None.
+            arguments: The global step, the name of the step, and others.
             transforms: Transforms of the gradients before the update.
             copies: One 16-bit tensor per pair, overwritten with the updated variable; or None.
             finished: Optional. A list; the result of `_finish` is appended to it.
@@ -190,6 +188,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
             if replay is not None and replay.take(self, cache, step_args):
                 return StepResult(True, [])
             values = getattr(replay, "read", None) if values is None else values
+            # A hook called `apply_gradients`: the nested step uses the values of the outer step.
             if values is None and self._under_way is not None:
                 values = self._under_way.values
             with (
@@ -199,7 +198,7 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
                 is_shared = thread.strategies or self._slots.parts is not None or is_imported()
                 if sharing is None and is_shared:
                     pairs, sharing = distribute.share_summed_step(
-                        self, pairs, hooks, transforms, self._said(global_step)
+                        self, pairs, hooks, transforms, self._describe(global_step)
                     )
                 hooks.sharing, hooks.is_simple = sharing, is_simple
                 outcome = self._take_planned(hooks, cache, pairs, transforms, copies)
@@ -215,9 +214,15 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         transforms: GradientTransforms,
         copies: Copies,
     ) -> StepResult:
-        """Take the step by the last plan with new tensors, or by a new plan; return a `StepResult`.
+        """Take the step by the plan in `cache`, or by a new plan; return a `StepResult`.
 
-        Reusing the last plan without summed gradients also prepares a replay in `cache`.
+        A plan has checked tensors and prepared kernel calls. If the cached plan is reused, and
+        `hooks.is_simple`, prepare a replay in `cache`.
+
+        Args:
+            hooks: The adapter, which calls the optimizer's hooks.
+            cache: The optimizer's plans; a new plan is stored.
+            pairs, transforms, copies: As in `_take`.
         """
         sharing: Any = hooks.sharing
         transforms = self._judged(transforms)
@@ -242,11 +247,8 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     ) -> object:
         """Compute gradients; apply and free each gradient inside the backward pass (GATE_NONE).
 
-        Returns:
-            The result of `_finish`, or None with a `global_step`.
-
-        Raises:
-            BaseException: The first error of a callback, after all updates.
+        Return the result of `_finish`, or None with a `global_step`. Raise the first error of a
+        callback after all updates. See `Optimizer.minimize` for the arguments.
         """
         loss_value, variables = forward(loss, var_list)
         errors: list[BaseException] = []
@@ -282,15 +284,16 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
     def _while_taking(self, hooks: V1StepAdapter) -> ContextSetting:
         """Return a context manager that sets `self._under_way` to `hooks` and yields `hooks`.
 
-        Overridden hooks receive only a gradient and a variable, and read other arguments from
-        `self._under_way`. In a session, attributes that hold symbolic tensors are restored at the
-        end. The caller holds the locks.
+        The end of the block restores `_under_way`; in a session's run, also the attributes of self
+        that held symbolic tensors. The caller holds the locks.
         """
+        # TensorFlow's hooks receive only a gradient and a variable. Their implementations here read
+        # the other arguments of the step from `_under_way`.
 
         def begin_step() -> Sections:
             change, restored_attributes = vars(self).update, {"_under_way": self._under_way}
             if _graph.current_session() is not None:
-                # Hooks of a session may overwrite them.
+                # `_prepare` may overwrite them with the session's tensors.
                 restored_attributes |= self._symbolic_attributes()
             return [partial(change, {"_under_way": hooks})], [partial(change, restored_attributes)]
 
@@ -312,10 +315,10 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         return [*slots, *self._non_slots_of(variables[0].graph).values()]
 
     def _apply_in_graph(self, grads_and_vars: GradsAndVars, global_step: Any, name: Any) -> Any:
-        """Create slots and return an operation that takes a step in each run of the default graph.
+        """Create slots; return an operation that takes one step in each run.
 
-        A subclass's overridden hooks are called now; without them, a run calls `_apply`. The
-        operation is added to the collection TRAIN_OP.
+        The operation calls `_apply`. If a subclass overrides hooks, call the hooks now instead;
+        the step consists of their operations. Add the operation to the collection TRAIN_OP.
 
         Raises:
             ValueError: All gradients are None.
@@ -342,19 +345,21 @@ class GradientApplication(UpdateHooks, SlotOptimizer):
         counter = _graph.by_reference(global_step) if is_variable else global_step
 
         def apply_in_run(grads: Any, leaves: Any, step: object, captured: list[Any]) -> None:
+            # `op` is assigned below, before any run.
             arguments = StepArguments(step, op.name, captured)
             self._apply(list(zip(grads, leaves, strict=True)), arguments)
 
         inputs = [grads, references, counter, self._captured_inputs()]
         op = _graph.operation(apply_in_run, inputs, name or self._name, kind="update")
+        # The slots are no inputs, so the session would not know that the step writes them.
         op.written += tuple(self._kept_in_graph(variables))
         kernel = type(self._innermost()).__name__.removesuffix("Optimizer")
         add_update_names(op, variables, f"Apply{kernel}")
         _graph.get_default_graph().add_to_collection(_graph.GraphKeys.TRAIN_OP, op)
         return op
 
-    def _said(self, global_step: Any = None) -> distribute.StepFingerprint:
-        """Return a fingerprint of the step; ranks compare fingerprints and must agree."""
+    def _describe(self, global_step: Any = None) -> distribute.StepFingerprint:
+        """Return a description of optimizer and step; all ranks must have equal descriptions."""
         has_step_tensor = isinstance(global_step, Tensor)
 
         def words_of_step() -> list[str]:

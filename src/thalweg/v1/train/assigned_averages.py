@@ -28,13 +28,14 @@ def assign_moving_average(
         variable: The variable.
         value: A tensor of the variable's shape, or an array or number.
         decay: Decay rate of the average.
-        zero_debias: True to correct the bias of an average that began at 0. A graph stores the
-            biased average and the step count in two new variables per call, `biased` and
-            `local_step`. In eager mode each call is corrected as a first step.
-        name: Optional.
+        zero_debias: True to correct the bias of an average that began at 0. In graph mode, each
+            call creates two variables: `biased` (the biased average) and `local_step` (the number
+            of updates). In eager mode nothing is stored: each call counts as the first update.
+        name: Optional. The name of the operation.
 
     Returns:
-        `variable`. In graph mode, a tensor that updates the variable and has its new value.
+        `variable`. In graph mode, a symbolic tensor; a run of it updates the variable and returns
+        the new value.
 
     Raises:
         InvalidTypeError: `value` has another dtype than `variable`.
@@ -69,9 +70,9 @@ def _as_value_of(source: object, variable: Tensor) -> Any:
 
 
 def _make_debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]:
-    """Create variables `biased` and `local_step` below the name of `variable`; return both.
+    """Create graph variables "<variable>/biased" and "<variable>/local_step"; return both.
 
-    Both are initialized with zeros.
+    `biased` has the shape of `variable`, `local_step` has shape (). Both begin with zeros.
     """
     shapes: dict[str, Any] = {"biased": variable.shape, "local_step": ()}
     with _graph.variable_scope(variable.op.name):
@@ -89,7 +90,7 @@ def _make_debiasing_variables(variable: _graph.GraphVariable) -> tuple[Any, Any]
 
 
 def _unused_name(name: str) -> str:
-    """Return `name`, or `name` with "_1", "_2", ... if the variable scope has such a variable.
+    """Return `name`, or the first of name_1, name_2, ... that no variable of the scope has.
 
     In a scope that reuses variables, return `name` unchanged.
     """
@@ -109,19 +110,18 @@ def weighted_moving_average(
     collections: Iterable[str] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return a tensor with the moving average of `value` over runs, weighted per run.
+    """Return a symbolic tensor: average(value weight) / average(weight).
+
+    Two new variables hold the moving averages of `value * weight` and `weight`. Each run of the
+    tensor updates both averages and returns the quotient.
 
     Args:
-        value: A tensor of a graph.
-        decay: Decay rate of the sums.
-        weight: The weight of the run, a tensor that broadcasts with `value`.
+        value: A symbolic tensor.
+        decay: Decay rate of both averages.
+        weight: The weight of the value in a run; a tensor that broadcasts with `value`.
         truediv: Ignored: values are floating-point.
-        collections: Optional. Graph collections of the two new variables; GLOBAL_VARIABLES by
-            default.
+        collections: Optional. Graph collections of both variables; by default GLOBAL_VARIABLES.
         name: Optional. The variable scope.
-
-    Returns:
-        A symbolic tensor; evaluating it updates both sums and returns their quotient.
 
     Reference: tensorflow.python.training.moving_averages.weighted_moving_average
     """

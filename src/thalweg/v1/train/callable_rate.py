@@ -1,4 +1,8 @@
-"""`CallableRate`: a learning rate of eager mode, computed anew by each call."""
+"""`CallableRate`: a learning rate of eager mode, computed anew by each call.
+
+The *formula* of a rate computes the rate from a step count alone, in NumPy. With a formula, the
+rates of coming steps can be computed in advance.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +41,8 @@ def _binary_operators(function: Callable[[Any, Any], object]) -> tuple[Any, Any]
 class CallableRate(Argument):
     """Callable without arguments that returns the learning rate, for eager mode.
 
-    `*_decay` functions return it in eager mode, and a tensor in graph mode. Arithmetic and torch's
-    functions return a new `CallableRate` of the same step counter.
+    The `*_decay` functions return a `CallableRate` in eager mode, and a tensor in graph mode.
+    Arithmetic and torch's functions of rates return a new `CallableRate`.
 
     Args:
         rate: `rate()` returns the present learning rate.
@@ -70,14 +74,14 @@ class CallableRate(Argument):
         return self._rate() if present_rate is None else _as_tensor(present_rate)
 
     def follow(self, step: object, rate_at: Callable[[int], Any]) -> None:
-        """Set a formula of the step, which `computed` evaluates instead of calling the rate.
+        """Set the formula `rate_at`: calls of the rate then return `rate_at(value of step)`.
 
         Do nothing if `step` is neither an integer nor an integer tensor.
 
         Args:
             step: The counter of steps.
-            rate_at: `rate_at(count)` returns the rate as a NumPy scalar. It may read only
-                `state_holders`.
+            rate_at: `rate_at(count)` returns the rate as a NumPy scalar. The rate may depend on
+                `count` and `state_holders` only.
         """
         is_count = isinstance(step, Tensor) and not (step.is_floating_point() or step.is_complex())
         if is_count or type(step) is int:
@@ -88,17 +92,18 @@ class CallableRate(Argument):
         self._ahead = None
 
     def computed(self) -> Any:
-        """Return the present rate as a NumPy scalar by the formula of `follow`.
+        """Return the formula's value at the present step, as a NumPy scalar.
 
-        Return None without a formula or while a graph is built; then call the rate instead.
+        Return None without a formula, and while a graph is built.
         """
         if self._ahead is None or not executing_eagerly():
             return None
         count = number_of(self._step) if isinstance(self._step, Tensor) else self._step
+        # A formula that draws random numbers must not be evaluated for steps that may not come.
         return self._ahead.alone(count) if self.state_holders else self._ahead.at(count)
 
     def is_over(self, step: object) -> bool:
-        """Return True if `computed` reads this counter of steps (the same object)."""
+        """Return True if the formula's step counter is the object `step`."""
         return step is not None and self._step is step
 
     def at(self, count: int) -> Any:
@@ -131,7 +136,7 @@ class CallableRate(Argument):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> CallableRate:
-        """Return a `CallableRate` whose calls apply a torch function to the present rates."""
+        """Return a `CallableRate`: each call evaluates all rates, and applies `function`."""
         keyword_args = kwargs or {}
 
         def rate() -> object:
@@ -163,10 +168,10 @@ _signatures: dict[Callable[..., object], inspect.Signature] = {}
 
 
 def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
-    """Decorate a function so that it stores itself and its arguments in the returned rate.
+    """Decorate a function that returns rates: set the attribute `source` of each returned rate.
 
-    The attribute `source` of the rate is (decorated function, {name: argument}). The rate's formula
-    is removed if an argument besides the step is not constant.
+    `source` is (decorated function, {name: argument}). If an argument, except for the step counter,
+    is not a constant, remove the rate's formula (see `CallableRate.follow`).
     """
     signature = inspect.signature(function)
 
@@ -185,7 +190,7 @@ def remember_source(function: Callable[P, object]) -> Callable[P, Any]:
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature of a function before its decoration by `remember_source`, if any.
+    """Return the signature of a function; a decoration by `remember_source` is ignored.
 
     Raises:
         TypeError: The argument is not callable.
@@ -247,14 +252,10 @@ _CONSTANTS = (int, float, str, np.generic, torch.dtype, type(None))
 def _combine_rates(
     function: Callable[[Any, Any], object], name: str, *operands: Any
 ) -> CallableRate:
-    """Return a `CallableRate` that applies an operator to rates and numbers.
+    """Return a `CallableRate`: each call returns `function(left, right)` of both operands' values.
 
-    The result has a formula if all rates follow one counter and all numbers are constants.
-
-    Args:
-        function: `function(left, right)` computes the operator.
-        name: The name of the new rate.
-        *operands: The two operands.
+    An operand is a rate or a number. The new rate has a formula (see `follow`) if each rate has a
+    formula of one common step counter, and numbers are constants.
     """
     rate = CallableRate(lambda: function(*map(_evaluate, operands)), name, _list_holders(*operands))
     rates = [operand for operand in operands if isinstance(operand, CallableRate)]
@@ -266,6 +267,7 @@ def _combine_rates(
             for operand in operands
         ]
         rate_value = function(*values)
+        # `[()]` makes a NumPy scalar of an array of shape ().
         return rate_value.numpy()[()] if isinstance(rate_value, Tensor) else rate_value
 
     constants = [operand for operand in operands if not isinstance(operand, CallableRate)]

@@ -22,7 +22,7 @@ _PAUSE = 0.05
 
 
 class Coordinator:
-    """Coordinator of threads: requests all of them to stop, and joins them.
+    """Coordinator that requests all its threads to stop, and joins the threads.
 
     Args:
         clean_stop_exception_types: Types of exceptions that request a stop, but are not raised by
@@ -101,13 +101,14 @@ class Coordinator:
             self._error = error
             callbacks, self._callbacks = self._callbacks, []
             self._stopped.set()
+        # Outside of the lock: a callback may wait for threads that use the coordinator.
         for callback in callbacks:
             callback(error)
 
     def on_stop(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Register `callback(error)` for a stop; if a stop was requested before, call it now.
+        """Call `callback(error)` at the stop request, or now if a stop was already requested.
 
-        It is called once. `error` is None for a stop without an error.
+        `error` is None for a stop without an error.
         """
         with self._lock:
             if not self._stopped.is_set():
@@ -123,7 +124,10 @@ class Coordinator:
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Iterator[None]:
-        """Request a stop with what the block raises, which goes no further."""
+        """Return a context manager that passes any error of its block to `request_stop`.
+
+        The error is suppressed.
+        """
         try:
             yield
         except BaseException as error:
@@ -142,7 +146,7 @@ class Coordinator:
 
     @property
     def _registered_threads(self) -> set[threading.Thread]:
-        """TensorFlow's name for what `join` waits for."""
+        """The threads of `register_thread`, under TensorFlow's name."""
         return set(self._threads)
 
     def register_thread(self, thread: threading.Thread) -> None:
@@ -161,7 +165,7 @@ class Coordinator:
         stop_grace_period_secs: float = 120,
         ignore_live_threads: bool = False,
     ) -> None:
-        """Wait until all threads have ended; raise the error of a stop.
+        """Wait until all threads have ended; raise the error passed to `request_stop`, if any.
 
         Args:
             threads: Threads to wait for, in addition to registered threads.
@@ -176,8 +180,9 @@ class Coordinator:
         check_seconds("stop_grace_period_secs", stop_grace_period_secs)
         with self._lock:
             threads_to_join = dict.fromkeys([*self._threads, *(threads or ())])
+        # A thread that joins itself gets a RuntimeError from Python.
         alive = [thread for thread in threads_to_join if thread is not threading.current_thread()]
-        # Threads may end without a stop, so the wait for it is interrupted again and again.
+        # Threads may end without a stop, so waiting for the stop alone could last forever.
         while alive and not self._stopped.wait(_PAUSE):
             alive = [thread for thread in alive if thread.is_alive()]
         end = time.monotonic() + wait_seconds(stop_grace_period_secs)
@@ -239,7 +244,7 @@ class LooperThread(threading.Thread):
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
     ) -> LooperThread:
-        """Create a `LooperThread`, start it and return it."""
+        """Return a new, started `LooperThread`."""
         looper = LooperThread(coord, timer_interval_secs, target, args, kwargs)
         looper.start()
         return looper

@@ -45,9 +45,9 @@ def exponential_decay(
     Args:
         learning_rate: A float or 0-d tensor; sets the dtype of the result.
         global_step: The variable that counts steps, or a number.
-        decay_steps: Steps for one factor of `decay_rate`.
+        decay_steps: Number of steps in which the rate is multiplied by `decay_rate`.
         decay_rate: The factor.
-        staircase: True to round the quotient down.
+        staircase: True to round global_step / decay_steps down to an integer.
         name: Name of the tensor in graph mode.
 
     Returns:
@@ -119,8 +119,8 @@ def polynomial_decay(
         decay_steps: Number of steps until `end_learning_rate` is reached.
         end_learning_rate: The final learning rate.
         power: The exponent; 1 is a line.
-        cycle: True to stretch the decay over the next multiple of `decay_steps` instead of staying
-            at the end.
+        cycle: False keeps the final rate after `decay_steps`. True replaces `decay_steps` in the
+            formula by its smallest multiple that is at least `global_step`.
 
     Returns:
         A callable without arguments (eager) or a tensor (graph).
@@ -235,6 +235,7 @@ def noisy_linear_cosine_decay(
     """
     noise = (initial_variance, variance_decay)
     inputs = (learning_rate, decay_steps, *noise, num_periods, alpha, beta)
+    # Its state is the random generator, which checkpoints save and restore.
     keeper = schedules.NoisyLinearCosineDecay(0.0, 0)
 
     def draw_config(*own: Any) -> Any:
@@ -301,10 +302,11 @@ def follow_rate(
         rate: `rate(*inputs)` returns a 0-d tensor of `dtype`.
         inputs: The global step, then further numbers or tensors, which may be symbolic.
         dtype, name: Dtype and name of the tensor in graph mode.
-        rate_at: Optional. `rate_at(step)` returns an equal rate as a NumPy scalar for an int.
+        rate_at: Optional. `rate_at(step)` returns the rate at an int `step` as a NumPy scalar.
 
     Returns:
-        A `CallableRate` that reads `inputs` at each call; in graph mode, a symbolic tensor.
+        A `CallableRate`, which reads `inputs` at each call. If an input is symbolic, or a graph is
+        built, a symbolic tensor.
 
     Raises:
         ValueError: `inputs[0]`, the global step, is None.
@@ -324,21 +326,21 @@ def _make_rate(
 ) -> object:
     """Return a learning rate computed by a schedule of `thalweg.schedules`.
 
+    Raise ValueError if `global_step` is None.
+
     Args:
         schedule: `schedule(*arguments)` returns the schedule.
         global_step: The variable, tensor or number of the step.
         arguments: Arguments of `schedule`, the initial rate first. A float64 initial rate gives
-            float64 rates; others give float32.
+            float64 rates; other initial rates give float32.
         name: The name of the rate or tensor; the default is the name of `schedule`.
 
     Returns:
         In eager mode, a `CallableRate`, which reads `global_step` at each call. In graph mode, a
         symbolic tensor.
-
-    Raises:
-        ValueError: `global_step` is None.
     """
     dtype = as_dtype(kind_of(arguments[:1]))
+    # Built once for the formula, which `remember_source` removes if arguments are not constants.
     build_schedule = cache(lambda: schedule(*arguments))
     return follow_rate(
         lambda step, *own: schedule(*own)(step),

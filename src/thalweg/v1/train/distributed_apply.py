@@ -30,9 +30,9 @@ class DistributedApply(GradientApplication, SlotOptimizer):
         A gradient of None counts as zeros if another rank has a gradient.
 
         Args:
-            distribution: A `thalweg.distribute.Strategy`, or a process group of torch.distributed;
-                None selects the default process group. If none is initialised, only this process
-                takes part.
+            distribution: A `thalweg.distribute.Strategy`, or a process group of torch.distributed.
+                None selects the default process group; without a default process group, only this
+                process takes part.
             grads_and_vars, global_step, name: As in `apply_gradients`.
 
         Returns:
@@ -40,8 +40,8 @@ class DistributedApply(GradientApplication, SlotOptimizer):
 
         Raises:
             ValueError: No variable has a gradient on any rank.
-            ReplicaMismatchError: The ranks differ in variables, hyperparameters or steps, or a
-                gradient is dense on one rank and sparse on another, or of another dtype.
+            ReplicaMismatchError: The ranks differ in variables, hyperparameters, steps, or in the
+                dtypes or layouts (dense, sparse) of gradients.
             ReplicaLostError: A rank did not answer. Nothing was changed.
         """
         strategy = distribute.strategy_of(distribution)
@@ -49,7 +49,9 @@ class DistributedApply(GradientApplication, SlotOptimizer):
             pairs = as_pairs(grads_and_vars)
         is_shared = pairs and distribute.shards_of(self, strategy) is not None
         if not is_shared and not strategy.ranks.is_alone:
-            summed_pairs = distribute.sum_gradients(self, strategy, pairs, self._said(global_step))
+            summed_pairs = distribute.sum_gradients(
+                self, strategy, pairs, self._describe(global_step)
+            )
             if pairs and not summed_pairs:
                 check_any(pairs)
             pairs = summed_pairs
@@ -59,6 +61,7 @@ class DistributedApply(GradientApplication, SlotOptimizer):
             else:
                 step_op = self._apply_aggregated(pairs, global_step, name)
         except BaseException as error:
+            # Only a callback failed: the variables already contain the sums.
             if says_committed(error):
                 distribute.commit_sums(self, failed=True)
             raise
@@ -73,15 +76,15 @@ class DistributedApply(GradientApplication, SlotOptimizer):
     def _apply_in_parts(
         self, strategy: distribute.Strategy, pairs: list[Any], global_step: Any, name: str
     ) -> None:
-        """Sum gradients over the ranks and update the slots, which are sharded over the ranks.
+        """Sum gradients over the ranks; take a step with slots sharded over the ranks.
 
-        Raises:
-            ValueError: No variable has a gradient on any rank.
+        `strategy` has `shard_slots=True`. `pairs` are (gradient, variable) pairs of this rank.
+        Raise ValueError if no rank has a gradient.
         """
         with self._turn_lock(), self._locked():
             hooks = self._make_hooks(global_step, name, None)
             summed_pairs, step = distribute.sum_for_shards(
-                self, strategy, pairs, self._said(global_step), hooks
+                self, strategy, pairs, self._describe(global_step), hooks
             )
             if not summed_pairs:
                 check_any(pairs)

@@ -122,10 +122,11 @@ class FtrlOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Return {name: scalar of `dtype`} for the rule; `l2` includes `beta`, and `beta` is 0.
+        """Return {name: scalar of `dtype`} of the rule's hyperparameters for a group of variables.
 
-        Raises:
-            InvalidArgumentError: The learning rate is not above 0 and the gradients are sparse.
+        `l2` includes the term of `beta`, and `beta` is 0. `group` is `_ROWS` for variables with
+        sparse gradients, and None for others. Raise InvalidArgumentError if the gradients are
+        sparse and the learning rate is not above 0.
         """
         # beta joins l2 before the cast to the variable's dtype, both as operands of the rate.
         if group is _ROWS:
@@ -133,6 +134,7 @@ class FtrlOptimizer(RuleOptimizer):
         kind = scalar_type(values["learning_rate"])
         terms = [as_operand(values[name], kind) for name in ("learning_rate", "l2", "beta")]
         rate_dtype = getattr(values["learning_rate"], "dtype", None)
+        # NumPy has no bfloat16, so terms of 16 bits are computed as tensors.
         if str(rate_dtype).removeprefix("torch.") in ("float16", "bfloat16"):
             kind = as_dtype(rate_dtype)
             terms = [torch.tensor(term, dtype=kind, device="cpu") for term in terms]

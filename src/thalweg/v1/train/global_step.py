@@ -13,6 +13,7 @@ from thalweg._base.showing import show_value
 from thalweg.errors import FailedPreconditionError, InvalidTypeError
 from thalweg.variable import Variable
 
+# The global step of eager mode, once it was created.
 _eager: list[object] = []
 
 
@@ -42,10 +43,10 @@ def create_global_step(graph: Any = None) -> Any:
 
 
 def get_global_step(graph: Any = None) -> Any:
-    """Return the global step of `graph`, or None if `create_global_step` was not called.
+    """Return the global step of `graph`, or None if the graph has no global step.
 
-    Without `graph`, return the global step of the default graph or of eager mode. During a run of a
-    session, return the session's tensor.
+    Without `graph`, return the global step of the default graph or of eager mode. In a hook called
+    by a session's run, return the session's tensor of the graph's global step.
 
     Raises:
         TypeError: The graph's `global_step` is not an integer scalar.
@@ -60,6 +61,7 @@ def get_global_step(graph: Any = None) -> Any:
     candidates = graph.get_collection(_graph.GraphKeys.GLOBAL_STEP)
     if len(candidates) > 1:
         raise ValueError(f"There are {len(candidates)} variables in the collection GLOBAL_STEP.")
+    # A variable of this name counts, too, if it was not created by `create_global_step`.
     if not candidates:
         global_variables = graph.get_collection(_graph.GraphKeys.GLOBAL_VARIABLES)
         candidates = [var for var in global_variables if var.name == "global_step:0"]
@@ -84,12 +86,13 @@ def assert_global_step(global_step_tensor: Any) -> None:
         )
     if step.dtype not in (torch.int64, torch.int32):
         raise InvalidTypeError(f'Existing "global_step" does not have integer type: {step.dtype}')
+    # An unknown static shape is accepted.
     if tuple(step.shape or ()) != ():
         raise InvalidTypeError(f'Existing "global_step" is not scalar: {tuple(step.shape)}')
 
 
 def global_step(sess: Any, global_step_tensor: Any) -> int:
-    """Return the value of a global step: in eager mode `sess` is None."""
+    """Return the value of a global step as an int; `sess` is a session, or None in eager mode."""
     if sess is None:
         return int(global_step_tensor)
     return int(sess.run(global_step_tensor))
@@ -99,15 +102,17 @@ _READ = "global_step_read_op_cache"
 
 
 def _get_or_create_global_step_read(graph: Any = None) -> object:
-    """Return a symbolic tensor with the global step's value before a run increments it.
+    """Return a symbolic tensor: the global step's value before a run increments the global step.
 
-    The tensor is created once per graph. Return None if the graph has no global step.
+    The first call creates the tensor; later calls return the same tensor. Return None if the graph
+    has no global step.
     """
     graph = graph or _graph.get_default_graph()
     cached_reads = graph.get_collection(_READ)
     step = get_global_step(graph)
     if cached_reads or step is None:
         return cached_reads[0] if cached_reads else None
+    # Without the caller's dependencies, which may include the increment.
     with graph.as_default(), graph.control_dependencies(None):
         read = step.read_value()
     graph.add_to_collection(_READ, read)
@@ -115,10 +120,10 @@ def _get_or_create_global_step_read(graph: Any = None) -> object:
 
 
 def _increment_global_step(increment: int, graph: Any = None) -> object:
-    """Return an operation that adds `increment` to the global step after its value was read.
+    """Return a symbolic tensor: a run adds `increment` to the global step, and returns the sum.
 
-    Raises:
-        ValueError: The graph has no global step.
+    The addition waits for the tensor of `_get_or_create_global_step_read`. Raise ValueError if the
+    graph has no global step.
     """
     graph = graph or _graph.get_default_graph()
     step = get_global_step(graph)

@@ -1,4 +1,7 @@
-"""Computation of gradients from a loss: all together, or applied and freed singly (GATE_NONE)."""
+"""Gradients of a loss: of callables in eager mode, and of symbolic tensors in graph mode.
+
+With GATE_NONE, the backward pass applies and frees each complete gradient at once.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,9 @@ Scale = Callable[[Any], Any]
 
 
 def check_dtypes(tensors: Iterable[Any], valid: Iterable[torch.dtype] = VALID_DTYPES) -> None:
-    """Raise if a tensor's dtype is not in `valid`; objects without a dtype are skipped.
+    """Raise InvalidTypeError for the first tensor whose dtype is not in `valid`.
 
-    Raises:
-        InvalidTypeError: Names the first tensor with another dtype.
+    Skip objects without a torch dtype.
     """
     for tensor in tensors:
         dtype = getattr(tensor, "dtype", None)
@@ -62,7 +64,7 @@ def check_gate(gate_gradients: object) -> None:
 
 
 def title_of(var: Any) -> str:
-    """Return the name of a variable, or of one of a graph."""
+    """Return the name of an eager or graph variable."""
     return var.name if _graph.is_symbolic(var) else name_of(var, "Tensor")
 
 
@@ -83,12 +85,19 @@ def none_given(variables: Iterable[object], loss: object) -> ValueError:
 
 
 def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> GradsAndVars:
-    """Call the loss in eager mode; return (gradient, variable) pairs of `scale(loss())`.
+    """Call `loss()` in eager mode; differentiate `scale(value)`; return (gradient, variable) pairs.
 
-    Without `var_list`, the variables are all trainable variables that the loss used, in order of
-    creation. A gradient is None if the loss does not depend on the variable.
+    A gradient is None if the loss does not depend on the variable.
+
+    Args:
+        loss: A callable without arguments.
+        var_list: Variables in lists, which may be nested. None selects all trainable variables that
+            the loss used, in order of creation.
+        grad_loss: Weights of the loss's elements, or None.
+        scale: `scale(value)` returns the value to differentiate.
     """
     tape = GradientTape()
+    # The usual case, without flattening and checking the list.
     if grad_loss is None and _are_followed(var_list):
         with tape:
             output = scale(loss())
@@ -109,9 +118,9 @@ def of_callable(loss: Any, var_list: Any, grad_loss: object, scale: Scale) -> Gr
 
 
 def _are_followed(var_list: object) -> bool:
-    """Return True if `var_list` is a non-empty list of leaf tensors that all require gradients.
+    """Return True if `var_list` is a non-empty list of leaf tensors that require gradients.
 
-    Return False if a tensor is a `torch.nested` tensor.
+    Return False if an element is a list or a nested tensor.
     """
     return (
         type(var_list) is list
@@ -124,12 +133,10 @@ def _are_followed(var_list: object) -> bool:
 
 
 def _differentiate_leaves(loss: Any, variables: list[Any], tape: GradientTape) -> Any:
-    """Return one gradient or None per variable, by autograd, or by `tape` if autograd alone cannot.
+    """Return a list with the gradient, or None, for each of `variables`, which are leaf tensors.
 
-    Args:
-        loss: The computed loss.
-        variables: Variables for which `_are_followed` was True before the loss was computed.
-        tape: The tape that recorded the loss.
+    Call `torch.autograd.grad`, or `tape.gradient` if the loss is not a plain tensor or a variable
+    has changed. `tape` has recorded the loss.
     """
     if (
         type(loss) is not torch.Tensor
@@ -155,10 +162,11 @@ def of_symbol(
     valid: Iterable[torch.dtype],
     aggregation_method: object = None,
 ) -> GradsAndVars:
-    """Return (symbolic gradient or None, variable) pairs of a symbolic loss.
+    """Return (symbolic gradient, variable) pairs of a symbolic loss; see `of_loss` for arguments.
 
-    Without `var_list`, the variables are all trainable variables of the default graph. The gradient
-    of a frozen variable is None.
+    A gradient is None if the loss does not depend on the variable, or if the variable is frozen
+    (`requires_grad_(False)`). Without `var_list`, the variables are all trainable variables of the
+    default graph.
 
     Raises:
         ValueError: The gate is invalid, or there are no variables.
@@ -221,6 +229,7 @@ def of_loss(
         ValueError: The gate, the aggregation method or a dtype is invalid, or there are no
             variables.
     """
+    # A tensor subclass may define `__call__`.
     if callable(loss) and not isinstance(loss, torch.Tensor):
         if _graph.executing_eagerly():
             return of_callable(loss, var_list, grad_loss, scale)
@@ -254,9 +263,9 @@ def check_any(pairs: Iterable[tuple[object, object]]) -> None:
 
 
 def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
-    """Compute a loss; return (loss value, variables).
+    """Call `loss()`; return (value of the loss, variables in `var_list` as a list).
 
-    Without `var_list`, the variables are all trainable variables that the loss depends on.
+    For None, return all trainable variables on which the loss depends.
     """
     if var_list is None:
         loss_value = loss()
@@ -269,7 +278,7 @@ def forward(loss: Any, var_list: object) -> tuple[Tensor, list[Tensor]]:
 
 
 def need_no_tape(variables: Sequence[Tensor]) -> bool:
-    """Return True if autograd records all variables that are not frozen without a tape."""
+    """Return True if autograd records all variables that are not frozen, even without a tape."""
     return all(var.requires_grad or is_frozen(var) for var in variables)
 
 
@@ -282,13 +291,14 @@ def backward(
     """Run the backward pass; apply and free each gradient as soon as it is complete.
 
     Args:
-        loss_value: The loss.
+        loss_value: The value of the loss.
         variables: The variables of the loss.
         grad_loss: Weights of the loss's elements, of its shape, or None.
         apply: `apply(gradient, variable)` updates the variable.
 
     Returns:
-        The updated variables, in the order of the updates. Their `grad` is as before the call.
+        The updated variables, in the order of the updates. The attribute `grad` of all variables is
+        restored.
 
     Raises:
         ValueError: No variable has a gradient.

@@ -20,7 +20,7 @@ __all__ = ["input_producer", "limit_epochs", "range_input_producer", "slice_inpu
 def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = None) -> Any:
     """Return a copy of a tensor that can be evaluated `num_epochs` times.
 
-    A new local variable, `epochs`, counts the evaluations; it must be initialized.
+    A new local variable, `epochs`, counts the evaluations; initialize the variable first.
 
     Args:
         tensor: The tensor.
@@ -55,19 +55,22 @@ def input_producer(
     name: str | None = None,
     cancel_op: object = None,
 ) -> FIFOQueue:
-    """Return a queue of a tensor's rows, and add a queue runner to the graph that fills the queue.
+    """Return a queue of a tensor's rows.
+
+    Add a queue runner to the graph; `start_queue_runners` starts its thread, which fills the queue.
 
     Args:
         input_tensor: A tensor of at least one dimension, or an array.
         element_shape: Ignored.
         num_epochs: Optional. Number of times that each row is enqueued; None has no limit.
         shuffle: True for a new random order in each epoch.
-        seed: Optional. Seed of the order.
+        seed: Optional. Seed of the random order.
         capacity: The capacity of the queue.
         shared_name: Ignored.
         summary_name: Optional. The tag of a summary of the filled fraction of the queue.
         name: Optional. The name scope.
-        cancel_op: Optional. The operation that cancels the queue.
+        cancel_op: Optional. The operation that ends waits for the queue when the coordinator stops;
+            by default the queue is closed.
 
     Raises:
         RuntimeError: In eager mode.
@@ -99,6 +102,7 @@ def _check_mode() -> None:
 
 def _shuffle_rows(rows: Any, seed: int | None) -> Any:
     """Return a symbolic tensor with the rows of `rows`, in a new random order in each run."""
+    # Asked for in each run: a session has its own generator of a seed.
     make_generator = _graph.numbers_of(seed)
 
     def shuffle(values: torch.Tensor) -> torch.Tensor:
@@ -135,10 +139,10 @@ def slice_input_producer(
     shared_name: str | None = None,
     name: str | None = None,
 ) -> list[Any]:
-    """Return one symbolic row per tensor; in a run, all rows have one common index.
+    """Return a list of symbolic tensors: one row of each tensor, at one common index.
 
-    Each run takes the next index from a queue that `start_queue_runners` fills. With `num_epochs`,
-    run `local_variables_initializer()` first.
+    Each run takes the next index from a queue, which a thread of `start_queue_runners` fills. With
+    `num_epochs`, run `local_variables_initializer()` first.
 
     Args:
         tensor_list: Tensors or arrays with equal numbers of rows.

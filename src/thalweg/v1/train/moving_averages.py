@@ -107,6 +107,7 @@ class ExponentialMovingAverage(V1StateDict):
             raise ValueError("Name the variables to average: eager mode keeps no list of them.")
         variables = list(var_list)
         _check_sources(variables)
+        # The share 1 - d of the new value, in the dtype of the decay.
         weight = share_of(self._decay, self._num_updates, scalar_type(self._decay))
         commit_messages: list[str] = []
         with self._lock, making(self, variables, commit_messages):
@@ -120,7 +121,7 @@ class ExponentialMovingAverage(V1StateDict):
         return [var for var in distinct(variables) if self._slots.get(var, _AVERAGE) is None]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
-        """Make the averages that are lacking, with the values of their variables."""
+        """Create missing averages, with the values of the variables."""
         _check_sources(var_list)
         with outside_inference():
             for var in self._without_average(var_list):
@@ -130,6 +131,7 @@ class ExponentialMovingAverage(V1StateDict):
 
     def _begin_averages(self, variables: Sequence[Tensor]) -> None:
         """Set averages to the values of their variables."""
+        # Detached tensors, whose `copy_` is a function in C: no interruption splits the writes.
         averages = [self._slots.of(var, [_AVERAGE])[0].detach() for var in variables]
         pairs = zip(averages, variables, strict=True)
         atomic_section.run([partial(average.copy_, var.detach()) for average, var in pairs])
@@ -150,8 +152,8 @@ class ExponentialMovingAverage(V1StateDict):
 
         Args:
             kind: The scalar type of the decay.
-            slots: Three lists with one entry per average: the average, its biased average or None,
-                its step count or None.
+            slots: Three lists with one tensor per average: the averages, the biased averages and
+                the step counts. An average without debiasing has None in the last two lists.
             values: The new values, one per average.
             decay: The decay rate of the averages.
             count: The number of updates, or None.
@@ -174,14 +176,12 @@ class ExponentialMovingAverage(V1StateDict):
     def _apply_in_graph(self, var_list: Iterable[Any] | None) -> Any:
         """Create missing averages, and return an operation that updates all averages in each run.
 
-        An average begins at a variable's initial value, or at 0 for a symbolic tensor.
+        An average begins at a variable's initial value, or at 0 for a symbolic tensor. Raise
+        InvalidTypeError if a member has another type or dtype, or an unknown shape.
 
         Args:
             var_list: Variables and symbolic tensors; None for all trainable variables of the
                 default graph.
-
-        Raises:
-            InvalidTypeError: A member has another type or dtype, or an unknown shape.
         """
         graph = _graph.get_default_graph()
         if var_list is None:
@@ -211,12 +211,11 @@ class ExponentialMovingAverage(V1StateDict):
         )
 
     def _make_in_graph(self, source: Any) -> None:
-        """Create the average of a graph variable or tensor as a slot, with slots for its debiasing.
+        """Create the average of a graph variable or a symbolic tensor, and register it as a slot.
 
-        An average begins at a variable's initial value, or at 0 for a tensor.
-
-        Raises:
-            InvalidTypeError: The shape of a tensor is unknown.
+        The average of a variable begins at the variable's initial value. The average of a tensor
+        begins at 0; with `zero_debias`, also create its biased average and step count. Raise
+        InvalidTypeError if the shape of a tensor is unknown.
         """
         average_name = scoped_name(source, f"{source.op.name}/{self._name}")
         if isinstance(source, GraphVariable):
@@ -286,17 +285,14 @@ class ExponentialMovingAverage(V1StateDict):
         variables_by_name = {self.average_name(var): var for var in averaged.values()}
         if in_graph:
             for var in _graph.get_default_graph().get_collection(GraphKeys.GLOBAL_VARIABLES):
+                # The averages are global variables, too, but their names are taken already.
                 if id(var) not in averaged:
                     variables_by_name.setdefault(base_name(var), var)
         return variables_by_name
 
 
 def _check_sources(sources: Sequence[Any]) -> None:
-    """Raise unless all sources are symbolic tensors or eager variables of a supported dtype.
-
-    Raises:
-        InvalidTypeError: A source has another type, or its dtype is not a supported float.
-    """
+    """Raise InvalidTypeError unless sources are symbolic tensors or variables of trained dtypes."""
     for source in sources:
         if not _graph.is_symbolic(source) and not is_variable(source):
             raise InvalidTypeError(
@@ -310,5 +306,5 @@ def _check_sources(sources: Sequence[Any]) -> None:
 
 
 def _refer_to_latest(source: object) -> object:
-    """Return a reference to a variable, so that its value is read when the averages are updated."""
+    """Return a `Reference` to a variable, read when a run updates the averages; else `source`."""
     return _graph.by_reference(source) if isinstance(source, GraphVariable) else source

@@ -40,9 +40,9 @@ class Optimizer(DistributedApply, SlotOptimizer):
     Override `_apply_dense(grad, var)` and `_apply_sparse(grad, var)`, or TensorFlow's names for
     resource variables, `_resource_apply_dense(grad, var)` and `_resource_apply_sparse(grad, var,
     indices)`; each hook changes `var` and its slots, in eager mode in place and without autograd.
-    `_create_slots(var_list)` and `_prepare()` are called before them, `_finish(update_ops, name)`
-    after them. If an update hook fails, variables and slots are restored from copies made before
-    the step. If `_finish` fails, the step was taken.
+    `_create_slots(var_list)` and `_prepare()` are called before the updates, and
+    `_finish(update_ops, name)` after the updates. If an update hook fails, variables and slots are
+    restored from copies made before the step. If `_finish` fails, the step was taken.
 
     In graph mode all hooks are called once, with symbolic tensors, and return operations.
     `_create_slots` is called outside of the scope `<name>/`, `_prepare` inside it, and update hooks
@@ -56,12 +56,12 @@ class Optimizer(DistributedApply, SlotOptimizer):
         use_own_namescope_for_non_slot_vars: Accepted for compatibility.
 
     Attributes:
-        GATE_NONE: `minimize` applies each gradient as soon as it is complete and frees it.
+        GATE_NONE: `minimize` applies and frees each gradient before computing the next.
         GATE_OP: Equal to GATE_GRAPH in effect.
         GATE_GRAPH: All gradients are complete before the first is applied.
         HOOKS_AT_EACH_RUN: True if hooks need tensors with values in graph mode, too. All hooks but
-            `_create_slots` are then called at each run, with the session's tensors, which they
-            change in place. `_prepare` is also called on a copy when the graph is built.
+            `_create_slots` are then called at each run, and change the session's tensors in
+            place. `_prepare` is also called on a copy when the graph is built.
 
     Raises:
         ValueError: `name` is empty.
@@ -138,10 +138,10 @@ class Optimizer(DistributedApply, SlotOptimizer):
                 a dtype has no gradients.
             RuntimeError: The loss is a tensor in eager mode.
 
-        With GATE_NONE, each gradient is applied inside the backward pass. If this fails, earlier
-        variables are already updated, and the error names them. GATE_NONE waits for all gradients
-        in graph mode, with several `torch.distributed` processes, with diagnostics, if a hook needs
-        all gradients, and if `compute_gradients` or `apply_gradients` is overridden.
+        With GATE_NONE, each gradient is applied inside the backward pass. If an update fails,
+        earlier variables are already updated; the error names these variables. GATE_NONE waits for
+        all gradients in graph mode, with several `torch.distributed` processes, with diagnostics,
+        if a hook needs all gradients, and with overridden `compute_gradients` or `apply_gradients`.
 
         Differs from:
             TensorFlow does not document that `grad_loss` is used in eager mode, too.
@@ -168,8 +168,8 @@ class Optimizer(DistributedApply, SlotOptimizer):
     def _applies_one_by_one(self, loss: object) -> bool:
         """Return True if `minimize` may apply each gradient inside the backward pass (GATE_NONE).
 
-        This requires eager mode, a callable loss, no diagnostics, no replicas, and no override of
-        `compute_gradients` and `apply_gradients`.
+        This requires eager mode and a callable loss. Diagnostics, DistributedDataParallel, and
+        overrides of `compute_gradients` or `apply_gradients` prevent it.
         """
         cls = type(self)
         return (
@@ -267,6 +267,7 @@ class Optimizer(DistributedApply, SlotOptimizer):
             return replica.merge_call(
                 self._distributed_apply, args=(grads_and_vars, global_step, name)
             )
+        # Compared after an error: a replay takes the step in native code, before it may raise.
         cache = self._plans.now()
         replay_count = count_replayed(cache)
         try:
@@ -303,13 +304,18 @@ class Optimizer(DistributedApply, SlotOptimizer):
 
 
 def _constructor_arguments(cls: type[object]) -> list[str]:
-    """Return the names of a constructor's arguments; follow *args and **kwargs to base classes."""
+    """Return the names of a constructor's arguments that affect updates.
+
+    If the constructor has *args or **kwargs, include the arguments of the next base class, too.
+    """
     argument_names: list[str] = []
     for base in cls.__mro__:
         if "__init__" in vars(base):
+            # Without `self`.
             params = list(inspect.signature(base.__init__).parameters.values())[1:]
             names = [param.name for param in params if param.kind not in _VARIADIC_KINDS]
             argument_names += [name for name in names if name not in _ASIDE]
+            # Without *args and **kwargs, nothing is passed on to base classes.
             if len(names) == len(params):
                 break
     return argument_names

@@ -88,7 +88,10 @@ class DenseResourceVariableProcessor(_Processor):
 
 
 class DenseReadResourceVariableProcessor(DenseResourceVariableProcessor):
-    """Processor of values read from resource variables; here values are the variables."""
+    """TensorFlow's name for the processor of a value read from a resource variable.
+
+    Here such a value is the variable itself, so the class adds nothing.
+    """
 
 
 class RefVariableProcessor(_Processor):
@@ -105,14 +108,14 @@ class RefVariableProcessor(_Processor):
 
 
 class StreamingModelPortProcessor(_Processor):
-    """Processor of ports, which have gradients only."""
+    """Processor of a tensor made by an operation of type "SubmodelPort"; returns the gradient."""
 
     def update_op(self, optimizer: object, g: object) -> Any:
         return g
 
 
 class TensorProcessor(_Processor):
-    """Processor of tensors, which have gradients and cannot be updated."""
+    """Processor of a tensor that is not a variable: it has a gradient, but cannot be updated."""
 
     def update_op(self, optimizer: object, g: object) -> Any:
         raise NotImplementedError(f"Trying to update a Tensor {self._var}")

@@ -162,17 +162,17 @@ class QueueRunner:
     def create_threads(
         self, sess: Any, coord: Coordinator | None = None, daemon: bool = False, start: bool = False
     ) -> list[threading.Thread]:
-        """Return one new thread per operation for a session; return [] if the session has threads.
+        """Return new threads for a session, one per operation; [] if the session has threads.
 
-        With a coordinator, threads end when the coordinator stops, and errors stop the coordinator.
-        A further thread, `close_on_stop`, then runs `cancel_op`. Without a coordinator, threads end
-        when the session is closed. An error is raised in its thread and appended to
-        `exceptions_raised`.
+        With a coordinator, the threads end when the coordinator stops, and an error of a thread
+        stops the coordinator. A further thread, `close_on_stop`, runs `cancel_op` after the stop.
+        Without a coordinator, the threads end when the session is closed. An error ends its thread
+        and is appended to `exceptions_raised`.
 
         Args:
             sess: The session.
             coord: Optional. The coordinator.
-            daemon: True if the process may end before the threads.
+            daemon: True for daemon threads, which do not keep the process alive.
             start: True to start the threads.
         """
         with self._lock:
@@ -213,10 +213,11 @@ class QueueRunner:
         coord.on_stop(lambda error: self._cancel_waits(sess, error))
 
     def _run_until_stopped(self, sess: Any, op: Any, coord: Coordinator | None) -> None:
-        """Run `op` repeatedly until the coordinator stops or a run raises; the body of a thread.
+        """Run `op` repeatedly until the coordinator stops or a run fails; the body of a thread.
 
-        An error other than `queue_closed_exception_types` stops the coordinator, or is raised
-        without one. If the queue has ended, the session's last thread runs `close_op`.
+        An error of `queue_closed_exception_types` ends the thread; if no other thread of the
+        session is left, run `close_op`. Another error stops the coordinator. Without a coordinator,
+        run `cancel_op`, append the error to `exceptions_raised` and raise it.
         """
         queue_closed = False
         try:
@@ -225,6 +226,7 @@ class QueueRunner:
         except self.queue_closed_exception_types:
             queue_closed = True
         except BaseException as error:
+            # Closing the session ends its threads without an error.
             if sess.closed and isinstance(error, FailedPreconditionError):
                 return
             if coord is not None:

@@ -51,6 +51,7 @@ class _Store:
         with self._lock:
             if self.closed:
                 raise CancelledError(f"Queue '{name}' is closed.")
+            # Counted, so that `take` waits for these elements even if the queue is closed now.
             self._putting += 1
             try:
                 for element in elements:
@@ -72,7 +73,8 @@ class _Store:
         Args:
             count: The number of elements.
             name: The name of the queue, for errors.
-            fewer: True to return the remaining elements, at least one, if the queue is closed.
+            fewer: True to return fewer elements, at least one, if the queue is closed and has
+                fewer than `count`.
 
         Raises:
             OutOfRangeError: The queue is closed and has too few elements.
@@ -145,7 +147,7 @@ class QueueBase:
         self._component_names = [names] if isinstance(names, str) else names
         if len(self._shapes) != len(self._kinds):
             raise InvalidArgumentError("There must be as many shapes as dtypes.")
-        # Its place among the names of the graph.
+        # An empty operation reserves the name in the graph.
         self.queue_ref = None if executing_eagerly() else no_op(name)
         self.name = name if self.queue_ref is None else self.queue_ref.name
         self._capacity = int(capacity)
@@ -183,11 +185,10 @@ class QueueBase:
     def _list_components(self, vals: object) -> list[object]:
         """Return the components of an element as a list, in the order of `dtypes`.
 
+        Raise InvalidArgumentError if the names or the number of components differ.
+
         Args:
             vals: A dict {component name: value}, a list or tuple, or the only component.
-
-        Raises:
-            InvalidArgumentError: The names or the number of components differ.
         """
         if isinstance(vals, dict):
             names = self._component_names or ()
@@ -206,8 +207,7 @@ class QueueBase:
     def _check_element(self, values: Sequence[object]) -> Element:
         """Return a tuple of copies of the components as tensors.
 
-        Raises:
-            InvalidArgumentError: A component's dtype or shape differs from the queue's.
+        Raise InvalidArgumentError if a component's dtype or shape differs from the queue's.
         """
         tensors = []
         for entry, kind, shape in zip(values, self._kinds, self._shapes, strict=True):
@@ -217,6 +217,7 @@ class QueueBase:
                     f"Queue '{self.name}' takes {kind} of shape {shape}, not {tensor.dtype} of"
                     f" shape {tuple(tensor.shape)}."
                 )
+            # A copy: the caller may change the tensor while the element waits.
             tensors.append(tensor.clone())
         return tuple(tensors)
 
@@ -249,6 +250,7 @@ class QueueBase:
                 to_tensor(entry, None if isinstance(entry, torch.Tensor) else kind)
                 for entry, kind in zip(values, self._kinds, strict=True)
             ]
+            # `shape[:1]` of a scalar is (): only columns with one number of rows give two members.
             if len({column.shape[:1] for column in columns} | {torch.Size()}) != 2:
                 shapes = [tuple(column.shape) for column in columns]
                 raise InvalidArgumentError(
@@ -276,23 +278,18 @@ class QueueBase:
         return self._take_components(take_element, name or "Dequeue", self._shapes)
 
     def dequeue_many(self, n: object, name: str | None = None) -> Any:
-        """Remove `n` elements, stacked; waits while there are fewer."""
+        """Remove and return `n` elements, stacked; wait while the queue has fewer."""
         return self._dequeue_stacked(n, name or "DequeueMany", False)
 
     def dequeue_up_to(self, n: object, name: str | None = None) -> Any:
-        """Remove `n` elements, stacked; from a closed queue all that are left, up to `n`."""
+        """Remove and return `n` elements, stacked; fewer if the queue is closed and has fewer."""
         return self._dequeue_stacked(n, name or "DequeueUpTo", True)
 
     def _dequeue_stacked(self, n: object, name: str, fewer: bool) -> object:
-        """Remove and return `n` elements, stacked per component; symbolic in graph mode.
+        """Remove `n` elements; return each component stacked along a new first dimension.
 
-        Args:
-            n: The number of elements.
-            name: The name of the operation.
-            fewer: True to return the remaining elements if the queue is closed.
-
-        Raises:
-            InvalidArgumentError: The queue has no shapes.
+        With `fewer`, return fewer elements if the queue is closed and has fewer. The result has the
+        form of `dequeue`'s result. Raise InvalidArgumentError if the queue has no shapes.
         """
         if None in self._shapes:
             raise InvalidArgumentError(f"Queue '{self.name}' must be given shapes for {name}.")
@@ -308,6 +305,7 @@ class QueueBase:
                 for column, kind, shape in stacks
             ]
 
+        # The static number of rows, unknown if fewer elements may be returned.
         count = n if isinstance(n, int) and not fewer else None
         shapes = [(count, *shape) for shape in self._shapes if shape is not None]
         return self._take_components(take_stacked, name, shapes, n)

@@ -1,6 +1,6 @@
 """`Rendezvous`: exchange of gradients and tokens between the workers and the chief of a session.
 
-Workers compute gradients. The chief applies their means and hands out one token per worker.
+Workers compute gradients. The chief applies mean gradients and hands out a token per worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DenseAccumulator:
         self._count = 0
 
     def add(self, gradient: Tensor | None) -> None:
-        """Add a gradient; it is copied."""
+        """Add a copy of a gradient."""
         self._count += 1
         if gradient is None:
             return
@@ -39,7 +39,7 @@ class DenseAccumulator:
             self._sum += gradient.detach()
 
     def mean(self) -> Tensor | None:
-        """Return the sum divided by the number of gradients; nothing may be added after it."""
+        """Return the sum divided by the number of gradients; do not call `add` afterwards."""
         return None if self._sum is None else self._sum.div_(self._count)
 
 
@@ -58,12 +58,10 @@ class SparseAccumulator:
         self._shape: torch.Size | None = None
 
     def add(self, gradient: IndexedSlices | None) -> None:
-        """Add a gradient's rows to the sums, and count each row once; ignore None.
-
-        The values are copied.
-        """
+        """Add copies of a gradient's rows to the sums, and count each row once; ignore None."""
         if gradient is None:
             return
+        # Repeated rows must count once, so they are summed first.
         if len(torch.unique(gradient.indices)) < len(gradient.indices):
             gradient = gradient.deduplicated()
         indices, order = torch.sort(gradient.indices.long())
@@ -80,6 +78,7 @@ class SparseAccumulator:
         sums[previous_indices], counts[previous_indices] = self._sums, self._counts
         new_indices = torch.searchsorted(rows, indices)
         is_new = counts[new_indices] == 0
+        # Assigned first: `sums` is not initialized.
         sums[new_indices[is_new]] = values[is_new]
         sums[new_indices[~is_new]] += values[~is_new]
         counts[new_indices] += 1
@@ -101,7 +100,7 @@ Make = Callable[[], list[Accumulator]]
 
 
 class _Wait:
-    """One thread's wait, and the payload that the thread receives."""
+    """Wait of one thread; ends when another thread sets `payload`, which the thread receives."""
 
     def __init__(self, required: int = 1) -> None:
         self.required = required
@@ -110,7 +109,10 @@ class _Wait:
 
 
 class _Era:
-    """State between two stops; a thread that waits when an era ends raises an error."""
+    """Gradients, tokens and waiting threads of a rendezvous from one stop to the next.
+
+    When the era ends, all waiting threads raise an error.
+    """
 
     def __init__(self, make: Make) -> None:
         self.sums = make()
@@ -121,11 +123,11 @@ class _Era:
         self.ending: tuple[str, BaseException | None] | None = None
 
     def end(self, reason: str, error: BaseException | None) -> None:
-        """Make all later calls fail; the first reason stays."""
+        """Mark the era as ended: `check` raises from now on. A second call has no effect."""
         self.ending = self.ending or (reason, error)
 
     def check(self) -> None:
-        """Raise the error of those who wait or come after the end."""
+        """Raise an error if the era has ended."""
         if self.ending is None:
             return
         reason, error = self.ending
@@ -138,7 +140,7 @@ class _Era:
 class Rendezvous:
     """Exchange of gradients (workers to chief) and tokens (chief to workers) in one session.
 
-    A token is the value of the global step; a worker that receives it may compute its next
+    A token is the value of the global step. A worker that receives a token computes further
     gradients. A worker's gradients are added either all or not at all. Gradients computed before
     the present step are stale and dropped.
 
@@ -165,16 +167,20 @@ class Rendezvous:
         on_fork(self, Rendezvous._end_after_fork)
 
     def _end_after_fork(self) -> None:
-        """Close the rendezvous in a forked child: its threads are gone, a sum may be incomplete."""
+        """Drop the waiting threads in a forked child, where they do not run.
+
+        End the era if another thread held the lock, as a sum may be incomplete.
+        """
         self._era.workers.clear()
         self._era.chiefs.clear()
         if self._lock.is_abandoned():
             self._era.end("the process was forked while gradients were handed over", None)
 
     def meet(self, gradients: Sequence[object], local_step: object) -> Any:
-        """Add a worker's gradients unless they are stale; wait for a token and return it.
+        """Add a worker's gradients; then wait for a token and return the token.
 
-        Tokens are handed out in the order of the `meet` calls.
+        Drop the gradients if `local_step` is below the present step. Workers receive tokens in the
+        order of their `meet` calls.
 
         Args:
             gradients: One gradient per accumulator.
@@ -202,23 +208,25 @@ class Rendezvous:
         era.count += 1
 
     def take(self, required: int) -> list[Any]:
-        """Wait until `required` workers have added gradients; return a list of mean gradients.
+        """Wait until gradients were added `required` times; return a list of mean gradients.
 
-        Gradients added before the chief called are included, even if more than `required`.
+        If gradients were added more often before the call, the means include all gradients.
         """
         wait = _Wait(required)
         with self._lock:
             era = self._era
             era.check()
             accumulators = self._wait_in(era.chiefs, wait, era)
+        # Without the lock: the accumulators now belong to this call alone.
         return [accumulator.mean() for accumulator in accumulators]
 
     def _wait_in(self, queue: deque[_Wait], wait: _Wait, era: _Era) -> Any:
-        """Append `wait` to a queue of an era, sleep until it has a payload, and return the payload.
+        """Append `wait` to `queue`, sleep until `wait.payload` is set, and return the payload.
 
-        On an error, remove `wait` from the queue and raise.
+        On an error, such as the end of `era`, remove `wait` from the queue and raise.
         """
         queue.append(wait)
+        # This call may complete a wait, such as the chief's, and its own at once.
         self._hand_over(era)
         try:
             while wait.payload is None:
@@ -231,9 +239,10 @@ class Rendezvous:
         return wait.payload
 
     def _hand_over(self, era: _Era) -> None:
-        """Set the payloads of waits that can end: sums for a chief, tokens for workers.
+        """Set the payload of each wait that can end, and wake the threads.
 
-        Later gradients then belong to the next step.
+        If enough gradients were added, a waiting chief receives the accumulators. The era gets new
+        accumulators, and `step` is raised by 1. Waiting workers receive the tokens in order.
         """
         if era.chiefs and era.count >= era.chiefs[0].required:
             era.chiefs.popleft().payload = era.sums
@@ -245,25 +254,26 @@ class Rendezvous:
             self._condition.notify_all()
 
     def put_tokens(self, local_step: object, count: int) -> None:
-        """Add `count` tokens with the value `local_step`; has no effect on anyone after a stop."""
+        """Add `count` tokens with the value `local_step`, and wake workers that wait for tokens."""
         with self._lock:
             self._era.tokens.extend([local_step] * count)
             self._hand_over(self._era)
 
     def check(self) -> None:
-        """Raise the error that waits end with, if the rendezvous was stopped."""
+        """Raise an error if the rendezvous was stopped or closed."""
         with self._lock:
             self._era.check()
 
     def begin(self, step: Any) -> None:
         """Set the step; after a stop begin a new era without gradients and tokens."""
         with self._lock:
+            # A new object: threads that still wait hold the old era, and must raise.
             if self._era.ending is not None and not self._is_session_closed:
                 self._era = _Era(self._make)
             self.step = step
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End all waits with an error.
+        """End all waits; the waiting threads raise an error.
 
         Args:
             error: The failure that is the reason; None if a stop was requested.
@@ -274,7 +284,7 @@ class Rendezvous:
             )
 
     def close(self) -> None:
-        """End all waits for good."""
+        """End all waits with an error; the session is closed, so no new era can begin."""
         with self._lock:
             self._is_session_closed = True
             self._end_era("the session was closed", None)

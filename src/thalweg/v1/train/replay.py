@@ -1,8 +1,9 @@
-"""Replays of `apply_gradients` of v1 optimizers: one native call takes a step.
+"""Replays: one native call repeats the last step of a v1 optimizer, if its *guards* (checks) hold.
 
-A replay repeats the last step with new gradients; see `_core/replay_apply.py`. Each call reads
-hyperparameters in tensors. Counters are computed from the previous step, and guards of the call
-check that no other code wrote the counters.
+A replay has new gradients; see `_core/replay_apply.py`. A guard is a condition that the call checks
+before it writes, such as unmoved memory. *Counters* are variables that each step raises by 1
+or multiplies: `global_step` and variables such as `beta1_power`. The counters' values are
+computed from the previous step. A guard checks that no other code wrote to the counters.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from thalweg._core.step_adapter import Dtype
 from thalweg.v1.train.callable_rate import follows_count
 from thalweg.v1.train.step_adapter import V1RuleStepAdapter
 
+# Types of hyperparameters whose object must be the last step's, and of those read at each step.
 _FIXED = (float, int, np.generic, type(None))
 _MOVING = (Tensor, np.ndarray)
 # Types of results of functions.
 _SCALARS = (float, int, np.generic)
-# Stands for the result of a function that is not called.
+# Stands for the result of a function that is not called. Compared by identity: unlike a literal,
+# `float()` returns an object that no other code has.
 _UNKNOWN = float("0")
 
 
@@ -83,7 +86,7 @@ class V1Replay(ReplayedApply):
         self._is_simple = not optimizer._has_own_hook("_hyper_scalars")
         self._scalars = self._read_scalars(optimizer, plan)
         self._powers = tuple(optimizer.POWERS)
-        # The scalars of all steps follow from the counts that those before have left.
+        # True if the scalars of coming steps follow from the counters alone.
         self._is_foreseen = (
             bool(self._scalars)
             and not self._recomputes_factors
@@ -95,7 +98,7 @@ class V1Replay(ReplayedApply):
     is_due = False
 
     def _set_counters(self, moves: Sequence[tuple[Tensor, Any]]) -> None:
-        """Set the counters of a step, their factors and the types of their numbers."""
+        """Set the counters, the factors and the types of counts from (counter, factor) pairs."""
         self._counters = [counter for counter, _ in moves]
         self._factors = [factor for _, factor in moves]
         self._kinds = [
@@ -114,14 +117,10 @@ class V1Replay(ReplayedApply):
         return all_scalars
 
     def _select_decays(self, optimizer: Any, functions: Sequence[object]) -> dict[str, Any]:
-        """Return {name: `CallableRate`} of hyperparameters that decay over `global_step` only.
+        """Return {name: rate} of `CallableRate`s that depend on `global_step` alone.
 
-        Return {} without callables, if a decay follows another counter, or if another callable or a
-        subclass's hook computes hyperparameters.
-
-        Args:
-            optimizer: The optimizer.
-            functions: The optimizer's callable hyperparameters.
+        `functions` are all callable hyperparameters. Return {} if a function is not such a rate,
+        or if a subclass's hook computes hyperparameters.
         """
         hooks = map(optimizer._has_own_hook, ("_read_values", "_evaluate_hypers"))
         if self._functions or any(hooks):
@@ -134,10 +133,10 @@ class V1Replay(ReplayedApply):
         return decays if functions and follow_global_step else {}
 
     def _read_counters(self, may_have_changed: bool = True) -> list[Any]:
-        """Read, cache and return the counters' values; set them as expected values of the guards.
+        """Read, cache and return the values of all counters, in the order of `self._counters`.
 
-        Args:
-            may_have_changed: True if other code may have written the counters since the last read.
+        The guards then expect these values. With `may_have_changed`, drop precomputed scalars of
+        later steps, because other code may have written the counters.
         """
         steps, counts = -1, []
         # Repeat if a signal handler took a step meanwhile: numbers and count belong together.
@@ -190,11 +189,12 @@ class V1Replay(ReplayedApply):
         )
 
     def _take(self, optimizer: Any, cache: PlanCache, step_args: Any) -> bool:
-        """Take the step if all guards hold; return True if it was taken.
+        """Take the step if all guards hold; return True if the step was taken.
+
+        If the step is not taken, but users' functions were called, set `self.read` to the results.
 
         Args:
-            optimizer: The optimizer.
-            cache: The plan cache; its replay is removed if it cannot be used again.
+            cache: The plan cache; `cache.replay` is set to None if the replay is not usable again.
             step_args: (pairs, global step, hyperparameters read by a session or None, transforms).
         """
         pairs, global_step, values, transforms = step_args
@@ -209,6 +209,7 @@ class V1Replay(ReplayedApply):
         is_as_read = values is None or not (self._found.read or not self._are_alike(values))
         if self._is_foreseen and is_as_read:
             status = self._retry(self._take_coming, optimizer, pairs, transforms)
+            # These two mean that this step's scalars must be computed now, as below.
             if status not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
                 return self._is_done(cache, pairs, status)
         if values is None:
@@ -237,9 +238,10 @@ class V1Replay(ReplayedApply):
         return not status
 
     def _coming_steps(self, optimizer: Any, first: int) -> Iterator[ComingStep]:
-        """Yield the scalars and counters of each step from number `first` on, endlessly.
+        """Yield a `ComingStep` for step number `first` and each following step, without end.
 
-        Yield nothing if a signal handler took step `first` meanwhile.
+        A `ComingStep` has a step's scalars, and the counters after the step. Yield nothing if a
+        signal handler has taken step `first`.
         """
         if self._counted_values[0] != first:
             self._read_counters(may_have_changed=False)
@@ -265,9 +267,9 @@ class V1Replay(ReplayedApply):
         return self._found.compare(pairs, self.taken)
 
     def _retry(self, attempt: Callable[..., int], *args: Any) -> int:
-        """Return the status of `attempt(*args)`, 0 for success.
+        """Return `attempt(*args)`: 0 for success, or the code of the failed guard.
 
-        If other code wrote the counters, read them and attempt again.
+        If the guard of the counters fails, read the counters and call `attempt` once more.
         """
         status = attempt(*args)
         if status == replay_kernel.FOREIGN_WRITE:
@@ -276,10 +278,10 @@ class V1Replay(ReplayedApply):
         return status
 
     def _read_values(self, optimizer: Any) -> dict[str, Any] | None:
-        """Return {name: value} of hyperparameters, or None after an error.
+        """Return {name: value} of the hyperparameters of this step.
 
-        The full step raises the error again. Errors of users' functions are raised now, because
-        each step calls the functions once.
+        Raise an error of a user's function, because a step calls the function only once. If no
+        hyperparameter is a function, return None on an error; the full step raises the error.
         """
         if self._functions:
             with note_not_applied([]):
@@ -290,7 +292,11 @@ class V1Replay(ReplayedApply):
             return None
 
     def _are_alike(self, values: dict[str, Any]) -> bool:
-        """Return True if `values` differ from the last step's only in elements of tensors."""
+        """Return True if the replay can take a step with these hyperparameters.
+
+        A tensor, an array or a function's result may have a new value. The shape must be (), and an
+        array must not be NaN. All other values must be the objects of the last step.
+        """
         for name in self._moving:
             hyper = values.get(name)
             if isinstance(hyper, _SCALARS):
@@ -314,7 +320,10 @@ class V1Replay(ReplayedApply):
         values: dict[str, object],
         transforms: GradientTransforms,
     ) -> int:
-        """Take the step with the cached counts; return 0, or the status that prevented it."""
+        """Take the step with the cached values of the counters; return 0 for success.
+
+        Return the code of a failed guard, or FAILED after an error.
+        """
         first, factors = self.taken, self._factors
         counted_step, counts = self._counted_values
         try:
@@ -340,7 +349,10 @@ class V1Replay(ReplayedApply):
     def _values_of(
         self, optimizer: Any, values: dict[str, Any], counts: list[Any]
     ) -> Callable[[Dtype], dict[str, Any]]:
-        """Return `scalars_of(dtype)`, which returns {name: scalar} of the step."""
+        """Return a function: `scalars_of(dtype)` returns {name: scalar} of this step.
+
+        `counts` are the values of the counters before the step.
+        """
         if not self._scalars:
             return lambda dtype: optimizer._scalars_of(values, dtype, None)
         powers = list(zip(optimizer.POWERS, counts, strict=False))
@@ -361,7 +373,7 @@ class V1Replay(ReplayedApply):
 
 
 def _values_without_calls(optimizer: Any) -> dict[str, Any]:
-    """Return {name: hyperparameter} without calling functions; their results are `_UNKNOWN`."""
+    """Return {name: value} of the hyperparameters; `_UNKNOWN` replaces results of callables."""
     functions = set(map(id, optimizer._functions()))
     if not functions:
         return optimizer._read_values()
@@ -382,12 +394,10 @@ def _list_moves(optimizer: Any, values: dict[str, Any], global_step: Any) -> lis
 
 
 def _compute_next_count(kind: Any, count: Any, factor: Any) -> Any:
-    """Return the next value of a counter: times `factor`, or plus 1 if `factor` is None.
+    """Return `count` times `factor`, or `count` plus 1 if `factor` is None, as a Python number.
 
     Args:
-        kind: int, or a NumPy scalar type to which the result is rounded.
-        count: The present value.
-        factor: The factor, or None.
+        kind: int, or the counter's NumPy type; the result is rounded to this type.
     """
     if factor is not None:
         return product(kind(count), factor).item()

@@ -63,5 +63,6 @@ class RMSPropOptimizer(RuleOptimizer):
         return CENTERED_RMSPROP_V1 if self._centered else RMSPROP_V1
 
     def _slot_fills(self) -> Iterable[tuple[str, float, str]]:
+        # TensorFlow's order, which sets the slots' names: w/RMSProp, w/RMSProp_1, w/RMSProp_2.
         mean = [("mg", 0.0, self._name)] if self._centered else []
         return [("rms", 1.0, self._name), *mean, ("momentum", 0.0, self._name)]

@@ -51,7 +51,7 @@ class RuleOptimizer(Optimizer):
     TENSORS: dict[str, str] = {}
     POWERS: dict[str, str] = {}
     CALLABLES = True
-    # Whether attributes of `TENSORS` are set, to tensors of a graph.
+    # True if the attributes of `TENSORS` are set to symbolic tensors.
     _has_symbols = False
 
     def _choose_rule(self) -> Rule:
@@ -67,7 +67,8 @@ class RuleOptimizer(Optimizer):
         return [(slot.name, slot.initial, self._name) for slot in self._choose_rule().slots]
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
-        # A graph lists variables in their order of creation: TensorFlow goes variable by variable.
+        # A graph lists variables in their order of creation, so all slots of one variable come
+        # before those of the next, as in TensorFlow. Eager slots are made together, which is fast.
         kinds = {slot.name: slot for slot in self._choose_rule().slots}
         is_of_graph = any(map(is_symbolic, var_list))
         for variables in [[var] for var in var_list] if is_of_graph else [var_list]:
@@ -75,9 +76,9 @@ class RuleOptimizer(Optimizer):
                 self._fill_slots(variables, initial_value, name, op_name, kinds.get(name))
 
     def _prepare(self) -> None:
-        """Set the attributes in `TENSORS` to symbolic tensors while a graph is built.
+        """While a graph is built, set the attributes in `TENSORS` to symbolic tensors.
 
-        Remove the attributes in all other cases.
+        In eager mode and in runs, remove these attributes; `__getattr__` then computes them.
         """
         if self._has_symbols:
             for attribute in self.TENSORS:
@@ -136,7 +137,10 @@ class RuleOptimizer(Optimizer):
     def _group_variables(
         self, values: dict[str, object], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
-        """Return the scalar group of each variable, for `_scalars_of`; None if all share one."""
+        """Return the group of each variable, for `_scalars_of`; None if all share one.
+
+        Variables of one group have common hyperparameters.
+        """
         return None
 
     def _scalars_of(
@@ -158,6 +162,7 @@ class RuleOptimizer(Optimizer):
         return V1RuleStepAdapter(self, global_step, name, values)
 
     def __getattr__(self, name: str) -> Any:
+        # Called for missing attributes only. Without `_under_way`, the object is not set up yet.
         hyper = type(self).TENSORS.get(name)
         if hyper is None or "_under_way" not in vars(self):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
@@ -178,6 +183,7 @@ class RuleOptimizer(Optimizer):
 
     def _one_by_one(self) -> bool:
         """Return True if an overridden hook has to be called for each variable."""
+        # An attribute of the object may replace a method, too.
         cls, fields = type(self), vars(self)
         for hook in _UPDATES:
             if hook in fields or getattr(cls, hook) is not getattr(RuleOptimizer, hook):
@@ -190,9 +196,9 @@ class RuleOptimizer(Optimizer):
         return is_overridden or hook in vars(self)
 
     def _calls_sparse(self, hook: str) -> bool:
-        """Return True if sparse gradients go through an overridden hook.
+        """Return True if sparse gradients are passed to an overridden hook.
 
-        False for rules whose repeated rows are applied one after the other, as in TensorFlow.
+        Return False for a rule that applies repeated rows one by one, as in TensorFlow.
         """
         is_overridden = self._has_own_hook(hook) or self._has_own_hook("_apply_sparse_shared")
         return is_overridden and self._choose_rule().duplicates != "successive"
@@ -210,7 +216,7 @@ class RuleOptimizer(Optimizer):
         return any(map(callable, hypers)) and any(map(is_function, hypers))
 
     def _update(self, grad: Any, var: Any) -> object:
-        """Update one variable and its slots by the rule; return an operation in graph mode."""
+        """Update a variable and all its slots by the rule; return an operation in graph mode."""
         if is_symbolic(var):
             step = self._under_way
             values = self._captured_inputs()[0] if step is None else step.values
@@ -218,6 +224,7 @@ class RuleOptimizer(Optimizer):
             op = operation(
                 self._update_with, [grad, by_reference(var), values], f"{kind}{self._kernel_name()}"
             )
+            # The slots are no inputs, so the session would not know that they are written.
             op.written += tuple(self._slots.all_of(var).values())
             return op
         return self._update_with(
@@ -247,18 +254,18 @@ class RuleOptimizer(Optimizer):
     def _apply_sparse_shared(
         self, grad: Tensor, var: Any, indices: Tensor, scatter_add: Callable[..., Any]
     ) -> Any:
-        """Update the rows of a variable by the rule; both hooks for sparse gradients call this.
+        """Update the rows of a variable by the rule. Called by both hooks for sparse gradients.
 
         Args:
             grad: The rows of the gradient.
-            var: The variable.
             indices: The indices of the rows, without repetitions.
-            scatter_add: For overrides: `scatter_add(variable, indices, rows)` adds rows.
+            scatter_add: `scatter_add(variable, indices, rows)` adds rows. Unused here, but an
+                override may call it.
         """
         return self._update(IndexedSlices(grad, indices), var)
 
     def _resource_scatter_add(self, x: Any, i: Tensor, v: Tensor) -> Any:
-        """Add the rows `v` to the rows `i` of `x`; its value then."""
+        """Add the rows `v` to the rows `i` of the variable `x`; return the new value."""
         return x.scatter_add(IndexedSlices(v, i))
 
     def _resource_apply_sparse_duplicate_indices(

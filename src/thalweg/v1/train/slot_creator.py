@@ -71,6 +71,7 @@ def create_slot_with_initializer(
     if size.is_fully_defined():
         return _make_slot(primary, initializer(tuple(size), dtype=kind), name, kind)
 
+    # The session knows the shape, once it has initialized `primary`.
     def initial_value() -> object:
         return to_tensor(initializer(tuple(resolve(primary).shape), dtype=kind), kind)
 
@@ -108,6 +109,7 @@ def _make_slot(primary: Any, initial_value: object, name: str, dtype: torch.dtyp
             slot = make_variable(initial_value, scoped_name(primary, full_name), dtype=dtype)
         mark_slice_like(slot, primary)
         return slot
+    # In graph mode, the slot of an eager tensor is a variable of the default graph.
     if not executing_eagerly():
         return make_variable(initial_value, full_name, dtype=dtype)
     return Variable(initial_value, full_name, trainable=False, dtype=dtype)

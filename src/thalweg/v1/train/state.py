@@ -40,7 +40,7 @@ class State(TrackableSlots):
         self._slot_names: dict[str, int] = {}
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """Return the slot `name` of a variable, or None if it does not exist (yet).
+        """Return the slot `name` of a variable, or None if the slot does not exist (yet).
 
         If a `thalweg.distribute.Strategy` shards slots, return a copy of the full slot; all ranks
         must call this method.
@@ -57,6 +57,7 @@ class State(TrackableSlots):
         if slot is not None and self._slots.parts_of(name) is not None:
             with self._locked():
                 return over(self._slots.whole(var, name), slot.name)
+        # The caller may write to the slot: replays compare such slots before a step.
         self._slots.handed_out([slot])
         return slot
 
@@ -68,8 +69,8 @@ class State(TrackableSlots):
     def variables(self) -> list[Any]:
         """Return a new list of all slots and optimizer-wide variables, sorted by name.
 
-        In graph mode, it has only variables of the default graph; in eager mode, only eager
-        variables. Slots with a pending restored value are created first.
+        In graph mode, the list has only variables of the default graph. In eager mode, it has only
+        eager variables; slots with restored values that do not exist yet are created first.
         """
         self._settle()
         graph = graph_of()
@@ -102,9 +103,7 @@ class State(TrackableSlots):
 
         Args:
             variables: Eager variables, or variables of one graph.
-            initial_value: The number.
-            slot_name: The slot's name for `get_slot`.
-            op_name: Last part of the slot variable's name.
+            slot_name, op_name: The name for `get_slot`; the last part of the variable's name.
             kind: Optional. The rule's description of the slot.
         """
         missing = [var for var in variables if self._slots.get(var, slot_name) is None]
@@ -116,13 +115,11 @@ class State(TrackableSlots):
             self._take_slots(slot_name, missing, slots)
 
     def _get_or_make_slot(self, var: object, val: object, slot_name: str, op_name: str) -> Any:
-        """Return a slot of a variable; create it with the value `val` if missing.
+        """Return a slot of a variable; create the slot with the value `val` if missing.
 
         Args:
-            var: The variable.
             val: The initial value: a tensor, array or number.
-            slot_name: The slot's name for `get_slot`.
-            op_name: Last part of the slot variable's name.
+            slot_name, op_name: The name for `get_slot`; the last part of the variable's name.
         """
         if self._slots.get(var, slot_name) is None:
             self._put_slot(var, val, slot_name, op_name)
@@ -146,14 +143,7 @@ class State(TrackableSlots):
         return self.get_slot(var, slot_name)
 
     def _put_slot(self, var: Any, val: Any, slot_name: str, op_name: str) -> None:
-        """Create and register a slot of a variable with an initial value.
-
-        Args:
-            var: The variable.
-            val: The initial value: a tensor, array or number.
-            slot_name: The slot's name for `get_slot`.
-            op_name: Last part of the slot variable's name.
-        """
+        """Create a slot and register it; see `_get_or_make_slot` for the arguments."""
         name = self._slot_title(var, op_name)
         if not _graph.is_symbolic(val):
             val = to_tensor(val, getattr(val, "dtype", var.dtype)).detach().to(var.device)
@@ -166,7 +156,7 @@ class State(TrackableSlots):
         self._take_slots(slot_name, [var], [self._slots.put(var, slot_name, slot)])
 
     def _slot_title(self, var: object, op_name: str) -> str:
-        """Return a slot's name such as `w/Adam`; in eager mode a second one is `w/Adam_1`."""
+        """Return a slot's name such as `w/Adam`; in eager mode, `w/Adam_1` for the second slot."""
         name = f"{base_name(var)}/{op_name}"
         if _graph.is_symbolic(var):
             return scoped_name(var, name)
@@ -177,16 +167,17 @@ class State(TrackableSlots):
     def _create_non_slot_variable(self, initial_value: Any, name: str, colocate_with: Any) -> Any:
         """Return the optimizer-wide variable `name`; create it if missing.
 
-        A new variable gets a pending restored value instead of `initial_value`.
+        If a checkpoint with the variable was restored before, create it with the restored value.
 
         Args:
             initial_value: A number, array or tensor, or a callable without arguments that returns a
                 value. The value sets the dtype; a float gives float32.
             name: The name of the variable; in a graph, the name scope is prepended.
-            colocate_with: A variable; its graph, or eager mode, gets the new variable.
+            colocate_with: A graph variable for a new variable in its graph, or an eager variable.
         """
         graph = getattr(_graph.handle_of(colocate_with), "graph", None)
         if (name, graph) not in self._non_slots:
+            # A beta may be a callable: the power begins with its first result.
             if is_function(initial_value):
                 initial_value = initial_value()
             if graph is None:
@@ -205,8 +196,8 @@ class State(TrackableSlots):
     def _get_non_slot_variable(self, name: str, graph: object = None) -> Any:
         """Return the optimizer-wide variable `name` of a graph, or None if it does not exist.
 
-        Without `graph`, use the graph of the running session or of the hooks being called, else
-        eager mode.
+        If `graph` is None, select the graph of the running session, or the default graph while
+        hooks build operations. In all other cases, select the variable of eager mode.
         """
         session, step = _graph.current_session(), self._under_way
         if graph is None and session is not None:
@@ -221,7 +212,7 @@ class State(TrackableSlots):
 
     @property
     def _non_slot_dict(self) -> Mapping[tuple[str, object], object]:
-        """The variables of no variable, by name and graph; not to be written to."""
+        """Read-only {(name, graph or None): variable} of optimizer-wide variables."""
         return MappingProxyType(self._non_slots)
 
     def _non_slot_variables(self) -> list[object]:

@@ -80,7 +80,7 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _fitting(
         self, given: Mapping[str, object], variables: object, names: Names
     ) -> state.Loading:
-        """Check names, shapes and dtypes; return the values to load.
+        """Check names, shapes and dtypes; return a `Loading`, the argument of `state.restore`.
 
         Args:
             given: {name: tensor or array}.
@@ -107,7 +107,11 @@ class V1StateDict(TrackableSlots, state.StateDict):
     def _state_parts(
         self, given: Mapping[str, object], variables: list[Tensor], names: Names
     ) -> tuple[str, list[state.Given]]:
-        """Create missing slots; return (title for errors, [(entries, {name: value}, True)])."""
+        """Create missing slots; return (title for errors, [(entries, {name: tensor}, True)]).
+
+        `entries` are the `Entry`s of self. The dict is `given`, with new keys if an old version
+        wrote `given`. True means that the dict must contain all entries.
+        """
         # The existing slots decide: a variable may have another shape by now than its slots.
         self._create_for_state(variables, given)
         entries = self._entries(variables, names(variables))

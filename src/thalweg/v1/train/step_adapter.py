@@ -35,16 +35,16 @@ class V1StepAdapter(StepAdapter):
         global_step: The variable that is raised by 1, or None.
         name: The name of the step.
         values: {name: value} of hyperparameters, captured by a session. If None, the property
-            `values` reads them at first use.
+            `values` reads the hyperparameters at first use.
     """
 
-    # Whether a graph is being built, and no step is taken.
+    # True while a graph is built, and no step is taken.
     builds = False
-    # Whether one call may replay the step.
+    # True if later steps may be replays.
     is_simple = False
-    # What `_finish` returned.
+    # The result of `_finish`.
     finished: Any = None
-    # How many variables are updated.
+    # Number of updated variables.
     updates = 0
 
     def __init__(
@@ -53,7 +53,7 @@ class V1StepAdapter(StepAdapter):
         super().__init__()
         self._optimizer, self._global_step, self._name = optimizer, global_step, name
         self._values = values
-        # What the hooks returned that update variables.
+        # Results of the update hooks, for `_finish`.
         self._results: list[object] = []
         self.selection = optimizer._selection()
         self.calls = optimizer._may_call_users()
@@ -144,6 +144,8 @@ def counting_calls(moves: Sequence[Move], device_decision: Tensor | None = None)
         check_memories([counter for counter, _ in moves])
         return moved(moves, device_decision)
     calls: list[Call] = []
+    # Functions in C over detached tensors: torch calls Python for methods of a `Variable`, where an
+    # interruption would split the commit.
     for counter, factor in moves:
         if not is_host(counter):
             calls += counting_calls([(counter, factor)], torch.ones_like(counter, dtype=torch.bool))
@@ -187,7 +189,7 @@ class V1RuleStepAdapter(V1StepAdapter):
 
 
 class V1HookStepAdapter(V1RuleStepAdapter):
-    """Adapter for a user's hook that updates one variable by the rule during a step.
+    """Adapter for one variable whose update hook, of a subclass, calls the rule.
 
     Args:
         optimizer: The optimizer.

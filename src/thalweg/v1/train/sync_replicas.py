@@ -1,7 +1,7 @@
-"""`SyncReplicasOptimizer`: several workers take one step together.
+"""`SyncReplicasOptimizer`: worker threads compute gradients, and a *chief* thread takes the steps.
 
-A worker's thread computes gradients; the chief's thread applies their means. A token lets a worker
-continue.
+The chief applies the means of the workers' gradients. After handing over gradients, a worker waits
+in the session's `Rendezvous` for a token, the value of the global step.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         name: Name scope of the operations.
 
     Attributes:
-        local_step_init_op: Operation that sets a worker's local step to the global step. It and the
-            next two exist after `apply_gradients`.
+        local_step_init_op: Operation that sets a worker's local step to the global step. All three
+            attributes exist after `apply_gradients`.
         chief_init_op: Operation that starts the chief and its worker, also after a stop.
         ready_for_local_init_op: Names of uninitialized global variables. If empty, the other two
             operations may run.
@@ -75,7 +75,7 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         ValueError: A number of replicas is not a positive integer.
 
     Differs from:
-        TensorFlow: here either all or none of a worker's gradients are added, optimizers of
+        TensorFlow: here a worker's gradients are added all together or not at all, optimizers of
         different variables do not share tokens, and a shared local step never decreases. A gradient
         that does not fit its variable raises in the worker's run.
 
@@ -236,7 +236,6 @@ class SyncReplicasOptimizer(WrappingOptimizer):
             rendezvous_ops: The operations of the rendezvous.
             worker_pairs: The worker's (gradient or None, variable) pairs.
             gradient_means: Symbolic means of the gradients that are not None.
-            global_step: The global step.
         """
         graph = _graph.get_default_graph()
         mean_iterator = iter(gradient_means)
@@ -263,10 +262,11 @@ class SyncReplicasOptimizer(WrappingOptimizer):
         return self._chief_queue_runner
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> _graph.Operation:
-        """Return an operation that hands out tokens before the first step, so workers continue.
+        """Return an operation that hands out tokens, for a run before the first step.
 
-        Each token holds the present global step. Gradients computed with these tokens after the
-        first step are stale, and dropped.
+        A worker with a token continues, and can hand over further gradients before the first step.
+        The token's value is the present global step. Gradients that arrive after the first step
+        are dropped.
 
         Args:
             num_tokens: The number of tokens; -1 means `replicas_to_aggregate`. At least
@@ -305,7 +305,7 @@ class _RendezvousOps:
     """Factory of graph operations that use the running session's `Rendezvous`.
 
     Args:
-        pairs: (symbolic gradient, variable) pairs; no gradient is None.
+        pairs: (symbolic gradient, variable) pairs. Gradients are not None.
         opt: The optimizer that applies the means.
     """
 
@@ -316,17 +316,18 @@ class _RendezvousOps:
         self._opt = opt
 
     def here(self) -> Rendezvous:
-        """Return the rendezvous of the session that runs."""
+        """Return the rendezvous of the running session; the first call creates it."""
         session: Any = _graph.current_session()
+        # Optimizers of the same variables share a rendezvous.
         key = (Rendezvous, self._variables, tuple(self._kinds))
         return session.resource(key, lambda: Rendezvous(lambda: [kind() for kind in self._kinds]))
 
     def handle(self) -> _graph.SymbolicTensor:
-        """Return the rendezvous itself."""
+        """Return a symbolic tensor; a run of it returns the session's `Rendezvous` object."""
         return _graph.operation(self.here, [], "rendezvous", kind="pure", outputs=_graph.Output())
 
     def meet(self, stamp: _graph.SymbolicTensor) -> _graph.SymbolicTensor:
-        """Return an operation that hands over a worker's gradients and waits for a token.
+        """Add an operation that hands over a worker's gradients and waits for a token.
 
         Args:
             stamp: The local step at which the gradients were computed.
@@ -344,6 +345,7 @@ class _RendezvousOps:
                     gradients, leaves, names, self._kinds, strict=True
                 )
             ]
+            # Checked here: an error must be raised in the run of the worker that caused it.
             indices = [index for index, grad in enumerate(accumulated) if grad is not None]
             pairs = [(accumulated[index], leaves[index]) for index in indices]
             check_pairs(pairs, [names[index] for index in indices], scatter=self._opt._scatters())
@@ -378,7 +380,7 @@ class _RendezvousOps:
     ) -> _graph.Operation:
         """Return an operation that hands out `count` tokens with the value of the global step.
 
-        With `check`, the operation raises if the rendezvous was stopped.
+        With `check`, a run of the operation raises if the rendezvous was stopped.
         """
 
         def put(leaf: Tensor) -> None:
@@ -392,7 +394,10 @@ class _RendezvousOps:
     def begin(
         self, global_step: _graph.GraphVariable, start_op: _graph.Operation
     ) -> _graph.Operation:
-        """Return an operation that starts the rendezvous at `global_step`, after `start_op`."""
+        """Return an operation that starts or restarts the rendezvous at the step `global_step`.
+
+        The operation runs after `start_op`.
+        """
         return _graph.operation(
             lambda leaf: self.here().begin(leaf.item()),
             [_graph.by_reference(global_step)],
@@ -402,7 +407,7 @@ class _RendezvousOps:
 
 
 class _ChiefQueueRunner(QueueRunner):
-    """Queue runner of the chief's thread; the thread's end also ends all waits of workers."""
+    """Queue runner whose only thread is the chief. When the thread ends, waiting workers raise."""
 
     def __init__(self, rendezvous_ops: _RendezvousOps, chief_op: _graph.Operation) -> None:
         super().__init__(enqueue_ops=[chief_op])
@@ -421,7 +426,7 @@ class _ChiefQueueRunner(QueueRunner):
 
 
 class _SyncReplicasHook(SessionRunHook):
-    """Session hook that starts a worker, and on the chief also the chief's thread."""
+    """Session hook that prepares a worker. With `is_chief`, it also starts the chief's thread."""
 
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
         self._optimizer = optimizer
@@ -430,7 +435,7 @@ class _SyncReplicasHook(SessionRunHook):
         self._tokens: _graph.Operation | None = None
 
     def begin(self) -> None:
-        """On the chief, create the operation that hands out the first tokens.
+        """With `is_chief`, create the operation that hands out the first tokens.
 
         Raises:
             ValueError: `apply_gradients` was not called before, or there are too few tokens.
@@ -443,7 +448,7 @@ class _SyncReplicasHook(SessionRunHook):
             self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Initialize the local step; on the chief, also hand out tokens and start the thread.
+        """Initialize the local step; with `is_chief`, hand out tokens and start the chief's thread.
 
         Raises:
             RuntimeError: A global variable is not initialized.
@@ -482,8 +487,7 @@ def _as_kind(grad: object, var: Tensor, name: str, kind: object) -> Any:
 
     Args:
         grad: A dense or sparse tensor, IndexedSlices, or None.
-        var: The variable of the gradient.
-        name: The variable's name for messages.
+        var, name: The variable of the gradient; its name for errors.
         kind: `DenseAccumulator` or `SparseAccumulator`.
 
     Returns:

@@ -60,7 +60,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
 
     Args:
         optimizer: The optimizer.
-        pairs: (gradient, graph variable) pairs; no gradient is None.
+        pairs: (gradient, graph variable) pairs. Gradients are not None.
         global_step: A variable that is raised by 1 after the updates, or None.
         name: The name scope, made unique.
 
@@ -85,6 +85,7 @@ def recorded(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any,
         optimizer._while_taking(hooks),
     ):
         symbolic_pairs = [(_graph.gradient_symbol(grad), var) for grad, var in pairs]
+        # The initial values of slots must not depend on the caller's `control_dependencies`.
         with graph.control_dependencies(None), _graph.explain_errors(optimizer, "_create_slots"):
             optimizer._create_slots(variables)
         with graph.as_one(), graph.name_scope(name) as scope:
@@ -150,14 +151,14 @@ _SHARED = Lock()
 
 
 class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
-    """Base class of `Optimizer` that calls the hooks of one variable and of one step."""
+    """Base class of `Optimizer` that calls the hooks of subclasses."""
 
     HOOKS_AT_EACH_RUN: ClassVar[bool] = False
     _under_way: V1StepAdapter | None
     _use_locking: bool
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
-        """Hook: make slots with `_zeros_slot` and its relatives."""
+        """Hook: create slots with `_zeros_slot`, `_get_or_make_slot` or `_fill_slots`."""
 
     def _prepare(self) -> None:
         """Hook: read the hyperparameters of a step."""
@@ -194,7 +195,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         raise NotImplementedError(f"{type(self).__name__} must override _apply_sparse.")
 
     def _apply_sparse_duplicate_indices(self, grad: IndexedSlices, var: Any) -> Any:
-        """Hook: as `_apply_sparse`, where a row may be named twice."""
+        """Hook: like `_apply_sparse`, but `grad.indices` may contain a row repeatedly."""
         values, indices = _graph.deduplicated(grad.values, grad.indices)
         return self._apply_sparse(EitherSlices(values, indices, grad.dense_shape), var)
 
@@ -205,12 +206,12 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
     def _resource_apply_sparse_duplicate_indices(
         self, grad: Tensor, handle: Any, indices: Tensor
     ) -> Any:
-        """Hook: as `_resource_apply_sparse`, where a row may be named twice."""
+        """Hook: like `_resource_apply_sparse`, but `indices` may contain a row repeatedly."""
         values, unique = _graph.deduplicated(grad, indices)
         return self._resource_apply_sparse(values, handle, unique)
 
     def _apply_one(self, grad: Any, var: Any) -> Any:
-        """Call the hook for one pair of gradient and variable, and return what it returns."""
+        """Call the hook for one (gradient, variable) pair; return the hook's result."""
         if isinstance(grad, EitherSlices):
             return self._apply_slices(grad, var)
         if self._calls_resource_hook(var, ("_resource_apply_dense",), ("_apply_dense",)):
@@ -225,12 +226,13 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return self._apply_sparse_duplicate_indices(grad, var)
 
     def _calls_resource_hook(self, var: Any, resource: Sequence[str], refs: Sequence[str]) -> bool:
-        """Return True to update a variable by hooks for resource variables, False by plain hooks.
+        """Return True if a variable is updated by hooks for resource variables, not by plain hooks.
 
-        A variable made with `use_resource=False` is updated by plain hooks if a class defines them.
-        Other variables are updated by the hooks that the most derived class defines. If it defines
-        both kinds, return True.
+        Return False for a variable with `use_resource=False` if any subclass defines a plain hook.
+        For other variables, the most derived class with a hook decides. Return True if that class
+        defines both kinds, or if no class has a hook. `resource` and `refs` are the hooks' names.
         """
+        # Without this class, which defines all hooks.
         classes = type(self).__mro__[: type(self).__mro__.index(UpdateHooks)]
         is_reference = getattr(handle_of(var), "is_resource", True) is False
         if is_reference and any(name in vars(cls) for cls in classes for name in refs):
@@ -242,7 +244,7 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return True
 
     def _make_counting_operation(self, update_operations: list[object]) -> object:
-        """Return an operation that updates a step's counters after `update_operations`."""
+        """Return a new operation, which updates a step's counters after `update_operations`."""
 
         def count_step(values: dict[str, object]) -> None:
             with self._turn_lock(), self._locked():
@@ -251,11 +253,15 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         op = _graph.operation(
             count_step, [self._values()], "Assign", control_inputs=update_operations
         )
+        # The counters are no inputs, so the session would not know that they are written.
         op.written += tuple(self._non_slots_of(op.graph).values())
         return op
 
     def _counting_moves(self, values: dict[str, object]) -> list[Move]:
-        """Return the counters that a step moves besides `global_step`, each with its factor."""
+        """Return (counter, factor) pairs of the counters besides `global_step`.
+
+        A step multiplies a counter by its factor, or adds 1 if the factor is None.
+        """
         return []
 
     def _finishes_itself(self) -> bool:
@@ -302,9 +308,10 @@ class UpdateHooks(State, V1StateDict, SlotOptimizer, Configurable, Argument):
         return _SHARED if self._use_locking else self._lock
 
     def _prepare_for_graph(self) -> None:
-        """Call a subclass's `_prepare` on a copy; store its symbolic attributes in self.
+        """Call a subclass's `_prepare` on a copy of self; take over the copy's symbolic attributes.
 
-        Errors are ignored, as each run of the graph calls `_prepare` again.
+        Do nothing if `_prepare` is not overridden. Errors are ignored, because each run of the
+        graph calls `_prepare` again.
         """
         if not is_ours(self._prepare):
             twin = copy.copy(self)

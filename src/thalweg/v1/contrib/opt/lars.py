@@ -33,7 +33,7 @@ class LARSOptimizer(RuleOptimizer):
         a <- momentum a + learning_rate ratio (g + weight_decay var);  var <- var - a
         use_nesterov: var <- var - (learning_rate ratio (g + weight_decay var) + momentum a)
 
-    Norms are taken over a whole variable and its whole gradient, summed in float64. Variables named
+    Norms are taken over a whole variable and a whole gradient, summed in float64. Variables named
     in `skip_list` have the ratio 1 and no decay. A sparse gradient is applied as by
     `MomentumOptimizer`: no ratio, no decay, the learning rate outside of the velocity.
 
@@ -101,13 +101,12 @@ class LARSOptimizer(RuleOptimizer):
     def _hyper_scalars(
         self, values: dict[str, Any], dtype: Dtype, group: Hashable
     ) -> dict[str, object]:
-        """Return {name: scalar of `dtype`} for one group of variables.
+        """Return {name: scalar of `dtype`} of the rule, from {name: value} of hyperparameters.
 
-        `adaptive` is 1 for variables scaled by the ratio of norms. Other groups have `adaptive` 0
-        and `weight_decay` 0.
+        For `_Group.ADAPTIVE`, `adaptive` is 1. For others, `adaptive` and `weight_decay` are 0.
         """
-        # Unlike other optimizers this one hands its numbers to the kernels without a cast, so that
-        # a Python float is rounded once; but not those of sparse gradients.
+        # TensorFlow's LARS passes Python floats to dense kernels, so they are rounded once. Its
+        # sparse kernels get float32 tensors, as in other optimizers.
         cast = as_hyper if group is _Group.ROWS else as_operand
         scalars = {name: cast(values[name], dtype) for name in self.HYPERS}
         if group is _Group.ADAPTIVE:

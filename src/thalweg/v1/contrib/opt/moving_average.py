@@ -26,7 +26,7 @@ _AVERAGES = "averages"
 
 
 class _Averages(ExponentialMovingAverage):
-    """Moving averages that are saved and restored between two steps of an optimizer."""
+    """Moving averages with an optimizer's lock: saving and loading wait for the end of a step."""
 
     def __init__(self, opt: Any, decay: object, num_updates: object) -> None:
         super().__init__(decay, num_updates)
@@ -100,13 +100,13 @@ class MovingAverageOptimizer(WrappingOptimizer):
     def swapping_saver(
         self, var_list: object = None, name: str = "swapping_saver", **kwargs: Any
     ) -> Saver:
-        """Return a `Saver` that swaps the names of variables and averages in checkpoints.
+        """Return a `Saver` that exchanges the names of each variable and the variable's average.
 
-        A plain `Saver` of a graph without an optimizer thus restores the averages into the
-        variables. The returned saver restores variables and averages unswapped.
+        A plain `Saver`, as in an inference graph, restores the saved averages into the variables.
+        The returned `Saver` restores each value into the tensor that was saved.
 
         Args:
-            var_list: As in `Saver`. It must have both a variable and its average, or neither.
+            var_list: As in `Saver`. List a variable together with the average, or neither.
             name, kwargs: As in `Saver`.
 
         Raises:
@@ -123,6 +123,7 @@ class MovingAverageOptimizer(WrappingOptimizer):
         names = {variable: key for key, variable in variables_by_name.items()}
         swapped_variables: dict[str, Any] = {}
         for key, variable in variables_by_name.items():
+            # Variables without an average, such as slots, keep their names.
             counterpart = self._counterparts.get(variable, variable)
             if counterpart not in names:
                 raise InvalidArgumentError(
@@ -179,15 +180,17 @@ class MovingAverageOptimizer(WrappingOptimizer):
     ) -> None:
         """Take an eager step of the wrapped optimizer, then update the averages in place.
 
-        Missing averages are allocated before the step. If the averages fail, the error gets a note
-        that the step was taken.
+        `variables` are the distinct variables with a gradient. If the averages cannot be updated,
+        the error gets a note that the step was taken.
         """
         check_variables(variables)
         self._ema._settle()
         new = self._ema._without_average(variables)
+        # Allocated before the step: a lack of memory then changes nothing.
         self._ema._create_slots(new)
         self._opt.apply_gradients(pairs, global_step=global_step, name=name)
         try:
+            # An average begins at the variable's value after the step.
             self._ema._begin_averages(new)
             self._ema.apply(variables)
         except BaseException as error:

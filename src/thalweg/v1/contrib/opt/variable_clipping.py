@@ -29,8 +29,8 @@ class VariableClippingOptimizer(WrappingOptimizer):
         var <- var - (var - var max_norm / max(|var|, max_norm))
 
     The norm is taken over given dimensions: for a matrix, (1,) takes the norm of each row. After a
-    sparse gradient only its rows are clipped, unless the norm is taken over dimension 0. Gradients
-    are not clipped.
+    sparse gradient only the gradient's rows are clipped, unless the norm is taken over dimension 0.
+    Gradients are not clipped.
 
     Args:
         opt: The wrapped optimizer.
@@ -71,6 +71,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
     ) -> None:
         super().__init__(opt, use_locking, name)
         self._dims = [(var, _check_dims(var, dims)) for var, dims in vars_to_clip_dims.items()]
+        # Not `<`, which would let NaN pass.
         if not max_norm >= 0:
             raise ValueError(f"max_norm must be 0 or more, not {max_norm}.")
         self._max_norm = float(max_norm)
@@ -97,7 +98,7 @@ class VariableClippingOptimizer(WrappingOptimizer):
         clipped = [(grad, var, self._dims_of(var)) for grad, var in pairs if grad is not None]
         clipped = [(grad, var, dims) for grad, var, dims in clipped if dims is not None]
         step = self._opt.apply_gradients(pairs, global_step=global_step)
-        if step is None:
+        if _graph.executing_eagerly():
             try:
                 self._clip([(grad, var, dims, name_of(var)) for grad, var, dims in clipped])
             except BaseException as error:
@@ -123,7 +124,10 @@ class VariableClippingOptimizer(WrappingOptimizer):
             )
 
     def _clip_in_graph(self, grad: object, var: object, dims: list[int]) -> object:
-        """Return a graph operation that clips `var`, except in runs without a gradient."""
+        """Return a graph operation that clips `var` over `dims`.
+
+        A run in which `grad` evaluates to None does not clip.
+        """
         variable = _graph.graph_variable_of(var)
         name = variable.name
 
@@ -136,10 +140,10 @@ class VariableClippingOptimizer(WrappingOptimizer):
 
 
 def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
-    """Return the dimensions as a list of numbers >= 0; unchanged if the rank of `var` is unknown.
+    """Return `dims` as a list in which negative dimensions are replaced by dimensions >= 0.
 
-    Raises:
-        InvalidArgumentError: `var` lacks a dimension.
+    If the rank of `var` is unknown, return `dims` unchecked as a list. Raise InvalidArgumentError
+    if `var` lacks a dimension.
     """
     shape = _graph.handle_of(var).shape
     dim_list = list(dims)
@@ -158,12 +162,13 @@ def _check_dims(var: object, dims: Sequence[int]) -> list[int]:
 def _clip_call(
     grad: Tensor | IndexedSlices, var: Tensor, dims: list[int], max_norm: float
 ) -> atomic_section.Call:
-    """Compute the clipped value and return a call that writes it into `var`.
+    """Compute the clipped value now; return a function that writes it into `var`.
 
-    After a sparse gradient only its rows are clipped, unless `dims` contains 0.
+    After a sparse gradient only the gradient's rows are clipped, unless `dims` contains 0.
     """
     detached = var.detach()
     if isinstance(grad, IndexedSlices) and 0 not in dims:
+        # Unique: with repeated indices `index_copy_` is not deterministic.
         rows = torch.unique(grad.indices.long())
         return partial(detached.index_copy_, 0, rows, _clip_by_norm(detached[rows], dims, max_norm))
     return partial(detached.copy_, _clip_by_norm(detached, dims, max_norm))

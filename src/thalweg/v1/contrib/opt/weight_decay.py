@@ -27,20 +27,20 @@ from thalweg.v1.train.callable_rate import has_formula, value_now
 from thalweg.v1.train.optimizer import Optimizer
 from thalweg.v1.train.rule_optimizer import ACCEPTED, check_hyper
 
-# The optimizer that is called, and the variables that it is to decay; between both calls are
-# `minimize` and `apply_gradients` of the optimizer that is extended, which know no such argument.
+# (optimizer, variables to decay) of the running call. The extended optimizer's `minimize` and
+# `apply_gradients` have no such argument to pass on.
 _DECAY_SCOPE: ContextVar[tuple[object, list[object] | None]] = ContextVar(
     "decay_var_list", default=(None, None)
 )
 
 
 class DecoupledWeightDecayExtension(Optimizer):
-    """Mixin that adds decoupled weight decay; list it before the optimizer's class.
+    """Mixin that adds decoupled weight decay; name it before the optimizer among the base classes.
 
         var <- var - weight_decay var, and then the optimizer's own step
 
     A dense gradient decays the whole variable. A sparse gradient decays each of its rows once. The
-    decay is not multiplied by the learning rate, so it needs a schedule, too, if the rate has one.
+    decay is not multiplied by the learning rate. If the rate has a schedule, give the decay one.
     For most built-in optimizers decay and step are one fused pass. For LARS, NovoGrad and
     optimizers with update hooks, the variable is decayed first.
 
@@ -128,6 +128,7 @@ class DecoupledWeightDecayExtension(Optimizer):
     _APPLIES = True
 
     def _while_decaying(self, variables: Iterable[object] | None) -> ContextSetting:
+        # As in TensorFlow, an empty list decays all variables.
         change, decay_scope = _DECAY_SCOPE.set, (self, list(variables or ()) or None)
         return ContextSetting(
             lambda: ([partial(change, decay_scope)], [partial(change, _DECAY_SCOPE.get())])
@@ -168,15 +169,16 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _group_variables(
         self, values: dict[str, Any], variables: Sequence[Tensor], gradients: Sequence[object]
     ) -> Groups:
-        """Return one group per variable, or None for a single group; a group shares scalars.
+        """Return one group per variable; variables with equal groups share hyperparameters.
 
-        Variables outside of `decay_var_list` have the group `_Spared`. Without `decay_var_list`,
-        return the groups of the extended optimizer.
+        Without `decay_var_list`, return the extended optimizer's groups; None is a single group.
+        Else wrap the group of each variable outside of `decay_var_list` in `_Spared`.
         """
         groups: Groups = super()._group_variables(values, variables, gradients)  # pyright: ignore
         subset = values["decay_var_list"]
         if subset is None:
             return groups
+        # By identity: `==` of tensors compares elements.
         ids = set(map(id, subset))
         base_groups = groups or [None] * len(variables)
         return [
@@ -196,7 +198,8 @@ class DecoupledWeightDecayExtension(Optimizer):
     def _apply_one(self, grad: Any, var: Any) -> Any:
         """Decay one variable, then call the extended optimizer's hook; return the hook's result.
 
-        Do not decay if the rule decays (`FUSED`) or `decay_var_list` excludes the variable.
+        Do not decay if the rule itself decays (`FUSED`), or if `decay_var_list` excludes the
+        variable. In graph mode, build operations that do both.
         """
         values = self._values()
         subset = values["decay_var_list"] or [var]
@@ -220,7 +223,7 @@ class DecoupledWeightDecayExtension(Optimizer):
 
 @dataclass(frozen=True)
 class _Spared:
-    """Scalar group of variables that are not decayed."""
+    """Group of variables that are not decayed; `group` is the extended optimizer's group."""
 
     group: Hashable
 

@@ -44,9 +44,9 @@ class LossScale(Trackable, ABC):
             grads: Gradients in lists, which may be nested. None counts as finite.
 
         Returns:
-            (operation, should_apply). The operation changes the scale; it is None in eager mode, as
-            the scale is already changed. `should_apply` is a bool or a bool tensor: True to apply
-            the gradients.
+            (operation, should_apply). In graph mode, the operation changes the scale in each run.
+            In eager mode, the scale is already changed, and the operation is None. `should_apply`
+            is a bool or a bool tensor: True to apply the gradients.
         """
 
     @abstractmethod
@@ -55,11 +55,11 @@ class LossScale(Trackable, ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return a loss scale with what `get_config` gave."""
+        """Return a new loss scale from a result of `get_config`."""
         return cls(**config)
 
     def _add_weight(self, name: str, initial_value: object, dtype: object = None) -> Any:
-        """Return a new variable that is not trained; checkpoints contain it under this name."""
+        """Return a new untrained variable, which checkpoints save under the name `name`."""
         variable = _graph.Variable(initial_value, trainable=False, name=name, dtype=dtype)
         self._weights[name] = variable
         return self._track_trackable(variable, name)
@@ -148,10 +148,14 @@ class DynamicLossScale(LossScale):
         return _graph.convert_to_tensor(_graph.resolve(self._current_loss_scale).read_value())
 
     def update(self, grads: object) -> tuple[Any, Any]:
-        """Change the scale by whether all gradients are finite; see `LossScale.update`."""
+        """Shrink the scale if a gradient is not finite; else count the step, and grow the scale.
+
+        See `LossScale.update` for argument and result.
+        """
         gradients = [grad for grad in leaves_of(grads) if grad is not None]
         if _graph.executing_eagerly():
             finite = _are_finite(gradients)
+            # An infinite gradient counts as NaN, so that the largest magnitude is not needed.
             run(self.decide(not finite, 0.0).calls)
             return None, finite
         output = _graph.Output(torch.bool, (), ())
@@ -165,11 +169,11 @@ class DynamicLossScale(LossScale):
         ), finite
 
     def decide(self, has_nan: object, amax: object) -> Decision:
-        """Return the decision whether a step is taken, with the calls that write the next scale.
+        """Return a `Decision`: whether to take a step, and functions that write the next scale.
 
         Args:
-            has_nan: True if a gradient is NaN: a bool or a bool tensor.
-            amax: The largest magnitude in all gradients, a float or a tensor.
+            has_nan: A bool or a bool tensor: True if a gradient is NaN.
+            amax: A float or a tensor: the largest magnitude in all gradients.
         """
         state = {name: _graph.resolve(var) for name, var in self._weights.items()}
         return answer(self._policy(), state, has_nan, amax)
@@ -204,6 +208,7 @@ def get(identifier: object) -> Any:
     Raises:
         ValueError: `identifier` is anything else, or a number below 1.
     """
+    # Checked first: comparing a NumPy number with "dynamic" would be a comparison of arrays.
     if isinstance(identifier, int | float):
         return FixedLossScale(identifier)
     if identifier == "dynamic":

@@ -66,7 +66,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: object = None,
     ) -> list[tuple[Any, Any]]:
-        """Return unscaled gradients, computed from the scaled loss; see `Optimizer`."""
+        """Return gradients of the scaled loss, divided by the scale; see `Optimizer`."""
 
         def scale_loss(loss_value: object) -> object:
             return loss_value * _cast_scale(self._loss_scale(), loss_value)
@@ -90,9 +90,12 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         arguments: StepArguments,
         transforms: GradientTransforms = NOTHING,
     ) -> None:
-        """Update the loss scale in eager mode, and apply the gradients if the scale allows it.
+        """Update the loss scale, and apply the gradients if the scale allows it.
 
-        After an error before the commit, the loss scale is restored.
+        In graph mode, a run of the step's operation calls this method. If an error occurs before
+        the variables are written, the loss scale is restored.
+
+        `pairs` have unscaled gradients or None; see `_take` for other arguments.
         """
         scale = self._loss_scale
         scale_weights = [_graph.resolve(var) for var in scale._weights.values()]
@@ -113,6 +116,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         ]
         check_readable(gradients, names)
         with self._turn_lock(), self._locked():
+            # Copied now: `update` writes the scale before the wrapped optimizer takes the step.
             undo = calls(putting_back(scale_weights))
             try:
                 _, should_apply = self._loss_scale.update(gradients)
@@ -128,10 +132,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
                 raise
 
     def _may_leave(self, pairs: Sequence[tuple[object, object]]) -> bool:
-        """Return True if a device may decide, without the host, whether to skip the step.
+        """Return True if a device may decide, in place of the host, whether to skip the step.
 
-        This requires a `DynamicLossScale`, a wrapped optimizer that takes transforms, and a
-        variable outside of host memory.
+        Required are eager mode, a `DynamicLossScale`, a variable outside of host memory, and a
+        wrapped optimizer that is no wrapper and does not override `apply_gradients`.
         """
         is_direct = not isinstance(self._opt, WrappingOptimizer) and self._opt.takes_transforms()
         is_dynamic = type(self._loss_scale) is scales.DynamicLossScale
@@ -139,10 +143,10 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         return _graph.executing_eagerly() and is_direct and is_dynamic and on_device
 
     def _apply_in_graph(self, pairs: list[tuple[Any, Any]], global_step: Any, name: Any) -> Any:
-        """Return an operation that updates the scale and, if the scale allows it, the variables.
+        """Return an operation that updates the scale, and the variables unless a step is skipped.
 
-        If the wrapped optimizer's hooks build graph operations, the update is a branch (`cond`) of
-        the graph. Otherwise a run calls `_apply`.
+        In a run, the operation calls `_apply`. If the wrapped optimizer overrides hooks or
+        `apply_gradients`, call the overrides now; a branch (`cond`) contains their operations.
         """
         if self._opt.takes_transforms() and not self._opt._is_recorded():
             return super()._apply_in_graph(pairs, global_step, name)
@@ -153,6 +157,7 @@ class MixedPrecisionLossScaleOptimizer(WrappingOptimizer):
         def apply_unscaled() -> object:
             return _graph.group(self._opt.apply_gradients(pairs, global_step=global_step))
 
+        # One unit: if the step fails in a run, the scale is restored, too.
         with graph.as_one():
             scale_update, should_apply = self._loss_scale.update([grad for grad, _ in pairs])
             apply_op = (

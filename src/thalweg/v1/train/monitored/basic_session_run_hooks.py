@@ -1,4 +1,4 @@
-"""Session hooks that log values, stop or wait, run final operations, or feed; and a timer."""
+"""Session hooks that log values, feed runs, stop or delay a training, or evaluate at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from thalweg.variable import to_tensor
 
 
 class SecondOrStepTimer:
-    """Timer that is due at the first step, and then every `every_steps` or `every_secs`.
+    """Timer for hooks: due at the first step, and then every `every_steps` or `every_secs`.
+
+    The hook asks `should_trigger_for_step`, acts, and calls `update_last_triggered_step`.
 
     Args:
         every_secs: Seconds between two triggers.
@@ -53,18 +55,19 @@ class SecondOrStepTimer:
         self._last_trigger: tuple[int, float] | None = None
 
     def reset(self) -> None:
-        """Forget when it triggered last."""
+        """Forget the last trigger: the timer is due at the next step."""
         self._last_trigger = None
 
     def should_trigger_for_step(self, step: int) -> bool:
         """Return True if the timer is due at `step`.
 
-        It is due before the first trigger, and `every_steps` or `every_secs` after the last
-        trigger. It is not due again at the step of the last trigger.
+        That is, if no trigger was recorded yet, or if `every_steps` or `every_secs` have passed
+        since the last recorded trigger. Return False at the step of the last trigger.
         """
         if self._last_trigger is None:
             return True
         last_step, last_time = self._last_trigger
+        # A run need not raise the step: with seconds, one step could trigger repeatedly.
         if step == last_step:
             return False
         if self._every_steps is not None:
@@ -83,7 +86,7 @@ class SecondOrStepTimer:
         return self._last_trigger[1] - previous_trigger[1], step - previous_trigger[0]
 
     def last_triggered_step(self) -> int | None:
-        """Return the step at which it triggered last."""
+        """Return the step of the last trigger, or None before the first."""
         return None if self._last_trigger is None else self._last_trigger[0]
 
 
@@ -198,15 +201,14 @@ class LoggingTensorHook(SessionRunHook):
         self._count += 1
 
     def end(self, session: Any) -> None:
-        """Log the values, if that was asked for."""
+        """Log the values if `at_end` is set."""
         if self._at_end:
             self._log_values(session.run(self._current))
 
     def _log_values(self, values: dict[object, object]) -> None:
-        """Log {tag: value} at level INFO, by `formatter` if there is one.
+        """Log {tag: value} at level INFO, and record a trigger of the timer, if there is a timer.
 
-        With a timer, record a trigger at this run. Without `formatter`, also log the seconds since
-        the last log.
+        The text is `formatter(values)`; by default tags, values and seconds since the last log.
         """
         seconds = None
         if self._timer is not None:
@@ -268,14 +270,14 @@ class NanTensorHook(SessionRunHook):
         self._fail_on_nan_loss = fail_on_nan_loss
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Ask for the loss."""
+        """Fetch the loss."""
         return SessionRunArgs(self._loss_tensor)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Stop the training if the loss is NaN: raise, or request a stop and log a warning.
+        """If the loss is NaN, raise an error or request a stop, as `fail_on_nan_loss` selects.
 
         Raises:
-            NanLossDuringTrainingError: The loss is NaN and `fail_on_nan_loss` is set.
+            NanLossDuringTrainingError: The loss is NaN and `fail_on_nan_loss` is True.
         """
         if not to_tensor(run_values.results).isnan().any():
             return
@@ -307,9 +309,9 @@ class FinalOpsHook(SessionRunHook):
         return self._final_ops_values
 
     def end(self, session: Any) -> None:
-        """Run `final_ops` and store their values in `final_ops_values`.
+        """Run `final_ops` and store the fetched values in `final_ops_values`.
 
-        If an input has ended, log a warning and raise its error.
+        If an input queue has ended, log a warning and raise the queue's error.
         """
         if self._final_ops is None:
             return
@@ -344,7 +346,7 @@ class GlobalStepWaiterHook(GlobalStepHook):
         super().begin()
 
     def before_run(self, run_context: SessionRunContext) -> None:
-        """Wait in the first run until the global step is at least `wait_until_step`."""
+        """Before the first run, wait until the global step is at least `wait_until_step`."""
         if self._finished_waiting or self._wait_until_step <= 0:
             return
         _LOG.info("Waiting for global step %d before starting training.", self._wait_until_step)

@@ -50,7 +50,7 @@ class CheckpointSaverHook(GlobalStepHook):
         save_graph_def: Ignored.
 
     Raises:
-        ValueError: Both a saver and a scaffold are given, or not exactly one interval.
+        ValueError: Both a saver and a scaffold are given, or the number of intervals is not 1.
 
     Reference: tf.train.CheckpointSaverHook
     """
@@ -92,6 +92,7 @@ class CheckpointSaverHook(GlobalStepHook):
         """Save a checkpoint if the timer is due; request a stop if a listener returns True."""
         if not self._timer.should_trigger_for_step(int(run_values.results) + self._steps_per_run):
             return
+        # The fetched value is of before the run; other threads may have raised the step since.
         step = int(run_context.session.run(self._step))
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
@@ -99,7 +100,7 @@ class CheckpointSaverHook(GlobalStepHook):
                 run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        """Save a checkpoint unless the last one is of this step; call `end` of the listeners."""
+        """Save a checkpoint, unless this step has a checkpoint; call `end` of the listeners."""
         step = int(session.run(self._step))
         if step != self._timer.last_triggered_step():
             self._save_checkpoint(session, step)
@@ -113,15 +114,17 @@ class CheckpointSaverHook(GlobalStepHook):
             listener.before_save(session, step)
         _LOG.info("Saving checkpoints for %d into %s.", step, self._path)
         saver.save(session, self._path, global_step=step)
+        # A list, so that a listener's True does not end the calls of the others.
         answers = [listener.after_save(session, step) for listener in self._listeners]
         return any(answers)
 
     def _saver_for(self, session: Any) -> Any:
-        """Return the saver of the constructor, of the scaffold, or of the collection SAVERS.
+        """Return the saver passed to the constructor, or else the scaffold's saver.
 
-        Raises:
-            FailedPreconditionError: The collection does not have exactly one saver.
+        Without both, return the saver in the graph's collection SAVERS. Raise
+        FailedPreconditionError if the collection does not have exactly one saver.
         """
+        # The scaffold creates its saver in `finalize`, after the hook's construction.
         if self._saver is None and self._scaffold is not None:
             return self._scaffold.saver
         if self._saver is None:
@@ -135,7 +138,7 @@ class CheckpointSaverHook(GlobalStepHook):
 
 
 def the_saver(graph: Any) -> Any:
-    """Return the only saver in a graph's collection SAVERS, or None if it is empty.
+    """Return the only saver in a graph's collection SAVERS, or None if the collection is empty.
 
     Raises:
         RuntimeError: The collection has several savers.

@@ -86,9 +86,11 @@ class MonitoredSession:
         self._was_finalized = self._graph.finalized
         self._hooks = list(hooks or ())
         self._grace_period = stop_grace_period_secs
+        # No error of a thread is dropped: `__exit__` decides which errors end the block quietly.
         self._coordinator = Coordinator(clean_stop_exception_types=())
         self._session: Session | None = None
         self._stop_requested = False
+        # A failed constructor has no `with` block that would end the threads and the session.
         try:
             with self._graph.as_default():
                 self._open_session(session_creator or ChiefSessionCreator())
@@ -125,8 +127,8 @@ class MonitoredSession:
 
         Raises:
             RuntimeError: The session is closed, a stop was requested, or a tensor is fed twice.
-            BaseException: If the run fails and a thread of the session failed before, the thread's
-                error.
+            BaseException: The run fails after a thread of the session failed; the thread's error is
+                raised.
         """
         session = self._require_session()
         if self._stop_requested:
@@ -137,7 +139,7 @@ class MonitoredSession:
         try:
             results = session.run(fetches_by_hook, feeds, options, run_metadata)
         except Exception:
-            # The error of a thread may be the cause of this one.
+            # A run often fails because a thread failed, such as one that fills a queue.
             self._coordinator.raise_requested_exception()
             raise
         for hook in self._hooks:
@@ -150,15 +152,13 @@ class MonitoredSession:
     def _call_before_run(
         self, context: SessionRunContext, fetches_by_hook: dict[object, object], feed_dict: Any
     ) -> object:
-        """Call `before_run` of all hooks; return a dict of the hooks' and the caller's feeds.
+        """Call `before_run` of all hooks; return one feed dict for hooks and caller.
+
+        Raise FailedPreconditionError if a tensor is fed twice.
 
         Args:
-            context: The context of the run.
-            fetches_by_hook: {hook: fetches}; extended in place.
+            fetches_by_hook: A dict; {hook: fetches} of each hook is added in place.
             feed_dict: The caller's feeds, or None.
-
-        Raises:
-            FailedPreconditionError: A tensor is fed twice.
         """
         feeds: dict[Any, Any] = {}
         for hook in self._hooks:
@@ -221,9 +221,9 @@ class MonitoredSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Close the session; call `end` of the hooks unless the block raised an error.
+        """Close the session. Call `end` of the hooks first, unless the block raised an error.
 
-        Return True, and so suppress the exception, for OutOfRangeError and StopIteration.
+        OutOfRangeError and StopIteration do not count as errors; return True to suppress them.
         """
         is_good = kind is None or issubclass(kind, (OutOfRangeError, StopIteration))
         self._end_session(calls_hooks=is_good)
@@ -235,9 +235,9 @@ class MonitoredSession:
         return self._session
 
     def _end_session(self, calls_hooks: bool) -> None:
-        """Call `end` of the hooks if `calls_hooks`, then close the session.
+        """Call `end` of the hooks if `calls_hooks` is True, then close the session.
 
-        The graph is unfinalized if the constructor finalized it.
+        If the constructor finalized the graph, operations can be added again afterwards.
         """
         session = self._require_session()
         try:
@@ -250,7 +250,11 @@ class MonitoredSession:
                 self._reopen_graph()
 
     def _close_session(self) -> None:
-        """Request a stop of the threads, join them for the grace period, and close the session."""
+        """Request a stop of the threads, wait for them, and close the session.
+
+        The wait ends after the grace period. Threads that still run then are ignored.
+        """
+        # None first: `close` of a session that is being closed must raise.
         session, self._session = self._require_session(), None
         self._coordinator.request_stop()
         try:
@@ -266,7 +270,7 @@ class MonitoredSession:
 
 
 class SingularMonitoredSession(MonitoredSession):
-    """`MonitoredSession` with the arguments of `ChiefSessionCreator`.
+    """`MonitoredSession` that takes the arguments of `ChiefSessionCreator` directly.
 
     Args:
         hooks: Optional. As in `MonitoredSession`.
@@ -298,7 +302,7 @@ class SingularMonitoredSession(MonitoredSession):
 
 
 def _check_apart(feeds: dict[Any, Any], feed_dict: Any, message: str) -> None:
-    """Raise FailedPreconditionError if both feed dicts feed the same tensor."""
+    """Raise FailedPreconditionError if `feeds` and `feed_dict` have a common key."""
     duplicate_keys = [key for key in feed_dict or () if key in feeds]
     if duplicate_keys:
         raise FailedPreconditionError(f"{message} Conflict(s): {duplicate_keys}")

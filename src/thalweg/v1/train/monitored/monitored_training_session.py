@@ -1,4 +1,4 @@
-"""`MonitoredTrainingSession`: a session with the usual hooks of a training."""
+"""`MonitoredTrainingSession`: a session with hooks for checkpoints, summaries and logs."""
 
 from __future__ import annotations
 

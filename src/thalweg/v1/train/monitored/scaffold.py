@@ -77,9 +77,10 @@ class Scaffold:
                 setattr(self, name, getattr(source, name))
 
     def finalize(self) -> Scaffold:
-        """Take or create attributes that are None, and finalize the default graph.
+        """Set the attributes that are None, and finalize the default graph.
 
-        An attribute is taken from a graph collection, or created if the collection is empty.
+        An attribute becomes the item of its graph collection. If the collection is empty, a new
+        item is created and added.
 
         Returns:
             The scaffold itself.
@@ -104,6 +105,7 @@ class Scaffold:
         if self.saver is None:
             self.saver = the_saver(graph)
         if self.saver is None:
+            # Of a graph without variables, too, which a plain `Saver` rejects.
             self.saver = Saver(sharded=True, allow_empty=True)
             graph.add_to_collection(_graph.GraphKeys.SAVERS, self.saver)
         self.saver.build()
@@ -114,12 +116,13 @@ class Scaffold:
     def get_or_default(
         arg_name: str, collection_key: str, default_constructor: Callable[[], object]
     ) -> Any:
-        """Return the item of a collection of the default graph; if empty, create and add an item.
+        """Return the item of a graph's collection; create and add an item if there is none.
 
         Args:
-            arg_name: Name of the constructor's argument that selects an item, for the error.
+            arg_name: Name of the constructor's argument, for the error.
             collection_key: The collection.
-            default_constructor: `default_constructor()` returns the new item; None is not added.
+            default_constructor: `default_constructor()` returns a new item. None is returned, but
+                not added.
 
         Raises:
             RuntimeError: The collection has several items.

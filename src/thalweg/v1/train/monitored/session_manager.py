@@ -1,10 +1,15 @@
-"""Factories of sessions, which restore a checkpoint or initialize the variables."""
+"""Factories of sessions. They restore a checkpoint, or initialize the variables.
+
+A session is *ready* if an operation that returns the names of uninitialized variables (`ready_op`)
+returns no names.
+"""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,9 +28,8 @@ class SessionManager:
     Args:
         local_init_op: Optional. Run in each new session if `ready_for_local_init_op` returns no
             names.
-        ready_op: Optional. Returns names of uninitialized variables. A session is ready without
-            names.
-        ready_for_local_init_op: Optional. Like `ready_op`, but for `local_init_op`.
+        ready_op: Optional. Returns the names of uninitialized variables.
+        ready_for_local_init_op: Optional. Like `ready_op`, but checked before `local_init_op`.
         graph: The graph; None selects the default graph.
         recovery_wait_secs: Seconds between two searches for a checkpoint.
         local_init_run_options: Ignored.
@@ -95,7 +99,7 @@ class SessionManager:
         session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
-        try:
+        with _closed_on_error(session):
             if not from_checkpoint:
                 if init_op is None and init_fn is None and self._local_init_op is None:
                     raise FailedPreconditionError(
@@ -115,9 +119,6 @@ class SessionManager:
                     f"Init operations did not make {stage}. Init op: {names[0]}, init fn:"
                     f" {init_fn}, local_init_op: {names[1]}, error: {problem}"
                 )
-        except BaseException:
-            session.close()
-            raise
         return session
 
     def recover_session(
@@ -132,7 +133,7 @@ class SessionManager:
     ) -> tuple[Session, bool]:
         """Return a new session, restored from a checkpoint if it exists; see `prepare_session`.
 
-        `local_init_op` is run in both cases.
+        With or without a checkpoint, run `local_init_op` if `ready_for_local_init_op` allows it.
 
         Returns:
             (session, ready). `ready` is True if a checkpoint was restored and the session is ready.
@@ -140,10 +141,11 @@ class SessionManager:
         session, from_checkpoint = self._restore_session(
             saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint, max_wait_secs
         )
-        problem = self._initialize_locally(session)
-        if not from_checkpoint or problem:
-            return session, False
-        return session, _explain_not_ready(session, self._ready_op) is None
+        with _closed_on_error(session):
+            problem = self._initialize_locally(session)
+            if from_checkpoint and not problem:
+                problem = _explain_not_ready(session, self._ready_op)
+        return session, from_checkpoint and not problem
 
     def _restore_session(
         self,
@@ -153,11 +155,11 @@ class SessionManager:
         may_wait: bool,
         seconds: float,
     ) -> tuple[Session, bool]:
-        """Return a new session, and True if a checkpoint was restored into it.
+        """Return (new session, True) after restoring a checkpoint, or (new session, False).
 
-        Return False with an empty session if `saver` is None, if neither `directory` nor `prefix`
-        is given, or if `directory` has no file `checkpoint` in time. If the restoration fails,
-        close the session and raise.
+        Return (new session, False) if `saver` is None, if both `directory` and `prefix` are None,
+        or if `directory` has no file `checkpoint`. If the restoration fails, close the
+        session and raise. Raise InvalidArgumentError if `directory` and `prefix` are given.
 
         Args:
             saver: The `Saver` that restores the checkpoint, or None.
@@ -165,9 +167,6 @@ class SessionManager:
                 over the folder's list of older checkpoints.
             prefix: The prefix of a checkpoint, or None.
             may_wait: True to wait up to `seconds` for the file `checkpoint`; False to look once.
-
-        Raises:
-            InvalidArgumentError: Both `directory` and `prefix` are given.
         """
         if directory and prefix:
             raise InvalidArgumentError(
@@ -182,13 +181,10 @@ class SessionManager:
                 return Session(graph=self._graph), False
             prefix, paths = state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
         session = Session(graph=self._graph)
-        try:
+        with _closed_on_error(session):
             saver.restore(session, prefix)
             if paths:
                 saver.recover_last_checkpoints(paths)
-        except BaseException:
-            session.close()
-            raise
         return session, True
 
     def _wait_for_state(self, directory: Path, seconds: float) -> Any:
@@ -206,9 +202,9 @@ class SessionManager:
         return state
 
     def _initialize_locally(self, session: Session) -> str | None:
-        """Run `local_init_op` if `ready_for_local_init_op` allows it.
+        """Run `local_init_op`, unless `ready_for_local_init_op` returns names.
 
-        Return None if the operation was run or does not exist, else the reason as text.
+        Return None if the operation was run or does not exist. Otherwise return the reason as text.
         """
         if self._local_init_op is None:
             return None
@@ -218,15 +214,24 @@ class SessionManager:
         return problem
 
 
+@contextmanager
+def _closed_on_error(session: Session) -> Iterator[None]:
+    """Close `session` if the block raises."""
+    try:
+        yield
+    except BaseException:
+        session.close()
+        raise
+
+
 def _explain_not_ready(session: Session, op: object) -> str | None:
     """Run `op` in a session; return None if the session is ready, else the reason as text.
 
-    Args:
-        session: The session.
-        op: Returns the names of uninitialized variables; None counts as ready.
+    `op` returns the names of uninitialized variables. If `op` is None, the session is ready.
     """
     if op is None:
         return None
+    # `op` may itself read a variable that is not initialized.
     try:
         names = session.run(op)
     except FailedPreconditionError as error:

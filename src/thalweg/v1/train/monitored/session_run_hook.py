@@ -55,7 +55,7 @@ class SessionRunContext:
 
     @property
     def session(self) -> Any:
-        """The session in which it runs."""
+        """The session of the run."""
         return self._session
 
     @property
@@ -72,8 +72,8 @@ class SessionRunHook:
     """Base class of session hooks, whose methods do nothing unless overridden.
 
     A `MonitoredSession` calls `begin` before the graph is finalized and `after_create_session`
-    once. It calls `before_run` and `after_run` around each run. It calls `end` before it is closed,
-    but not after an error.
+    once. Each run calls `before_run` and `after_run`. The end of the session calls `end`, but not
+    after an error.
 
     Example:
         >>> from thalweg import v1

@@ -110,7 +110,7 @@ class SummarySaverHook(GlobalStepHook):
         summary_op: A summary operation or a list of operations, instead of `scaffold`.
 
     Raises:
-        ValueError: Not exactly one of `scaffold` and `summary_op`, or not exactly one interval.
+        ValueError: Both or none of `scaffold` and `summary_op`, or of the intervals, are given.
 
     Reference: tf.train.SummarySaverHook
     """
@@ -167,9 +167,10 @@ class SummarySaverHook(GlobalStepHook):
         return summary_op if isinstance(summary_op, list | tuple) else [summary_op]
 
     def _write_summaries(self, summaries: Sequence[bytes], step: int) -> None:
-        """Write summaries with the writer or to the folder; do nothing if neither is given.
+        """Write serialized summaries of a step to the writer, or else to the folder.
 
-        The first call also writes the start of the session.
+        Do nothing if neither is given. The first call also writes an event that marks the start of
+        the session.
         """
         if self._writer is None and self._output_dir is not None:
             self._writer = FileWriterCache.get(self._output_dir)

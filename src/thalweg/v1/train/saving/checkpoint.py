@@ -45,7 +45,7 @@ class Checkpoint(Trackable):
     """Group of objects to save and restore: variables, modules, optimizers.
 
     A value is matched by its path of attribute names, such as "optimizer/iter". A slot is matched
-    by its variable, its optimizer and the slot's name. Names of variables do not matter. `save`
+    by variable, optimizer and name of the slot. Names of variables do not matter. `save`
     writes `ckpt-1.safetensors`, then `ckpt-2.safetensors`, with a checksum per tensor. `restore`
     reads these files and checkpoints of TensorFlow's `Checkpoint`.
 
@@ -100,6 +100,7 @@ class Checkpoint(Trackable):
             setattr(self, name, child)
 
     def __setattr__(self, name: str, value: object) -> None:
+        # Checked before the attribute is set: an error changes nothing.
         if not name.startswith("_"):
             check_trackable(value, name)
             self._track_trackable(value, name, overwrite=name in self._tracked)
@@ -138,7 +139,7 @@ class Checkpoint(Trackable):
 
     @untraced
     def save(self, file_prefix: Path, session: object = None, options: object = None) -> str:
-        """Save all objects under the next number, and record it in the folder's file `checkpoint`.
+        """Save all objects to a numbered file; list the file in the folder's file `checkpoint`.
 
         Args:
             file_prefix: Beginning of the path: "run7/ckpt" for "run7/ckpt-1.safetensors".
@@ -149,7 +150,7 @@ class Checkpoint(Trackable):
             The path without ".safetensors", for `restore`.
 
         Raises:
-            The errors of `write`. The number is not used up then.
+            The errors of `write`; `save_counter` is then unchanged.
         """
         with self._lock:
             with count_save(self) as counter:
@@ -159,7 +160,7 @@ class Checkpoint(Trackable):
 
     @untraced
     def write(self, file_prefix: Path, session: object = None, options: object = None) -> str:
-        """Save all objects to a path; optimizers in other threads wait meanwhile.
+        """Save all objects to a path. Steps in other threads wait until the values are copied.
 
         Args:
             file_prefix: The path, with or without ".safetensors".
@@ -183,7 +184,7 @@ class Checkpoint(Trackable):
     def restore(
         self, save_path: Path | None, options: object = None
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
-        """Restore a checkpoint of `save`; see the class. Nothing changes on an error.
+        """Restore a checkpoint of `save`, as described in the class; change nothing on an error.
 
         Args:
             save_path: A path that `save` returned, or the path of TensorFlow's checkpoint without
@@ -191,7 +192,7 @@ class Checkpoint(Trackable):
             options: Accepted for compatibility.
 
         Returns:
-            A status of the restored values and of values that wait for objects.
+            A status, which lists values that wait for objects and loads values into sessions.
 
         Raises:
             MissingFileError: The checkpoint does not exist.
@@ -207,7 +208,7 @@ class Checkpoint(Trackable):
     def read(
         self, save_path: Path | None, options: object = None
     ) -> CheckpointLoadStatus | InitializationOnlyStatus:
-        """Restore a checkpoint of `write`; like `restore`, but without `save_counter`."""
+        """Restore a checkpoint of `write`, like `restore`, but without creating `save_counter`."""
         if save_path is None:
             return InitializationOnlyStatus(lambda: self._members_in(self._choose_graph()))
         path = os.fspath(save_path).removesuffix(files.ENDING)
@@ -219,12 +220,10 @@ class Checkpoint(Trackable):
         return CheckpointLoadStatus(restoration, lambda: self._members_in(building))
 
     def _choose_graph(self, session: Any = None) -> object:
-        """Return the graph whose variables are saved or restored; None in eager mode.
+        """Return the graph whose variables are saved or restored; None if there is no graph.
 
-        This is the session's graph, the default graph, or the only graph of the objects.
-
-        Raises:
-            InvalidArgumentError: The objects belong to several graphs.
+        Return the graph of `session`, if given, else the default graph. In eager mode return the
+        graph of the objects; raise InvalidArgumentError if the objects are of several graphs.
         """
         if session is not None:
             return session.graph
@@ -242,7 +241,7 @@ class Checkpoint(Trackable):
             return members_of(self, graph)
 
     def _snapshot(self, session: object = None) -> tuple[ObjectGraph, dict[str, Tensor]]:
-        """Return (object graph, {tensor name: copy of the value}); all values are of one moment."""
+        """Return (object graph, {key: copy of a variable's value}), all of one moment."""
         graph = self._choose_graph(session)
         keepers = optimizers_in(self._members_in(graph))
         # No optimizer takes a step between two copies, so all values are of one moment.
@@ -250,6 +249,7 @@ class Checkpoint(Trackable):
             for keeper in keepers:
                 with _as_default_graph(graph):
                     keeper._make_whole()
+            # Listed again: `_make_whole` may have created slots.
             members = self._members_in(graph)
             object_graph = describe_members(members)
             values = {
@@ -267,9 +267,9 @@ class Checkpoint(Trackable):
 
 @contextlib.contextmanager
 def count_save(checkpoint: Checkpoint) -> Iterator[Variable]:
-    """Return a context manager that adds 1 to `save_counter`, and subtracts it after an error.
+    """Return a context manager that adds 1 to `save_counter` and yields the counter.
 
-    The context manager yields the counter.
+    After an error in the block, subtract 1 again.
     """
     counter = checkpoint.save_counter
     counter.assign_add(1)
@@ -282,7 +282,7 @@ def count_save(checkpoint: Checkpoint) -> Iterator[Variable]:
 
 @contextlib.contextmanager
 def _as_default_graph(graph: Any) -> Iterator[None]:
-    """Return a context manager that makes `graph` the default one; it does nothing for None."""
+    """Return a context manager that makes `graph` the default graph; without effect for None."""
     is_default = not executing_eagerly() and get_default_graph() is graph
     with contextlib.nullcontext() if graph is None or is_default else graph.as_default():
         yield

@@ -1,4 +1,4 @@
-"""Lists of checkpoints: the file `checkpoint` of a folder, and checkpoints' files."""
+"""Lists of checkpoints: a folder's file `checkpoint` has *prefixes*, paths without endings."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def generate_checkpoint_state_proto(
 
     Args:
         save_dir: The folder.
-        model_checkpoint_path: The prefix of the newest checkpoint. If the folder is a relative
-            path, relative prefixes become relative to the folder.
+        model_checkpoint_path: The prefix of the newest checkpoint. With a relative `save_dir`, a
+            relative prefix starts at the working directory, and is made relative to `save_dir`.
         all_model_checkpoint_paths: Optional. The prefixes of all kept checkpoints, oldest first.
-            The newest is appended if it is not the last.
+            `model_checkpoint_path` is appended if it is not the last.
         all_model_checkpoint_timestamps: Optional. The time of each checkpoint, in seconds since
             1970.
         last_preserved_timestamp: Optional. The time of the newest checkpoint that is never deleted.
@@ -83,7 +83,7 @@ def update_checkpoint_state(
     Args:
         save_dir, model_checkpoint_path, all_model_checkpoint_paths: As in
             `generate_checkpoint_state_proto`.
-        latest_filename: Optional. Another name for the file.
+        latest_filename: Optional. A name other than "checkpoint" for the file.
         all_model_checkpoint_timestamps, last_preserved_timestamp: As in
             `generate_checkpoint_state_proto`.
 
@@ -110,6 +110,7 @@ def update_checkpoint_state(
             f"Save path '{model_checkpoint_path}' conflicts with path used for checkpoint state. "
             " Please use a different save path."
         )
+    # `write_state` takes paths that begin with the folder, and makes them relative itself.
     state = replace(state, model_checkpoint_path=newest, all_model_checkpoint_paths=paths)
     write_state(directory, state, name)
 
@@ -141,11 +142,11 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
 
     Args:
         checkpoint_dir: The folder.
-        latest_filename: Optional. Another name of the file `checkpoint`.
+        latest_filename: Optional. A name other than "checkpoint" of the file.
 
     Returns:
-        The prefix, which begins with the folder. None if the file `checkpoint` does not exist.
-        None, after logging an error, if the checkpoint's files do not exist.
+        The prefix, which begins with the folder. None if the file `checkpoint` does not exist. If
+        the checkpoint's files do not exist, log an error and return None.
 
     Raises:
         ValueError: The file names no checkpoint.
@@ -173,8 +174,8 @@ def checkpoints_iterator(
         checkpoint_dir: The folder; it may not exist yet.
         min_interval_secs: Minimum number of seconds between two results.
         timeout: Optional. Seconds to wait for a checkpoint.
-        timeout_fn: Optional. `timeout_fn()` is called after each timeout; a false result continues
-            the iteration. Without it, the first timeout ends the iteration.
+        timeout_fn: Optional. `timeout_fn()` is called after each timeout; a true result ends the
+            iteration. Without `timeout_fn`, the first timeout ends the iteration.
 
     Raises:
         ValueError, DataLossError, UnsafeCheckpointError: See `get_checkpoint_state`.
@@ -192,12 +193,13 @@ def checkpoints_iterator(
 
 
 def _wait_for_another(directory: Path, previous: str | None, timeout: float | None) -> str | None:
-    """Wait for a newest checkpoint other than `previous`; return it, or None after the timeout."""
+    """Wait until the newest checkpoint is not `previous`; return it, or None after the timeout."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         newest = latest_checkpoint(directory)
         if newest not in (None, previous):
             return newest
+        # A further pause would last beyond the end.
         if end is not None and time.monotonic() + _POLL_SECONDS > end:
             return None
         time.sleep(_POLL_SECONDS)
@@ -216,6 +218,7 @@ def get_checkpoint_mtimes(checkpoint_prefixes: Iterable[Path]) -> list[float]:
     times: list[float] = []
     for prefix in [os.fspath(checkpoint_prefix) for checkpoint_prefix in checkpoint_prefixes]:
         for path in (prefix + SUFFIX, prefix + INDEX, prefix):
+            # `break` is reached only if the file exists.
             with _ignore_missing():
                 times.append(os.stat(path).st_mtime)
                 break
@@ -229,8 +232,8 @@ def remove_checkpoint(
 
     Args:
         checkpoint_prefix: The prefix.
-        checkpoint_format_version: 1 for TensorFlow's format before 0.12, a file named like the
-            prefix.
+        checkpoint_format_version: 1 for TensorFlow's format before 0.12, whose file is named like
+            the prefix.
         meta_graph_suffix: Suffix of the file with TensorFlow's graph.
 
     Raises:
@@ -243,7 +246,7 @@ def remove_checkpoint(
     if checkpoint_format_version == 1:
         paths.append(prefix)
     else:
-        # The index first: without it no checkpoint is there, and data are but files.
+        # The index first: a checkpoint is recognized by its index, so none is left incomplete.
         paths.append(prefix + INDEX)
         paths += glob.glob(f"{glob.escape(prefix)}.data-?????-of-?????")
     for path in paths:
@@ -253,7 +256,7 @@ def remove_checkpoint(
 
 @contextlib.contextmanager
 def _ignore_missing() -> Iterator[None]:
-    """Ignore the error for a missing file."""
+    """Return a context manager that ignores the error for a missing file."""
     try:
         yield
     except OSError as error:

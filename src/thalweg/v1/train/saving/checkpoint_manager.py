@@ -36,8 +36,8 @@ class CheckpointManager:
         checkpoint: The `Checkpoint`.
         directory: The folder; created by the first save.
         max_to_keep: Number of newest checkpoints to keep; None keeps all.
-        keep_checkpoint_every_n_hours: Optional. Keep one checkpoint per this number of hours
-            forever.
+        keep_checkpoint_every_n_hours: Optional. A period in hours; one checkpoint of
+            each period is never deleted.
         checkpoint_name: Beginning of the files' names.
         step_counter: Optional. A variable that counts steps.
         checkpoint_interval: Optional. Minimum number of steps between two saves; `save` does
@@ -118,12 +118,12 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest, for `restore`; None if there is none."""
+        """The path of the newest checkpoint, for `restore`; None without checkpoints."""
         return self._latest
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of those that are there and may be deleted, the oldest first."""
+        """The paths of the existing checkpoints that may be deleted later, oldest first."""
         return self._keeper.paths
 
     @untraced
@@ -133,8 +133,8 @@ class CheckpointManager:
         """Save a checkpoint, record it as the newest, and delete checkpoints beyond `max_to_keep`.
 
         Args:
-            checkpoint_number: Optional. An integer or integer variable for the file's name. The
-                default is the `Checkpoint`'s `save_counter`, which is raised in any case.
+            checkpoint_number: Optional. An integer or integer variable for the file's name; by
+                default the `Checkpoint`'s `save_counter`. Each save raises `save_counter` by 1.
             check_interval: True to save nothing before `checkpoint_interval` steps have passed.
             options: Accepted for compatibility.
 
@@ -153,6 +153,7 @@ class CheckpointManager:
         self._saved_step = step
         self._latest = path
         self._keeper = self._keeper.after_saving(path)
+        # Listed before old checkpoints are deleted, so that the list always has a checkpoint.
         self._note_latest(path)
         listed_paths = self._keeper.paths
         for old in self._keeper.too_old():

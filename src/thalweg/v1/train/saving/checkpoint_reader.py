@@ -1,4 +1,4 @@
-"""Reader of checkpoints of this library and of TensorFlow, and checks of values."""
+"""Reader of checkpoints of this library and of TensorFlow, and values for graph variables."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class CheckpointReader:
         return tensor_str in self._entries
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """Return a value as a NumPy array or scalar; as a torch tensor if NumPy lacks the dtype.
+        """Return a value as a NumPy array or scalar, or as a torch tensor if NumPy lacks the dtype.
 
         Raises:
             NotFoundError: The checkpoint has no value named `tensor_str`.
@@ -99,6 +99,7 @@ class CheckpointReader:
         dtype, shape = self._entries[tensor_str]
         if dtype not in ITEM_BYTES:
             texts = bundle.read(self._path, {tensor_str}).strings[tensor_str]
+            # `[()]` makes a scalar of an array of shape ().
             return np.array(texts, dtype=object).reshape(shape)[()]
         stored_tensor = self._read_tensors({tensor_str})[tensor_str]
         try:
@@ -117,10 +118,10 @@ class CheckpointReader:
         return "\n".join(lines).encode()
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Read values of the checkpoint; return {name: tensor}. Checksums are verified.
+        """Read values and verify their checksums; return {name: tensor}.
 
         Raises:
-            OSError: A value is damaged, or the file was replaced since the reader was made.
+            OSError: A value is damaged, or the file was replaced since the reader was created.
         """
         loaded = self._read_tensors(names)
         for name in names:
@@ -146,7 +147,7 @@ class CheckpointReader:
 
 
 def is_checkpoint(prefix: str) -> bool:
-    """Return True if there is a checkpoint with a prefix, or a file that may be one."""
+    """Return True if `prefix` is the prefix of a checkpoint or the path of a file."""
     return locate_checkpoint(prefix).kind not in (PathKind.MISSING, PathKind.FOLDER)
 
 
@@ -156,12 +157,13 @@ def fitting_values(
     variables: Mapping[str, GraphVariable],
     reshape: bool = False,
 ) -> dict[GraphVariable, Tensor]:
-    """Read values from a checkpoint; return {variable: value of the variable's shape}.
+    """Read the values of graph variables from a checkpoint; return {variable: value}.
 
     Args:
         reader: The reader of the checkpoint.
         prefix: The prefix of the checkpoint, for errors.
-        variables: {name in the checkpoint: variable}.
+        variables: {name in the checkpoint: variable}. The value of a part of a partitioned variable
+            may be stored under the whole variable's name, and is then cut.
         reshape: True to reshape values with equal numbers of elements to the variable's shape.
 
     Raises:
@@ -173,6 +175,7 @@ def fitting_values(
         name: name if reader.has_tensor(name) else whole_name(name, variable)
         for name, variable in variables.items()
     }
+    # In a checkpoint of objects, keys are paths of attributes, and names are stored beside them.
     if not all(reader.has_tensor(key) for key in keys.values()):
         keys_by_name = reader.keys_by_name()
         keys = {name: keys_by_name.get(key, key) for name, key in keys.items()}
@@ -200,7 +203,10 @@ def fitting_values(
 def _describe_misfit(
     variable: GraphVariable, shape: Sequence[int], dtype: Any, prefix: str, reshape: bool
 ) -> str | None:
-    """Return why a saved shape and dtype do not fit a variable, or None if both fit."""
+    """Return why a saved shape and dtype do not fit a variable, or None if both fit.
+
+    `reshape` accepts a shape with the variable's number of elements. `prefix` is for the text.
+    """
     expected, info = variable.shape, variable._save_slice_info
     is_full = info is not None and tuple(shape) == tuple(info.full_shape)
     if not (is_full or expected.accepts(shape) or (reshape and _has_as_many(expected, shape))):

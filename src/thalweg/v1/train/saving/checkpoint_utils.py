@@ -75,13 +75,13 @@ def init_from_checkpoint(
 ) -> None:
     """Set initial values of the default graph's variables to values of a checkpoint.
 
-    Initializing operations created after this call read the checkpoint when they run.
+    No value is read now: initializers created after this call read the checkpoint when they run.
     `assignment_map` has two kinds of entries:
 
     * `{"name": variable}`, or the name of the variable: the initial value is the checkpoint's value
       of that name. A partitioned variable, or a list of parts, gets slices of the value.
-    * `{"scope/": "other/"}`: a variable "other/x" gets the value "scope/x". "/" is the outermost
-      scope.
+    * `{"scope/": "other/"}`: each variable "other/x" gets the value "scope/x". The scope "/"
+      contains all names.
 
     A scope contains variables of `get_variable`, trainable variables, and parameters and buffers of
     modules used in the graph.
@@ -103,6 +103,7 @@ def init_from_checkpoint(
     shapes = reader.get_variable_to_shape_map()
     pairs: dict[GraphVariable, str] = {}
     table: Any = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
+    # By name alone: variables with equal names cannot be compared.
     for name, target in sorted(table, key=itemgetter(0)):
         variables = _find_variables(target)
         if variables:
@@ -117,6 +118,7 @@ def init_from_checkpoint(
     dtypes = reader.get_variable_to_dtype_map()
     for variable, name in pairs.items():
         _check_fits(variable, name, shapes[name], dtypes[name])
+    # All operations are added before the first initial value changes, since adding may raise.
     starts = [
         (variable, _read_initial_value(variable, prefix, name)) for variable, name in pairs.items()
     ]
@@ -126,10 +128,9 @@ def init_from_checkpoint(
 
 
 def _resolve_prefix(ckpt_dir_or_file: Path) -> str:
-    """Return the prefix of a folder's newest checkpoint, or a path that is not a folder unchanged.
+    """Return the prefix of a folder's newest checkpoint; return another path unchanged.
 
-    Raises:
-        InvalidArgumentError: The folder has no checkpoint.
+    Raise InvalidArgumentError if the folder has no checkpoint.
     """
     path = os.fspath(ckpt_dir_or_file)
     if not os.path.isdir(path):
@@ -143,13 +144,12 @@ def _resolve_prefix(ckpt_dir_or_file: Path) -> str:
 
 
 def _find_variables(target: Any) -> list[GraphVariable]:
-    """Return the variables of a target of `assignment_map`; [] for the name of a scope.
+    """Return the variables of a target of `assignment_map`; [] for a name without a variable.
+
+    Raise InvalidTypeError if `target` has another type.
 
     Args:
         target: A variable, a partitioned variable, a list of parts, or a name.
-
-    Raises:
-        InvalidTypeError: `target` has another type.
     """
     if isinstance(target, str):
         graph = get_default_graph()
@@ -172,16 +172,13 @@ def _find_variables(target: Any) -> list[GraphVariable]:
 def _match_scope(
     scope: str, target: str, prefix: str, shapes: Mapping[str, object]
 ) -> dict[GraphVariable, str]:
-    """Return {variable below `target`: name below `scope` in the checkpoint}.
+    """Return {variable: name in the checkpoint} for the variables below the scope `target`.
+
+    Raise InvalidArgumentError if a scope does not end with "/", or a name is not in the checkpoint.
 
     Args:
-        scope: The scope in the checkpoint, ending with "/".
-        target: The scope in the graph, ending with "/".
-        prefix: The prefix of the checkpoint, for errors.
-        shapes: {name in the checkpoint: shape}.
-
-    Raises:
-        InvalidArgumentError: A scope does not end with "/", or a name is not in the checkpoint.
+        scope: The scope of the names in the checkpoint, ending with "/".
+        target: The scope of the variables in the graph, ending with "/".
     """
     outer = target[: target.rindex("/")] if "/" in target else ""
     if not scope.endswith("/") or not target.endswith("/"):
@@ -191,6 +188,7 @@ def _match_scope(
         )
     names_by_variable: dict[GraphVariable, str] = {}
     graph = get_default_graph()
+    # `stand_ins` has the variables of torch's parameters and buffers, trainable or not.
     variables = [variable for _, variable in graph.stand_ins.values()]
     variables += graph.get_collection(GraphKeys.TRAINABLE_VARIABLES)
     by_name = {variable.op.name: variable for variable in variables} | graph.variable_store
@@ -231,7 +229,7 @@ def _check_fits(variable: GraphVariable, name: str, shape: list[int], dtype: obj
 
 
 def _read_initial_value(variable: GraphVariable, prefix: str, name: str) -> Any:
-    """Return a symbolic tensor that reads the value of `name` from the checkpoint in a run."""
+    """Return a symbolic tensor; a run of it reads the value of `name` from the checkpoint."""
     output = Output(variable.dtype, variable.shape, ())
     with variable.graph.as_default(), variable.graph.control_dependencies(None):
         return operation(

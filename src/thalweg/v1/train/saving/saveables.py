@@ -29,9 +29,7 @@ from thalweg.variable import Variable, check_held
 
 
 def all_saveable() -> list[Any]:
-    """Return the global variables and saveable objects of the default graph: the default of a
-    `Saver`.
-    """
+    """Return the global variables and saveable objects of the default graph."""
     graph = get_default_graph()
     keys = GraphKeys.GLOBAL_VARIABLES, GraphKeys.SAVEABLE_OBJECTS
     return [member for key in keys for member in graph.get_collection(key)]
@@ -74,7 +72,10 @@ def by_name(var_list: object) -> dict[str, GraphVariable]:
 
 
 def as_variable(candidate: object) -> GraphVariable | None:
-    """Return the variable of the default graph that `candidate` is or stands for, or None."""
+    """Return `candidate` if it is a graph variable, or a parameter's variable in the default graph.
+
+    Return None for another object.
+    """
     if isinstance(candidate, GraphVariable):
         return candidate
     stand_in = get_default_graph().stand_ins.get(id(candidate))
@@ -83,7 +84,7 @@ def as_variable(candidate: object) -> GraphVariable | None:
 
 
 def are_eager(var_list: object) -> bool:
-    """Return True if a list or dict has eager variables alone, without any in the default graph."""
+    """Return True if all members of a list or dict are eager variables without a graph variable."""
     members = list(var_list.values()) if isinstance(var_list, Mapping) else var_list
     stand_ins = get_default_graph().stand_ins
     return isinstance(members, list | tuple | set | frozenset) and all(
@@ -99,9 +100,9 @@ def _split_partitioned(candidate: object) -> list[Any]:
 def join_parts(
     variables: Mapping[str, GraphVariable], values: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    """Return {name: value}, with the parts of partitioned variables concatenated.
+    """Return {name: value}, in which the parts of a partitioned variable are concatenated.
 
-    Parts remain separate, under their own names, unless all parts are in `variables`.
+    If `variables` lacks a part, the present parts of the variable remain separate entries.
 
     Args:
         variables: {name: variable or part}.
@@ -114,6 +115,7 @@ def join_parts(
             groups.setdefault(whole_name(name, variable), []).append((info, name))
     for full_name, members in groups.items():
         shape = members[0][0].full_shape
+        # As many elements as the whole: no part is missing.
         if sum(prod(info.var_shape) for info, _ in members) == prod(shape):
             sizes = zip(members[0][0].var_shape, shape, strict=True)
             axis = next(
@@ -125,13 +127,13 @@ def join_parts(
 
 
 def whole_name(name: str, variable: GraphVariable) -> str:
-    """Return the name of the partitioned variable of a part, or `name` itself for no part."""
+    """Return the name of a part's partitioned variable; for another variable, return `name`."""
     info = variable._save_slice_info
     return name if info is None else name.removesuffix(f"/part_{info.index}")
 
 
 def _name_listed(var_list: Any) -> dict[str, GraphVariable]:
-    """Return {name in the graph: variable} of a list, sorted; partitioned variables as parts.
+    """Return {name in the graph: variable or part} of a list, sorted by name.
 
     Raises:
         InvalidTypeError: A member is not a variable.
@@ -152,7 +154,7 @@ def _name_listed(var_list: Any) -> dict[str, GraphVariable]:
 
 
 def _name_mapped(var_list: Mapping[object, object]) -> dict[str, GraphVariable]:
-    """Return {name: variable} of a dict, sorted by name, with partitioned variables as parts."""
+    """Return {name: variable or part} of a dict, sorted by name."""
     variables_by_name: dict[str, GraphVariable] = {}
     for name, candidate in var_list.items():
         if not isinstance(name, str):
@@ -187,7 +189,7 @@ class EagerValues:
         self.graph = Graph()
 
     def _held(self, variables: Iterable[GraphVariable]) -> list[Tensor]:
-        """Return the eager variables that graph variables stand for."""
+        """Return the eager variables of graph variables, in order."""
         tensors = {variable: tensor for tensor, variable in self.graph.stand_ins.values()}
         leaves = [tensors[variable] for variable in variables]
         for tensor in leaves:
@@ -199,8 +201,9 @@ class EagerValues:
         return [tensor.detach().to("cpu", copy=True) for tensor in self._held(variables)]
 
     def load_all(self, values: Mapping[GraphVariable, Tensor]) -> None:
-        """Give variables values: all of them, or none if that fails."""
+        """Set all variables to their values; change none on an error."""
         pairs = zip(self._held(values), values.values(), strict=True)
+        # Detached tensors, whose `copy_` is a function in C: no interruption splits the writes.
         with writable():
             atomic_section.run([partial(leaf.detach().copy_, value) for leaf, value in pairs])
 
@@ -224,11 +227,11 @@ def as_session(sess: object, eager: EagerValues | None = None) -> Session | Eage
 def values_of(
     session: Session | EagerValues, variables: list[GraphVariable], global_step: object
 ) -> tuple[list[Tensor], int | None]:
-    """Return (values of variables in a session, step number or None).
+    """Return (list of copied values, global step as an int or None).
 
     Args:
         session: The session, or the values of eager variables.
-        variables: The variables.
+        variables: The variables to copy.
         global_step: A number, a variable, a tensor, a name of a tensor, or None.
 
     Raises:
@@ -236,6 +239,7 @@ def values_of(
     """
     if isinstance(session, EagerValues):
         return session.snapshot(variables), None if global_step is None else _as_step(global_step)
+    # Read together with the variables, so that the step belongs to the values.
     if isinstance(global_step, GraphVariable):
         *values, step = session.snapshot([*variables, global_step])
         return values, int(step)
@@ -248,8 +252,7 @@ def values_of(
 def _as_step(global_step: Any) -> int:
     """Return a step count as an int.
 
-    Raises:
-        InvalidTypeError: `global_step` is not an integer, a tensor or a scalar array.
+    Raise InvalidTypeError if `global_step` is not an integer, a tensor or a scalar array.
     """
     if (
         not isinstance(global_step, (Integral, Tensor))

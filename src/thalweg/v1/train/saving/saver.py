@@ -53,7 +53,7 @@ class Saver:
         sharded: True to allow a checkpoint named like the file `checkpoint`. A checkpoint is one
             file in any case.
         max_to_keep: Number of newest checkpoints to keep; 0 or None keeps all.
-        keep_checkpoint_every_n_hours: Of older checkpoints, one per this number of hours is kept.
+        keep_checkpoint_every_n_hours: A period; one old checkpoint per period is kept.
         name: Ignored.
         restore_sequentially: Ignored.
         saver_def: Must be None; see `as_saver_def`.
@@ -131,7 +131,7 @@ class Saver:
             self.build()
 
     def build(self) -> None:
-        """Choose the variables to save; do nothing if they are chosen already.
+        """Choose the variables to save; a second call does nothing.
 
         Raises:
             ValueError, TypeError, RuntimeError: See the class.
@@ -174,10 +174,10 @@ class Saver:
 
         Args:
             sess: The session; None for eager variables.
-            save_path: Beginning of the files' names.
+            save_path: Path of the checkpoint, without ending.
             global_step: Optional. A number, a variable or a tensor; its value is appended to the
-                name.
-            latest_filename: Optional. Another name for the file `checkpoint`.
+                path.
+            latest_filename: Optional. A name other than "checkpoint" for the list of checkpoints.
             meta_graph_suffix: Suffix of TensorFlow's graph files, which are deleted with old
                 checkpoints.
             write_meta_graph: Ignored.
@@ -222,12 +222,15 @@ class Saver:
         return prefix
 
     def _write_list(self, prefix: str, directory: str, latest: str, meta_graph_suffix: str) -> None:
-        """Write the file `checkpoint` with the new prefix, and delete old checkpoints."""
+        """Add the checkpoint `prefix` to the list in file `latest`; delete old checkpoints."""
+        # As in TensorFlow, the list has the newest checkpoint only if none is ever deleted.
         keeper = self._keeper.after_saving(prefix) if self._keeper.most else self._keeper
         old = list(keeper.too_old(1))
+        # Paths in the list are relative to its folder, and may not leave it.
         sibling_paths = [
             path for path in keeper.paths if _find_directory(path) == _find_directory(prefix)
         ]
+        # Before the deletions: the list must not name deleted checkpoints after an interruption.
         write_state(directory, CheckpointState(prefix, sibling_paths or [prefix]), latest)
         self._keeper = keeper
         for old_path in old:
@@ -275,25 +278,24 @@ class Saver:
 
     @property
     def last_checkpoints(self) -> list[str]:
-        """The prefixes of the newest checkpoints, the oldest of them first."""
+        """The prefixes of the kept checkpoints, oldest first."""
         return self._keeper.paths
 
     def set_last_checkpoints(self, last_checkpoints: Sequence[str]) -> None:
-        """Let these be the newest checkpoints, which are never deleted."""
+        """Replace the list of kept checkpoints; later saves do not delete these."""
         self.set_last_checkpoints_with_time([(prefix, float("inf")) for prefix in last_checkpoints])
 
     def set_last_checkpoints_with_time(self, last_checkpoints_with_time: Sequence[Dated]) -> None:
-        """Let these be the newest checkpoints, the oldest of them first.
+        """Replace the list of kept checkpoints.
 
         Args:
-            last_checkpoints_with_time: Their prefixes, and when they were saved, in seconds since
-                1970.
+            last_checkpoints_with_time: (prefix, time in seconds since 1970) pairs, oldest first.
         """
         with self._lock:
             self._keeper.newest = list(last_checkpoints_with_time)
 
     def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
-        """Set `last_checkpoints` to those of the given prefixes that exist, as after a restart."""
+        """Replace the list of kept checkpoints by those of `checkpoint_paths` that exist."""
         dated = [
             (prefix, time)
             for prefix in checkpoint_paths

@@ -20,10 +20,10 @@ KIND = "tf.train.Checkpoint"
 
 
 def write(prefix: str, graph: ObjectGraph, values: Mapping[str, Tensor]) -> None:
-    """Write an object checkpoint atomically, creating its folder if missing.
+    """Write an object checkpoint atomically; create its folder if missing.
 
     Args:
-        prefix: The path of the file without its ending.
+        prefix: The path without ".safetensors".
         graph: The description of the objects.
         values: {key in `graph`: value of a variable}. Values must not change during the call.
     """
@@ -104,6 +104,7 @@ def decode_graph(nodes: Any, source: str) -> ObjectGraph:
         raise _make_damage_error(source, "is no list of objects")
 
     def check_position(position: object) -> int:
+        # bool is a subclass of int, and True must not be an index.
         if type(position) is not int or not 0 <= position < len(nodes):
             raise _make_damage_error(source, f"names object {str(position)[:20]} of {len(nodes)}")
         return position
@@ -114,18 +115,17 @@ def decode_graph(nodes: Any, source: str) -> ObjectGraph:
 def _decode_node(node: Any, position: Any, source: str) -> Node:
     """Return a node of the object graph from its JSON.
 
+    Raise DataLossError if `node` has another structure.
+
     Args:
         node: The JSON, a dict.
-        position: `position(index)` returns a valid index of a node, or raises.
-        source: The file, for errors.
-
-    Raises:
-        DataLossError: `node` has another structure.
+        position: `position(index)` returns `index`, or raises if it is not an index of a node.
     """
     kinds = {"children": dict, "values": list, "slots": list}
     if not isinstance(node, dict) or {key: type(entry) for key, entry in node.items()} != kinds:
         raise _make_damage_error(source, "has what is no object")
     children, values, slots = (node[key] for key in kinds)
+    # The types of a row's fields: "s" is a string, "p" a position.
     rows = [*(("sss", field) for field in values), *(("psp", field) for field in slots)]
     for kind, row in rows:
         if not isinstance(row, list) or len(row) != len(kind):

@@ -1,4 +1,4 @@
-"""Members of an object checkpoint: objects, their children by name, and variables."""
+"""Members of an object checkpoint: the objects reachable from a root by names of attributes."""
 
 from __future__ import annotations
 
@@ -83,6 +83,7 @@ def children_of(owner: object) -> dict[str, Any]:
     if isinstance(owner, torch.nn.Module):
         excluded = owner._non_persistent_buffers_set
         buffers = {name: child for name, child in owner._buffers.items() if name not in excluded}
+        # A module registers an absent parameter or submodule as None.
         candidates = {**owner._modules, **owner._parameters, **buffers}
         return {name: child for name, child in candidates.items() if child is not None}
     if isinstance(owner, dict):
@@ -101,10 +102,11 @@ def _check_key(name: object) -> str:
 
 
 def child_of(owner: object, name: str) -> Any:
-    """Return the child of `owner` that has a name, or None."""
+    """Return the child of `owner` named `name`, or None."""
     if isinstance(owner, Trackable):
         return owner._lookup_dependency(name)
     if isinstance(owner, list | tuple):
+        # Names come from files, and Python raises ValueError for thousands of digits.
         is_index = name.isdecimal() and len(name) <= _DIGITS and int(name) < len(owner)
         return owner[int(name)] if is_index else None
     if isinstance(owner, dict):
@@ -116,12 +118,10 @@ def child_of(owner: object, name: str) -> Any:
 
 
 def held_by(value: Any, graph: Any) -> Any:
-    """Return the object whose state is saved for `value`.
+    """Return the object whose state is saved for `value`, a child of a checkpoint.
 
-    Args:
-        value: A child of a checkpoint. A `Trackable` returns its own choice. A parameter is
-            replaced by its variable in `graph`. Others are returned unchanged.
-        graph: The graph whose variables are saved, or None.
+    For a `Trackable`, return `value._checkpointed()`, such as a wrapped optimizer. For a parameter
+    or buffer with a variable in `graph`, return the variable. Return any other object unchanged.
     """
     if isinstance(value, Trackable):
         return value._checkpointed()
@@ -152,6 +152,7 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
     def index_of(child: object, path: str) -> int:
         check_trackable(child, path)
         member_object = held_by(child, graph)
+        # By identity, since `==` of tensors compares elements. Objects may refer to each other.
         if id(member_object) not in indices:
             indices[id(member_object)] = len(members)
             members.append(ObjectMember(path, member_object, is_variable(member_object)))
@@ -172,9 +173,8 @@ def members_of(root: object, graph: object = None) -> list[ObjectMember]:
 def _add_slots(members: list[ObjectMember], indices: dict[int, int]) -> None:
     """Append the slots of all optimizers in `members` to `members`, in place.
 
-    Args:
-        members: The members; `slots` of each optimizer's member is extended, too.
-        indices: {id of an object: index in `members`}, extended in place.
+    Add the slots to `indices`, {id of an object: index in `members`}, and to the attribute `slots`
+    of each optimizer's member.
     """
     variables = [(index, member) for index, member in enumerate(members) if member.is_variable]
     for keeper in [member for member in members if isinstance(member.held, TrackableSlots)]:
@@ -196,19 +196,18 @@ def _escape_name(name: str) -> str:
 def optimizers_in(members: Iterable[ObjectMember]) -> list[TrackableSlots]:
     """Return the optimizers among members, in the order in which their locks are taken."""
     optimizers = [member.held for member in members if isinstance(member.held, TrackableSlots)]
+    # A common order: two threads that lock the same optimizers do not wait for each other.
     return sorted(optimizers, key=id)
 
 
 def hold_steps(optimizers: Iterable[TrackableSlots]) -> ContextSetting:
-    """Return a context manager that takes the locks of optimizers, so that none takes a step.
-
-    An `ExitStack` would not do: an interruption inside of it leaves locks taken.
-    """
+    """Return a context manager that holds the locks of optimizers, so that none takes a step."""
+    # Not an `ExitStack`: an interruption inside of its Python code would leave locks taken.
     return ContextSetting(partial(_enter_locks, [optimizer._locked() for optimizer in optimizers]))
 
 
 def _enter_locks(locks: list[Guard]) -> Sections:
-    # Only what is in this list is given back, if the wait for one of the locks is interrupted.
+    # Only locks in this list are released, if the wait for a further lock is interrupted.
     held: list[Guard] = []
     taken = map(methodcaller("__enter__"), locks)
     released = map(methodcaller("__exit__", None, None, None), held)

@@ -1,6 +1,7 @@
-"""`Restoration`: one restore, which sets values of existing objects now and of others later.
+"""`Restoration`: one restore of a checkpoint. A *position* is an object's index in the file's list.
 
-A position is the index of an object in the file's list of objects.
+Each position has at most one value. Values of existing objects are set now; values of missing
+objects wait until the objects are created.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _restore_counter = itertools.count(1)
 
 
 class Restoration:
-    """Values of a checkpoint's file, and the objects that the values were restored into.
+    """Values of a checkpoint's file, and the objects into which the values were restored.
 
     Args:
         source: The file, for messages.
@@ -84,22 +85,24 @@ class Restoration:
         return [self.name(node) for node in sorted(self._valued - self.objects.keys())]
 
     def settle(self, objects: Mapping[int, object], pending_nodes: Iterable[int]) -> None:
-        """Record restored objects, and drop the values that no later object can take.
+        """Record restored objects, and drop values that are no longer needed.
+
+        The first call also drops the values that cannot be reached from `pending_nodes`.
 
         Args:
-            objects: {position: object}.
-            pending_nodes: Positions whose objects do not exist yet. The first call keeps only
-                values reachable from these positions.
+            objects: {position: restored object}; the values of these positions are dropped.
+            pending_nodes: Positions whose objects do not exist yet.
         """
         unused = {node: tensor for node, tensor in self.unused.items() if node not in objects}
         if self.is_first:
             reachable = self._reachable_from(pending_nodes)
+            # Copied, so that the memory of the whole file can be freed.
             unused = {node: tensor.clone() for node, tensor in unused.items() if node in reachable}
         self.objects = {**objects, **self.objects}
         self.unused, self.is_first = unused, False
 
     def _reachable_from(self, pending_nodes: Iterable[int]) -> set[int]:
-        """Return the given positions and all positions of their children and slots, recursively."""
+        """Return `pending_nodes` and all positions of their children and slots, recursively."""
         reachable: set[int] = set()
         pending = list(pending_nodes)
         while pending:
@@ -111,13 +114,13 @@ class Restoration:
         return reachable
 
     def bind(self, node: int, owner: object) -> None:
-        """Restore values into an object, and into the object's children and slots.
+        """Restore the values of a position, its children and its slots into an object.
 
-        Either all values are set, or none. A value of a missing object is stored in the parent, and
-        restored when the object is created.
+        Either all values are set, or none. The parent of a missing child stores the child's
+        position, and later restores the new child. An optimizer does so for a missing slot.
 
         Args:
-            node: The position in the file's list of objects.
+            node: The position.
             owner: The object.
 
         Raises:
@@ -136,7 +139,7 @@ class Restoration:
 
     def _hold_steps(self, owner: object) -> ContextSetting:
         """Return a context manager that locks all optimizers whose state may change."""
-        # A new variable is being made by an optimizer, which holds its lock if it needs to.
+        # A variable is restored when an optimizer creates it; the optimizer holds its lock then.
         if is_variable(held_by(owner, self.graph)):
             return hold_steps([])
         optimizers = optimizers_in(members_of(owner, self.graph))
@@ -160,11 +163,11 @@ class Restoration:
 
 
 class Position:
-    """Reference to a checkpoint's value that is not restored yet.
+    """Reference to a position whose object does not exist yet; kept by the object's parent.
 
     Args:
         restoration: The restore.
-        node: The position in the file's list of objects.
+        node: The position.
     """
 
     def __init__(self, restoration: Restoration, node: int) -> None:
@@ -172,16 +175,16 @@ class Position:
 
     @property
     def restore_uid(self) -> int:
-        """The number of the restore; a later one has a higher number."""
+        """The number of the restore; later restores have higher numbers."""
         return self._restoration.number
 
     @property
     def graph(self) -> Any:
-        """The graph that was being built when it was restored; None in eager mode."""
+        """The graph under construction at the restore; None in eager mode."""
         return self._restoration.graph
 
     def is_simple_variable(self) -> bool:
-        """Return True if the position is an unrestored variable without children."""
+        """Return True if the position has a value that is not restored yet, and no children."""
         restoration, node = self._restoration, self._node
         return node in restoration.unused and not restoration.nodes[node].children
 
@@ -190,7 +193,7 @@ class Position:
         return self._restoration.unused[self._node]
 
     def restore(self, trackable: object) -> None:
-        """Restore the value of this position, its children and its slots into an object.
+        """Restore the values of this position, its children and its slots into an object.
 
         Raises:
             CheckpointMismatchError: Shapes or dtypes differ. Nothing has changed.
@@ -198,7 +201,7 @@ class Position:
         self._restoration.bind(self._node, trackable)
 
     def release(self) -> None:
-        """Drop the value, because the object got another one."""
+        """Drop the value, because the object got a value from elsewhere."""
         self._restoration.settle({self._node: None}, ())
 
     def __repr__(self) -> str:
@@ -206,7 +209,9 @@ class Position:
 
 
 class Walk:
-    """Traversal that finds the objects of positions, checks all values, and then sets all values.
+    """Traversal of a file's positions and the program's objects for one call of `bind`.
+
+    A walk matches objects to positions, checks all values, and then sets all values.
 
     Args:
         values: The restore, with the values of the file.
@@ -229,12 +234,13 @@ class Walk:
         self._saved_attributes: dict[int, tuple[Trackable, dict[str, object]]] = {}
 
     def run(self, node: int, owner: object) -> None:
-        """Restore a position into an object and its children; on an error, change nothing."""
+        """Restore values into an object, its children and slots; change nothing on an error."""
         self.pending.append((node, owner))
         try:
             # The list grows during the loop.
             for entry in self.pending:
                 self._visit_object(*entry)
+            # Everything is checked before the first write.
             differences = [self._describe_difference(*target) for target in self._targets.values()]
             differences += self._describe_contradictions()
             if problems := [difference for difference in differences if difference is not None]:
@@ -251,9 +257,9 @@ class Walk:
         self._values.settle(self._objects, self._waiting_nodes)
 
     def _visit_object(self, node: int, owner: object) -> None:
-        """Record one object's value for the checks of `run`; queue its children and slots.
+        """Record `owner` as the target of the value at `node`; queue the children and slots.
 
-        Missing children are recorded, to be restored later.
+        Add children that the file has, but `owner` lacks, to `_missing`.
         """
         held = held_by(owner, self._values.graph)
         if (node, id(held)) in self._visited:
@@ -273,9 +279,10 @@ class Walk:
             self._link_slot(link, node, held)
 
     def _link_slot(self, link: Link, node: int, held: Any) -> None:
-        """Queue a slot if the objects of its optimizer and variable are known; else do nothing.
+        """Queue the slot of `link`; do nothing unless both optimizer and variable were visited.
 
-        The optimizer may create the slot, or store the position until its first step creates it.
+        If the slot does not exist and the optimizer does not create it now, the optimizer stores
+        the slot's position for its first step. `held`, at `node`, is the optimizer or the variable.
         """
         ends: list[Any] = [
             held if end == node else self._objects.get(end, self._values.objects.get(end))
@@ -288,6 +295,7 @@ class Walk:
             return
         self._linked.add(key)
         self._remember_waiting(optimizer)
+        # An optimizer that creates the slot now calls `bind`, which adds to `pending`.
         position, count = Position(self._values, slot), len(self.pending)
         slot_variable = optimizer._create_or_restore_slot_variable(
             slot_variable_position=position, slot_name=name, variable=variable
@@ -299,7 +307,7 @@ class Walk:
             self._waiting_nodes.add(slot)
 
     def _remember_waiting(self, keeper: Trackable) -> None:
-        """Save the stored positions of an object, which `run` puts back after an error."""
+        """Save the positions that an object stores; `run` puts them back after an error."""
         if id(keeper) not in self._saved_attributes:
             keeper._maybe_initialize_trackable()
             attributes: dict[str, Any] = {"_deferred_dependencies": keeper._deferred_dependencies}
@@ -334,10 +342,7 @@ class Walk:
                     )
 
     def _write_values(self) -> None:
-        """Write the values of eager variables in one commit; record the values of graph variables.
-
-        A graph variable created after the restore gets the value as its initial value.
-        """
+        """Write the values of eager variables in one commit; record those of graph variables."""
         values, targets = self._values, self._targets.values()
         pairs = [
             (Entry(values.name(node), variable), values.unused[node])

@@ -1,4 +1,4 @@
-"""Return values of `Checkpoint.restore`: restored values, and values that wait for objects."""
+"""Results of `Checkpoint.restore`. They report what was restored, and load values into sessions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class InitializationOnlyStatus:
 
     @property
     def waiting(self) -> list[str]:
-        """The names of the values of the file that have found no object yet."""
+        """The names of the file's values whose objects do not exist yet; here always empty."""
         return []
 
     def assert_consumed(self) -> Self:
@@ -58,7 +58,7 @@ class InitializationOnlyStatus:
 
 
 class CheckpointLoadStatus(InitializationOnlyStatus):
-    """Status of a restore: tells restored from waiting values, and loads values into sessions.
+    """Status of a restore: reports waiting values, and loads values into sessions.
 
     Args:
         values: The values of the file, and the restored objects.
@@ -71,14 +71,14 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
 
     @property
     def waiting(self) -> list[str]:
-        """The names of the values of the file that have found no object yet."""
+        """The names of the file's values whose objects do not exist yet."""
         return self._values.waiting()
 
     def assert_consumed(self) -> Self:
-        """Raise unless all values of the file and all variables were restored; return self.
+        """Return self if no value waits for an object and each existing variable was restored.
 
         Raises:
-            NotConsumedError: Names the values without objects, or the variables without values.
+            NotConsumedError: A value waits, or a variable has no value; the message has the names.
         """
         waiting = self.waiting
         if waiting:
@@ -89,10 +89,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self.assert_existing_objects_matched()
 
     def assert_existing_objects_matched(self) -> Self:
-        """Raise unless each existing variable was restored from the file; return self.
+        """Return self if each existing variable was restored from the file.
 
         Raises:
-            NotConsumedError: Names the variables that were not restored.
+            NotConsumedError: A variable was not restored; the message has the names.
         """
         bound = {id(entry) for entry in self._values.objects.values()}
         missing = [
@@ -108,10 +108,10 @@ class CheckpointLoadStatus(InitializationOnlyStatus):
         return self
 
     def assert_nontrivial_match(self) -> Self:
-        """Raise unless an object besides the root was found in the file; return self.
+        """Return self if an object besides the root matched an object of the file.
 
         Raises:
-            NotConsumedError: Only the root was found.
+            NotConsumedError: Only the root matched.
         """
         values, waiting = self._values, self.waiting
         if not any(position != 0 for position in values.objects):
