@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from pairwise import cover_pairs
 from thalweg import Variable, optim
 from thalweg._engines import torch_layout_probe
-from thalweg._engines.cpu import replay_kernel
+from thalweg._engines.cpu import replay_block
 from thalweg._engines.cpu.guard_table import GuardTable
 from thalweg.keras import optimizers
 from thalweg.optim import tensorflow
@@ -139,7 +139,7 @@ def test_a_global_norm_is_replayed(
         return home.AdamW(targets, 0.01, clip_grad_norm=limit, **options)
 
     compare(make, kind, before)
-    assert parts == [(replay_kernel.CLIPPED, 0)] * (STEPS - 2)
+    assert parts == [(replay_block.CLIPPED, 0)] * (STEPS - 2)
 
 
 @pytest.mark.parametrize("kind", ["many", "leaves"])
@@ -149,7 +149,7 @@ def test_global_norm_adds_sums_in_order(kind: str, parts: Any) -> None:
         kind,
         lambda opt, params, step: give(params, step),
     )
-    assert parts == [(replay_kernel.CLIPPED, 0)] * (STEPS - 2)
+    assert parts == [(replay_block.CLIPPED, 0)] * (STEPS - 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -182,7 +182,7 @@ def test_channels_last_weights_are_clipped_in_replay(
         assert all(map(same, weights_here, twin_weights)), step
         if not is_measuring:
             assert repr(opt.last_step.grad_norm) == repr(twin.last_step.grad_norm)
-    part = replay_kernel.FULL_STEP if is_measuring else replay_kernel.CLIPPED
+    part = replay_block.FULL_STEP if is_measuring else replay_block.CLIPPED
     assert counts == [(part, 0)] * (STEPS - 2)
 
 
@@ -231,11 +231,11 @@ def test_extreme_values_equal_the_full_step(
     opt = compare(lambda params: home.SGD(params, 0.1, clip_grad_norm=limit), kind, before)
     if limit == 1.0 and kind != "several":
         overflow_parts = [
-            (replay_kernel.CLIPPED, replay_kernel.OUT_OF_RANGE),
-            (replay_kernel.MEASURE, 0),
+            (replay_block.CLIPPED, replay_block.OUT_OF_RANGE),
+            (replay_block.MEASURE, 0),
         ]
         overflows = change in (_nan, _infinite, _huge) or kind == "float64"
-        assert parts[2:4] == (overflow_parts if overflows else [(replay_kernel.CLIPPED, 0)] * 2)
+        assert parts[2:4] == (overflow_parts if overflows else [(replay_block.CLIPPED, 0)] * 2)
     if kind == "float32":  # else squares may leave float64, and the careful step measures others
         assert opt.step_cache.replay.taken == STEPS - 2
 
@@ -306,12 +306,12 @@ def test_keras_replays_a_global_norm(kind: str, limit: float, size: float, parts
     is_infinite = size > 1e20 and kind == "float32"  # as TensorFlow's norm is
     if is_infinite:
         assert parts[:3] == [
-            (replay_kernel.CLIPPED, replay_kernel.OUT_OF_RANGE),
-            (replay_kernel.MEASURE, 0),
-            (replay_kernel.UPDATE, 0),
+            (replay_block.CLIPPED, replay_block.OUT_OF_RANGE),
+            (replay_block.MEASURE, 0),
+            (replay_block.UPDATE, 0),
         ]
     else:
-        assert {part for part in parts if part[0] != replay_kernel.FULL_STEP} == {
-            (replay_kernel.CLIPPED, 0)
+        assert {part for part in parts if part[0] != replay_block.FULL_STEP} == {
+            (replay_block.CLIPPED, 0)
         }
     assert opt._plans.now().replay.taken == STEPS - 2

@@ -15,7 +15,7 @@ from bit_comparison import assert_same as assert_same_tensors
 from thalweg import IndexedSlices, Variable
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
-from thalweg._engines.cpu import guard_table, replay_kernel
+from thalweg._engines.cpu import guard_table, replay_block
 from thalweg.keras import optimizers
 from thalweg.rules import ADAM, ADAM_V1
 from thalweg.schedules import ExponentialDecay
@@ -427,7 +427,7 @@ def test_interrupted_replay_notes_whether_the_step_was_taken(
     def interrupted(*args: Any) -> int:
         mismatch = take(*args) if step_is_taken else 0
         if (
-            mismatch == replay_kernel.NOT_TABLED
+            mismatch == replay_block.NOT_TABLED
         ):  # the numbers of the step are computed, and it is called again
             return mismatch
         raise error

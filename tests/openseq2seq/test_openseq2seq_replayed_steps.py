@@ -17,7 +17,7 @@ from bit_comparison import assert_same as assert_same_tensors
 from thalweg import GradientTape, Variable
 from thalweg._core.plan_cache import PlanCache
 from thalweg._engines import torch_layout_probe
-from thalweg._engines.cpu import guard_table, replay_kernel
+from thalweg._engines.cpu import guard_table, replay_block
 from thalweg.openseq2seq.optimizers import lr_policies, optimize_loss
 from thalweg.v1 import train
 
@@ -388,7 +388,7 @@ def test_interrupted_replay_is_atomic(
     def interrupted(*args: Any) -> int:
         mismatch = take(*args) if step_is_taken else 0
         # Then the numbers of the step are computed, and this is called again.
-        if mismatch == replay_kernel.NOT_TABLED:
+        if mismatch == replay_block.NOT_TABLED:
             return mismatch
         raise error
 

@@ -353,14 +353,14 @@ def test_gradient_replaced_after_measuring_is_detected(monkeypatch: pytest.Monke
     def replacing(self: Any, *arguments: Any) -> int:
         status = take(self, *arguments)
         parts.append((arguments[2], status))
-        if arguments[2] == guard_table.replay_kernel.MEASURE:
+        if arguments[2] == guard_table.replay_block.MEASURE:
             weights[0].grad = torch.ones_like(weights[0])
         return status
 
     monkeypatch.setattr(guard_table.GuardTable, "replay", replacing)
     opt.step()
     assert gradients
-    codes = guard_table.replay_kernel
+    codes = guard_table.replay_block
     assert parts[0] == (codes.CLIPPED, codes.OUT_OF_RANGE)
     assert parts[1:] == [(codes.MEASURE, 0), (codes.UPDATE, codes.OTHER_GRADIENT)]
     norm = norm_of(weights)
@@ -664,16 +664,16 @@ def test_guard_table_reports_changes() -> None:
     assert cells.tolist() == [param.grad.data_ptr() for param in weights if param.grad is not None]
     assert [param._version for param in weights] == [version + 1 for version in versions]
     weights[1].grad = None
-    assert table.replay() == guard_table.replay_kernel.OTHER_GRADIENT
+    assert table.replay() == guard_table.replay_block.OTHER_GRADIENT
     set_grads(weights, 1)
     assert table.replay() == 0
     weights[2].data = weights[2].data.clone()
     assert table.replay() in (
-        guard_table.replay_kernel.OTHER_TENSOR,
-        guard_table.replay_kernel.OTHER_MEMORY,
+        guard_table.replay_block.OTHER_TENSOR,
+        guard_table.replay_block.OTHER_MEMORY,
     )
     weights.reverse()
-    assert table.replay() == guard_table.replay_kernel.OTHER_LIST
+    assert table.replay() == guard_table.replay_block.OTHER_LIST
     assert table.replay_count == 2
 
 
@@ -704,7 +704,7 @@ def test_guarded_dict_reports_changes(
     table.write_block(guard_table.GuardedStep((), (), (), (), no_bounds))
     assert [table.replay(), table.replay()] == [0, 0]
     DICT_CHANGES[change](entries)
-    difference = 0 if change == "none" else guard_table.replay_kernel.OTHER_DICT
+    difference = 0 if change == "none" else guard_table.replay_block.OTHER_DICT
     assert [table.replay(), table.replay()] == [difference] * 2
 
 

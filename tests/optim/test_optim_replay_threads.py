@@ -14,7 +14,7 @@ from forks import Stop, run_in_child
 from replay_twins import OPTIONS, count_replays, diff, params, set_grads
 from thalweg import optim
 from thalweg._engines import torch_layout_probe
-from thalweg._engines.cpu import guard_table, openmp, replay_kernel
+from thalweg._engines.cpu import guard_table, openmp, replay_block
 from thalweg.errors import FailedPreconditionError
 from thalweg.v1 import train
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     isinstance(torch_layout_probe.layout(), str), reason="torch's objects cannot be read here"
 )
 # The last part is not full.
-COUNT = 2 * replay_kernel.TEAM_MIN_TENSORS + replay_kernel.RECORDS_PER_PART // 2
+COUNT = 2 * replay_block.TEAM_MIN_TENSORS + replay_block.RECORDS_PER_PART // 2
 
 
 @pytest.fixture
@@ -68,19 +68,19 @@ Change = Callable[[Parameter], None]
 CHANGES: list[tuple[dict[int, Change], int]] = [
     *(
         ({place: change}, reason)
-        for place in (0, replay_kernel.RECORDS_PER_PART, replay_kernel.TEAM_MIN_TENSORS, COUNT - 1)
+        for place in (0, replay_block.RECORDS_PER_PART, replay_block.TEAM_MIN_TENSORS, COUNT - 1)
         for change, reason in (
-            (_no_gradient, replay_kernel.OTHER_GRADIENT),
-            (_gradient_that_is_written, replay_kernel.SHARED_GRADIENT),
-            (_other_memory, replay_kernel.OTHER_MEMORY),
-            (_other_shape, replay_kernel.OTHER_TENSOR),
+            (_no_gradient, replay_block.OTHER_GRADIENT),
+            (_gradient_that_is_written, replay_block.SHARED_GRADIENT),
+            (_other_memory, replay_block.OTHER_MEMORY),
+            (_other_shape, replay_block.OTHER_TENSOR),
         )
     ),
     # What is said is what one thread finds first: tensors come before gradients.
-    ({0: _no_gradient, COUNT - 1: _other_memory}, replay_kernel.OTHER_MEMORY),
-    ({3: _other_memory, COUNT - 1: _other_shape}, replay_kernel.OTHER_MEMORY),
-    ({3: _other_shape, COUNT - 1: _other_memory}, replay_kernel.OTHER_TENSOR),
-    ({3: _gradient_that_is_written, COUNT - 1: _no_gradient}, replay_kernel.SHARED_GRADIENT),
+    ({0: _no_gradient, COUNT - 1: _other_memory}, replay_block.OTHER_MEMORY),
+    ({3: _other_memory, COUNT - 1: _other_shape}, replay_block.OTHER_MEMORY),
+    ({3: _other_shape, COUNT - 1: _other_memory}, replay_block.OTHER_TENSOR),
+    ({3: _gradient_that_is_written, COUNT - 1: _no_gradient}, replay_block.SHARED_GRADIENT),
 ]
 
 
@@ -104,13 +104,11 @@ def test_thread_team_checks_every_tensor(
         ]
         # Each thread asks once more than there are parts for it.
         expected = (
-            [2 * -(-COUNT // replay_kernel.RECORDS_PER_PART) + count, COUNT]
-            if count > 1
-            else [0, 0]
+            [2 * -(-COUNT // replay_block.RECORDS_PER_PART) + count, COUNT] if count > 1 else [0, 0]
         )
         assert [
-            table.block[replay_kernel.NEXT_PART],
-            table.block[replay_kernel.TEAM_GRADIENTS],
+            table.block[replay_block.NEXT_PART],
+            table.block[replay_block.TEAM_GRADIENTS],
         ] == expected
     assert len(calls) == (3 if count > 1 else 0)
     for changes, reason in CHANGES:
@@ -136,7 +134,7 @@ def test_thread_team_detects_every_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads(2)
-    monkeypatch.setattr(replay_kernel, "TEAM_MIN_TENSORS", 1)
+    monkeypatch.setattr(replay_block, "TEAM_MIN_TENSORS", 1)
     calls_of_team: list[int] = []
     routine = guard_table.parts_routine
     monkeypatch.setattr(guard_table, "parts_routine", lambda: calls_of_team.append(1) or routine())
@@ -163,8 +161,8 @@ def test_thread_count_may_change(threads: Callable[[int], None]) -> None:
             if (quick := opt.step_cache.replay) is not None and quick.taken:
                 block = quick.snapshot.block
                 count = torch.get_num_threads()
-                assert (block[replay_kernel.TEAM] != 0) == (count > 1)
-                assert block[replay_kernel.TEAM_SIZE] == (count if count > 1 else 0)
+                assert (block[replay_block.TEAM] != 0) == (count > 1)
+                assert block[replay_block.TEAM_SIZE] == (count if count > 1 else 0)
         assert count_replays(opt) > 1
         results.append([*weights, *(x for state in opt.state.values() for x in state.values())])
     assert_same(*results)
@@ -182,7 +180,7 @@ def test_thread_team_checks_its_own_range(
         opt.step()
     assert count_replays(opt) > 1
     assert opt.step_cache.replay is not None
-    assert (opt.step_cache.replay.snapshot.block[replay_kernel.TEAM] != 0) == has_thread
+    assert (opt.step_cache.replay.snapshot.block[replay_block.TEAM] != 0) == has_thread
 
 
 def test_check_by_one_thread_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +210,8 @@ def test_pairs_are_checked_by_one_thread(threads: Callable[[int], None]) -> None
         quick = opt._plans.now().replay
         assert quick.taken > 1
         block = quick._found.snapshot.block
-        assert (block[replay_kernel.NEXT_PART] > count) == (count > 1)
-        assert block[replay_kernel.TEAM_GRADIENTS] == 0
+        assert (block[replay_block.NEXT_PART] > count) == (count > 1)
+        assert block[replay_block.TEAM_GRADIENTS] == 0
         results.append(weights)
     assert_same(*results)
 

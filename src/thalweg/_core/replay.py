@@ -1,7 +1,7 @@
 """Replay: a step is repeated in one native call that checks guards and writes.
 
 The first step is planned (`_core/step.py`), the second rebinds its plan, and later steps are
-replayed while all guards of `_engines/cpu/replay_kernel.py` hold. If a guard fails, the step is
+replayed while all guards of `_engines/cpu/replay_guards.py` hold. If a guard fails, the step is
 planned again, which raises any errors.
 """
 
@@ -24,7 +24,7 @@ from thalweg._core.plan_cache import CachedPlan
 from thalweg._core.step_adapter import StepAdapter
 from thalweg._engines.array_types import Array, Int64
 from thalweg._engines.cpu import kernel_group as engine
-from thalweg._engines.cpu import replay_kernel as replay_kernel
+from thalweg._engines.cpu import replay_block as replay_block
 from thalweg._engines.cpu.guard_table import KINDS as KINDS
 from thalweg._engines.cpu.guard_table import GuardedStep as GuardedStep
 from thalweg._engines.cpu.guard_table import GuardTable as GuardTable

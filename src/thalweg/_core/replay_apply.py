@@ -14,7 +14,7 @@ from thalweg._base.execution_context import executing_eagerly
 from thalweg._core.commit import add_taken, say_refused
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan, PlanCache
-from thalweg._core.replay import ERRORS, is_traced, replay_kernel
+from thalweg._core.replay import ERRORS, is_traced, replay_block
 from thalweg._core.replay_pairs import FAILED as FAILED
 from thalweg._core.replay_pairs import MOST_COMING, ComingStep, ReplayedPairs
 from thalweg._engines import current
@@ -116,7 +116,7 @@ class ReplayedApply(ABC):
         count_before = self._count.value
         try:
             mismatch = self._found.take_coming(pairs, transforms)
-            is_new = mismatch == replay_kernel.NOT_TABLED
+            is_new = mismatch == replay_block.NOT_TABLED
             if is_new and self._compute_coming(optimizer, count_before):
                 mismatch = self._found.take_coming(pairs, transforms)
             return mismatch
@@ -175,13 +175,13 @@ class ReplayedApply(ABC):
         `cache.has_constant_attributes` to False, too.
 
         Args:
-            mismatch: The constant of `replay_kernel` for the guard that failed.
+            mismatch: The constant of `replay_block` for the guard that failed.
         """
         # Tracing may end before the next step, which then can be replayed.
-        if mismatch == replay_kernel.TRACING:
+        if mismatch == replay_block.TRACING:
             return
         cache.replay = None
-        if mismatch == replay_kernel.OTHER_DICT and self._has_equal_attributes(optimizer):
+        if mismatch == replay_block.OTHER_DICT and self._has_equal_attributes(optimizer):
             cache.has_constant_attributes = False
 
     @abstractmethod

@@ -27,7 +27,7 @@ from thalweg._core.replay import (
     make_guard_table,
     places_of,
     plan_of,
-    replay_kernel,
+    replay_block,
     stands,
     written_of,
 )
@@ -90,7 +90,7 @@ class ReplayedPairs:
         self.planned, self.snapshot, self._counters = cached_plan, guards, counters
         self._kinds = [KINDS[number.dtype] for number in numbers]
         counter_kinds = self._kinds[: len(counters)]
-        formats = ("q" if kind == replay_kernel.INT64 else "d" for kind in counter_kinds)
+        formats = ("q" if kind == replay_block.INT64 else "d" for kind in counter_kinds)
         self._counter_format = Struct("=" + "".join(formats))
         self._has_table = False
         # All variables have equal scalars, so they are a single place.
@@ -315,7 +315,7 @@ class ReplayedPairs:
 
         Returns:
             0 if the step was taken. All other results mean that nothing was written:
-                `replay_kernel.NOT_TABLED` if the table has no row for the step, the constant of the
+                `replay_block.NOT_TABLED` if the table has no row for the step, the constant of the
                 first guard that failed, or FAILED.
 
         Raises:
@@ -324,14 +324,14 @@ class ReplayedPairs:
         if self._gradients is not None:
             count = self.snapshot.replay_count
             if not (self._has_table and self.snapshot.has_row(count)):
-                return replay_kernel.NOT_TABLED
+                return replay_block.NOT_TABLED
             return self._take_measured(
-                self._gradients, pairs, count, transforms, replay_kernel.TABLED
+                self._gradients, pairs, count, transforms, replay_block.TABLED
             )
         if self._may_have_threads:
             self._launches.set_threads(self.snapshot)
         return self.snapshot.replay(
-            pairs, replay_kernel.ANY_STEP, replay_kernel.FULL_STEP, (), replay_kernel.TABLED
+            pairs, replay_block.ANY_STEP, replay_block.FULL_STEP, (), replay_block.TABLED
         )
 
     def compare(self, pairs: list[object], count: int) -> int:
@@ -340,7 +340,7 @@ class ReplayedPairs:
         Args:
             count: The number of replayed steps; another number is a failure, too.
         """
-        return self.snapshot.replay(pairs, count, replay_kernel.MEASURE)
+        return self.snapshot.replay(pairs, count, replay_block.MEASURE)
 
     def take(
         self,
@@ -408,7 +408,7 @@ class ReplayedPairs:
         Args:
             gradients: Computes the norms, and scalars from the norms.
             pairs, count, transforms, step: As in `take`.
-            flags: `replay_kernel.TABLED` to read the rule's scalars from the table, or 0.
+            flags: `replay_block.TABLED` to read the rule's scalars from the table, or 0.
             values_of: As in `take`; None if the rule's scalars come from the table.
         """
         for is_beyond in (False, True):
@@ -424,7 +424,7 @@ class ReplayedPairs:
             gradients.set_by_variable(by_variable)
             self._launches.set_threads(self.snapshot)
             failure = self.snapshot.replay(pairs, count, gradients.part, (), flags)
-            if failure != replay_kernel.OUT_OF_RANGE:
+            if failure != replay_block.OUT_OF_RANGE:
                 break
         return failure
 

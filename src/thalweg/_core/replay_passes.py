@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thalweg._core.plan_cache import CachedPlan
-from thalweg._core.replay import GuardTable, Launch, Member, replay_kernel, staged_plan_of
+from thalweg._core.replay import GuardTable, Launch, Member, replay_block, staged_plan_of
 from thalweg._core.replay_reductions import PlaceScalars
 from thalweg._engines.cpu.launch import is_serial
 from thalweg._engines.protocol import Call, Columns
@@ -103,7 +103,7 @@ class ReplayedPasses:
         Args:
             guards: The guard table of the step, which is checked before each pass.
             step_count: The number of steps replayed so far, or `ANY_STEP`.
-            flags: Flags of `replay_kernel`, or 0.
+            flags: Flags of `replay_block`, or 0.
             pairs: Optional. The pairs of gradient and variable; None for the gradients of the
                 parameters.
 
@@ -118,7 +118,7 @@ class ReplayedPasses:
                 if not is_serial(launch.elements):
                     record[2:] = launch.threads()
             guards.set_pass(records)
-            return guards.replay(pairs, step_count, replay_kernel.RUN_PASS, (), flags)
+            return guards.replay(pairs, step_count, replay_block.RUN_PASS, (), flags)
 
         status, writes = self._plan.replay_passes(run_pass, self._scalars.columns, self._slots)
         # `GuardTable.replay` stops at a result that is not false, and these return lists.

@@ -10,7 +10,7 @@ from thalweg._core.atomic_section import Call
 from thalweg._core.gradient_stats import GradientStats
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.plan_cache import CachedPlan
-from thalweg._core.replay import GuardTable, Launches, plan_of, replay_kernel
+from thalweg._core.replay import GuardTable, Launches, plan_of, replay_block
 from thalweg._core.replay_global_norm import ReplayedGlobalNorm
 from thalweg._engines.array_types import Float64
 from thalweg._engines.cpu.openmp import parallel_address
@@ -64,7 +64,7 @@ class ReplayedTransforms:
         transforms: The transforms of the step's gradients.
 
     Attributes:
-        part: The part of a step to replay after `measure`, a constant of `replay_kernel`.
+        part: The part of a step to replay after `measure`, a constant of `replay_block`.
 
     Raises:
         NotMeasured: The transforms cannot be replayed.
@@ -88,7 +88,7 @@ class ReplayedTransforms:
         self._sweeps: list[tuple[list[int], Dtype, Sweep]] = []
         # Set if scalars depend on no other measure than the global norm.
         self._norm: ReplayedGlobalNorm | None = None
-        self.part = replay_kernel.FULL_STEP
+        self.part = replay_block.FULL_STEP
         if transforms.measured:
             if not all(plan_of(plan).measures_in_place for plan in plans):
                 raise NotMeasured
@@ -188,14 +188,14 @@ class ReplayedTransforms:
         Args:
             taken: The number of steps that were replayed before.
             pairs: Pairs of gradient and variable; None for the gradients of parameters.
-            is_beyond: True if the native call returned `replay_kernel.OUT_OF_RANGE` for this step.
+            is_beyond: True if the native call returned `replay_block.OUT_OF_RANGE` for this step.
 
         Returns:
             0, or the constant of the guard that failed.
         """
         if transforms is not self._transforms:
             if transforms.stages != self._transforms.stages:
-                return replay_kernel.OTHER_STEP
+                return replay_block.OTHER_STEP
             self._set(transforms)
         if not transforms.measured:
             return 0
@@ -205,9 +205,9 @@ class ReplayedTransforms:
         if self._norm is not None and transforms.judge is not None:
             self._norm.set_largest(transforms.judge.norm_limit())
         if self._norm is None or is_beyond:
-            self.part = replay_kernel.UPDATE
-            return guards.replay(pairs, taken, replay_kernel.MEASURE)
-        self.part = replay_kernel.CLIPPED
+            self.part = replay_block.UPDATE
+            return guards.replay(pairs, taken, replay_block.MEASURE)
+        self.part = replay_block.CLIPPED
         return 0
 
     def scalars(
@@ -225,7 +225,7 @@ class ReplayedTransforms:
         Raises:
             NotMeasured: A norm is too large or too small for the replay.
         """
-        if self.part != replay_kernel.UPDATE:
+        if self.part != replay_block.UPDATE:
             return self._shared, {}
         stats = self._stats
         stats.forget()
@@ -249,7 +249,7 @@ class ReplayedTransforms:
         judge = self._transforms.judge
         if judge is None:
             return ()
-        if self._norm is not None and self.part == replay_kernel.CLIPPED:
+        if self._norm is not None and self.part == replay_block.CLIPPED:
             return judge.taking_calls(self._norm.next_norm())
         norm = float(self._stats.global_norm)
         return judge.taking_calls([norm]) if norm <= judge.norm_limit() else None

@@ -1,6 +1,6 @@
 """Offsets of the fields of torch's tensor objects, measured on tensors with known fields.
 
-The native replay reads torch's objects in memory (`cpu/replay_kernel.py`), because reading each
+The native replay reads torch's objects in memory (`cpu/replay_guards.py`), because reading each
 property of each tensor in Python takes longer than a small step. No header defines the offsets for
 Python. Each field is searched in tensors with different values of the field. The field must be at
 exactly one offset, equal in all tensors. Then the offset is confirmed with other tensors and

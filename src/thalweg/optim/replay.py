@@ -35,7 +35,7 @@ from thalweg._core.replay import (
     hold_tensors,
     is_traced,
     make_guard_table,
-    replay_kernel,
+    replay_block,
 )
 from thalweg._core.replay_transforms import ReplayedTransforms, has_scalars_in_call
 from thalweg._engines import current
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _params_of = itemgetter("params")
 # Reasons for which a step is not taken, although the next one may be.
-_STEADY = (replay_kernel.ALL_GRADIENTS_ABSENT, replay_kernel.TRACING)
+_STEADY = (replay_block.ALL_GRADIENTS_ABSENT, replay_block.TRACING)
 
 
 class ReplayedStep:
@@ -376,7 +376,7 @@ class ReplayedStep:
                 # With the lock: other threads may take steps before and after.
                 former_count, stepping = self.snapshot.replay_counter.value, cache.stepping
                 try:
-                    flags = replay_kernel.UNRECORDED if unrecorded else 0
+                    flags = replay_block.UNRECORDED if unrecorded else 0
                     is_taken = self._take(optimizer, vars(optimizer), cache, flags)
                 except BaseException:
                     # An interrupted step may have left scalars of two steps in the kernels.
@@ -422,8 +422,8 @@ class ReplayedStep:
             if self._passes:
                 status = self._replay(cache, (self.snapshot.replay_count, pairs, (), flags))
             else:
-                call_args = replay_kernel.ANY_STEP, pairs, (), flags
-                status = self._call_native(cache, replay_kernel.FULL_STEP, call_args)
+                call_args = replay_block.ANY_STEP, pairs, (), flags
+                status = self._call_native(cache, replay_block.FULL_STEP, call_args)
             if status:
                 self._drop(optimizer, status)
                 return False
@@ -441,7 +441,7 @@ class ReplayedStep:
 
         Args:
             cache: The step cache of the optimizer.
-            part: A constant of `replay_kernel`, for `GuardTable.replay`.
+            part: A constant of `replay_block`, for `GuardTable.replay`.
             call_args: As for `_replay`.
         """
         guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
@@ -465,10 +465,10 @@ class ReplayedStep:
                 parameter) pairs or None for `param.grad`, callables that end the step, and flags.
         """
         guards, (step_count, pairs, end_calls, flags) = self.snapshot, call_args
-        part = replay_kernel.FULL_STEP if self._gradients is None else self._gradients.part
+        part = replay_block.FULL_STEP if self._gradients is None else self._gradients.part
         writes: list[Call] = []
         for passes in self._passes:
-            part = replay_kernel.UPDATE
+            part = replay_block.UPDATE
             status, slot_writes = passes.run(guards, step_count, flags, pairs)
             if status:
                 return status
@@ -509,7 +509,7 @@ class ReplayedStep:
         parameters with a gradient differs, and each set has a replay.
         """
         cache = optimizer.step_cache
-        is_of_set = status == replay_kernel.OTHER_GRADIENT and cache.sets is not None
+        is_of_set = status == replay_block.OTHER_GRADIENT and cache.sets is not None
         if is_of_set and cache.gradient_set != gradient_set_of(optimizer.param_groups):
             return
         if status not in _STEADY:
@@ -564,7 +564,7 @@ class ReplayedStep:
         status = self._replay(optimizer.step_cache, native_args)
         # Sums of gradients that are not there would be among those that are left to others.
         can_repeat = not (beyond_range or self._gradients is None or self.may_lack)
-        if can_repeat and status == replay_kernel.OUT_OF_RANGE:
+        if can_repeat and status == replay_block.OUT_OF_RANGE:
             return self._set_and_replay(optimizer, call_args, beyond_range=True)
         if status:
             self._drop(optimizer, status)
@@ -625,7 +625,7 @@ class ReplayedStep:
         call, append their report to `self._reports`.
         """
         report = None
-        if gradients.part == replay_kernel.UPDATE:
+        if gradients.part == replay_block.UPDATE:
             report = GradientReport()
             former_reports = [pair for pair in self._reports if pair[0] == step_count]
             self._reports = [*former_reports, (step_count + 1, report)]

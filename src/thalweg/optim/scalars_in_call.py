@@ -21,7 +21,7 @@ from thalweg._core.replay import (
     Launch,
     Launches,
     Member,
-    replay_kernel,
+    replay_block,
     staged_plan_of,
 )
 from thalweg._core.step_adapter import Dtype
@@ -234,7 +234,7 @@ def _make_number_records(sub_step: ReplayedSubStep) -> Int64:
     number; all other words are 0. `Member.numbers` has the address of a parameter's records.
     """
     columns = [column for column in sub_step.columns if column.name != STEP]
-    words = replay_kernel.STATE_NUMBER_BYTES // 8
+    words = replay_block.STATE_NUMBER_BYTES // 8
     records = np.zeros((len(sub_step.owners), len(columns), words), np.int64)
     for k, column in enumerate(columns):
         records[:, k, 0], records[:, k, 1] = column.pointers, KINDS[column.dtype]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thalweg._engines import guards, torch_layout_probe
 from thalweg._engines.array_types import Float64, Int64
-from thalweg._engines.cpu import openmp, replay_kernel
+from thalweg._engines.cpu import openmp, replay_block
 from thalweg._engines.cpu.replay_routines import (
     bind_replay,
     kernels_routine,
@@ -31,11 +31,11 @@ from thalweg._engines.cpu.replay_routines import (
 from thalweg._engines.protocol import Call
 from thalweg._engines.torch_layout_probe import Layout
 
-# Formats of columns and of watched numbers, as constants of `replay_kernel`.
+# Formats of columns and of watched numbers, as constants of `replay_block`.
 KINDS = {
-    torch.float32: replay_kernel.FLOAT32,
-    torch.float64: replay_kernel.FLOAT64,
-    torch.int64: replay_kernel.INT64,
+    torch.float32: replay_block.FLOAT32,
+    torch.float64: replay_block.FLOAT64,
+    torch.int64: replay_block.INT64,
 }
 # torch stores sizes and strides of at most five dimensions in the TensorImpl itself.
 _DIMENSIONS = 5
@@ -135,7 +135,7 @@ class GuardTable:
         layout: Offsets of the fields of torch's tensors.
 
     Attributes:
-        block: (replay_kernel.BLOCK,) words that the native replay reads.
+        block: (replay_block.BLOCK,) words that the native replay reads.
         detects_tracing: True if `replay` detects that this thread traces or records operations.
         releases_lock: True if all kernels of a step run without Python's lock. Set by callers,
             which then pass `pairs` to `replay` and keep the memory of all tensors alive.
@@ -152,7 +152,7 @@ class GuardTable:
         self._addresses: list[int] = []  # of the tensors when they were added
         self._indices: dict[int, int] = {}
         self._options: list[tuple[int, Numbers, Int64]] = []
-        self.block = np.zeros(replay_kernel.BLOCK, np.int64)
+        self.block = np.zeros(replay_block.BLOCK, np.int64)
         self.detects_tracing = self.releases_lock = False
 
     def guard_list(self, items: list[Any]) -> None:
@@ -260,7 +260,7 @@ class GuardTable:
         for tensor, address in (*zip(self._tensors, self._addresses, strict=True), *places):
             index = self._indices.get(id(tensor))
             if index is not None and tensor.numel():
-                data, offset = self.records[index, [replay_kernel.DATA, replay_kernel.OFFSET]]
+                data, offset = self.records[index, [replay_block.DATA, replay_block.OFFSET]]
                 if data + offset * tensor.element_size() != address:
                     return False
         return True
@@ -281,11 +281,11 @@ class GuardTable:
         self._set_members(contents.members, contents.pass_members, contents.may_be_absent)
         self._set_tables()
         self._set_constants()
-        self.block[replay_kernel.CLIPPING] = contents.clipping
-        self._is_long = len(self._tensors) >= replay_kernel.TEAM_MIN_TENSORS
+        self.block[replay_block.CLIPPING] = contents.clipping
+        self._is_long = len(self._tensors) >= replay_block.TEAM_MIN_TENSORS
         self._address = self.block.ctypes.data
         self.replay_counter = ctypes.c_int64.from_address(
-            self._address + 8 * replay_kernel.REPLAY_COUNT
+            self._address + 8 * replay_block.REPLAY_COUNT
         )
         self._call = bind_replay(self._address)
 
@@ -295,13 +295,13 @@ class GuardTable:
         Args:
             gradients: As in `GuardedStep`.
         """
-        shape = max(len(self._tensors), 1), replay_kernel.TENSOR_BYTES // 8
+        shape = max(len(self._tensors), 1), replay_block.TENSOR_BYTES // 8
         self.records = np.zeros(shape, np.int64)
         for record, tensor in zip(self.records, self._tensors, strict=False):
             self._write_tensor_record(record, tensor)
         self._gradient_count = len(gradients)
         self.gradients = np.zeros(
-            (max(len(gradients), 1), replay_kernel.GRADIENT_BYTES // 8), np.int64
+            (max(len(gradients), 1), replay_block.GRADIENT_BYTES // 8), np.int64
         )
         for record, (param, grad, cell) in zip(self.gradients, gradients, strict=False):
             owner = self.records[self._indices[id(param)]].ctypes.data
@@ -313,17 +313,17 @@ class GuardTable:
         A column is an array whose elements a step sets to one number; a program computes scalars;
         bounds are address ranges that the step writes.
         """
-        self.launches = _records(contents.launches, replay_kernel.LAUNCH_BYTES)
-        self.measures = _records(contents.measures, replay_kernel.LAUNCH_BYTES)
-        self.rule_measures = _records(contents.rule_measures, replay_kernel.LAUNCH_BYTES)
-        self._spreads = _records(contents.spreads, replay_kernel.SPREAD_BYTES)
+        self.launches = _records(contents.launches, replay_block.LAUNCH_BYTES)
+        self.measures = _records(contents.measures, replay_block.LAUNCH_BYTES)
+        self.rule_measures = _records(contents.rule_measures, replay_block.LAUNCH_BYTES)
+        self._spreads = _records(contents.spreads, replay_block.SPREAD_BYTES)
         columns = contents.columns
-        self.columns = np.zeros((len(columns), replay_kernel.COLUMN_BYTES // 8), np.int64)
+        self.columns = np.zeros((len(columns), replay_block.COLUMN_BYTES // 8), np.int64)
         self.columns[:, :3] = np.array(columns, np.int64).reshape(-1, 3)
         words = self.columns.data.cast("B") if columns else memoryview(b"")
         ints, floats = words.cast("q"), words.cast("d")
         self._column_words = [
-            ints if kind == replay_kernel.INT64 else floats for *_, kind in columns
+            ints if kind == replay_block.INT64 else floats for *_, kind in columns
         ]
         self.bounds = np.ascontiguousarray(contents.bounds, np.int64).reshape(-1)
         no_records = np.zeros((0, 1), np.int64)
@@ -345,12 +345,12 @@ class GuardTable:
             (self._indices[id(tensor)], len(writers), writers.ctypes.data)
             for tensor, writers in zip(written_tensors, self._writers, strict=True)
         ]
-        self._write_records = _records(rows, replay_kernel.WRITE_BYTES)
+        self._write_records = _records(rows, replay_block.WRITE_BYTES)
 
     def _write_watched(self, watched_numbers: Sequence[Tensor]) -> None:
         """Create the records of numbers that only steps may write."""
         rows = [(tensor.data_ptr(), tensor.element_size(), 0) for tensor in watched_numbers]
-        self._watch_records = _records(rows, replay_kernel.WATCH_BYTES)
+        self._watch_records = _records(rows, replay_block.WATCH_BYTES)
         self._as_floats = self._watch_records.view(np.float32), self._watch_records.view(np.float64)
 
     def _write_containers(self) -> None:
@@ -364,9 +364,9 @@ class GuardTable:
             (length, numbers.ctypes.data, signs.ctypes.data)
             for length, numbers, signs in self._options
         ]
-        self._list_records = _records(lists, replay_kernel.LIST_BYTES)
-        self._dict_records = _records(dicts, replay_kernel.DICT_BYTES)
-        self._option_records = _records(options, replay_kernel.OPTION_BYTES)
+        self._list_records = _records(lists, replay_block.LIST_BYTES)
+        self._dict_records = _records(dicts, replay_block.DICT_BYTES)
+        self._option_records = _records(options, replay_block.OPTION_BYTES)
 
     def _set_tables(self) -> None:
         """Write the length and the address of each array of records to the block.
@@ -375,28 +375,28 @@ class GuardTable:
         else to True.
         """
         guard_functions = guards.find_guards()
-        self._guards = _records(guard_functions, replay_kernel.GUARD_BYTES)
+        self._guards = _records(guard_functions, replay_block.GUARD_BYTES)
         self.detects_tracing = bool(guard_functions)
         for word, records, count in (
-            (replay_kernel.TENSORS, self.records, len(self._tensors)),
-            (replay_kernel.GRADIENTS, self.gradients, self._gradient_count),
+            (replay_block.TENSORS, self.records, len(self._tensors)),
+            (replay_block.GRADIENTS, self.gradients, self._gradient_count),
             *(
                 (word, records, len(records))
                 for word, records in (
-                    (replay_kernel.LISTS, self._list_records),
-                    (replay_kernel.DICTS, self._dict_records),
-                    (replay_kernel.LAUNCHES, self.launches),
-                    (replay_kernel.COLUMNS, self.columns),
-                    (replay_kernel.WRITTEN_TENSORS, self._write_records),
-                    (replay_kernel.BOUNDS, self.bounds),
-                    (replay_kernel.WATCHED_NUMBERS, self._watch_records),
-                    (replay_kernel.MEASURES, self.measures),
-                    (replay_kernel.PROGRAMS, self._programs),
-                    (replay_kernel.RULE_MEASURES, self.rule_measures),
-                    (replay_kernel.SPREADS, self._spreads),
-                    (replay_kernel.OPTIONS, self._option_records),
-                    (replay_kernel.MEMBERS, self._members),
-                    (replay_kernel.GUARDS, self._guards),
+                    (replay_block.LISTS, self._list_records),
+                    (replay_block.DICTS, self._dict_records),
+                    (replay_block.LAUNCHES, self.launches),
+                    (replay_block.COLUMNS, self.columns),
+                    (replay_block.WRITTEN_TENSORS, self._write_records),
+                    (replay_block.BOUNDS, self.bounds),
+                    (replay_block.WATCHED_NUMBERS, self._watch_records),
+                    (replay_block.MEASURES, self.measures),
+                    (replay_block.PROGRAMS, self._programs),
+                    (replay_block.RULE_MEASURES, self.rule_measures),
+                    (replay_block.SPREADS, self._spreads),
+                    (replay_block.OPTIONS, self._option_records),
+                    (replay_block.MEMBERS, self._members),
+                    (replay_block.GUARDS, self._guards),
                 )
             ),
         ):
@@ -407,17 +407,17 @@ class GuardTable:
         block = self.block
         for word, address in python_functions().items():
             block[word] = address
-        block[replay_kernel.CLASS_OF_LISTS] = id(list)
-        block[replay_kernel.CLASS_OF_TUPLES] = id(tuple)
-        block[replay_kernel.CLASS_OF_GRADIENTS] = id(Tensor)
-        block[replay_kernel.CLASS_OF_FLOATS] = id(float)
-        block[replay_kernel.CLASS_OF_NUMPY_FLOATS] = id(np.float64)
-        block[replay_kernel.IN_FLOAT] = torch_layout_probe.float_offset()
-        block[replay_kernel.IN_DICT_VERSION] = torch_layout_probe.dict_version_offset()
-        block[replay_kernel.UNDEFINED_IMPL] = torch_layout_probe.no_gradient()
-        block[replay_kernel.NONE_OBJECT] = id(None)
+        block[replay_block.CLASS_OF_LISTS] = id(list)
+        block[replay_block.CLASS_OF_TUPLES] = id(tuple)
+        block[replay_block.CLASS_OF_GRADIENTS] = id(Tensor)
+        block[replay_block.CLASS_OF_FLOATS] = id(float)
+        block[replay_block.CLASS_OF_NUMPY_FLOATS] = id(np.float64)
+        block[replay_block.IN_FLOAT] = torch_layout_probe.float_offset()
+        block[replay_block.IN_DICT_VERSION] = torch_layout_probe.dict_version_offset()
+        block[replay_block.UNDEFINED_IMPL] = torch_layout_probe.no_gradient()
+        block[replay_block.NONE_OBJECT] = id(None)
         offsets = astuple(self._layout)
-        block[replay_kernel.IN_OBJECT : replay_kernel.IN_OBJECT + len(offsets)] = offsets
+        block[replay_block.IN_OBJECT : replay_block.IN_OBJECT + len(offsets)] = offsets
 
     def _set_members(
         self, members: Sequence[Member], pass_members: Sequence[Member], may_be_absent: bool
@@ -431,22 +431,22 @@ class GuardTable:
         # The references keep the tables of the spans alive.
         self._spans = [member.spans for member in members]
         rows = [member[:-1] for member in (*members, *pass_members)]
-        self._members = _records(rows, replay_kernel.MEMBER_BYTES)
-        self.block[replay_kernel.COUNTED_MEMBERS] = len(members)
+        self._members = _records(rows, replay_block.MEMBER_BYTES)
+        self.block[replay_block.COUNTED_MEMBERS] = len(members)
         for record, member in zip(self.gradients, members, strict=False):
-            presence = replay_kernel.MAY_BE_ABSENT if may_be_absent else replay_kernel.PRESENT
-            record[replay_kernel.PRESENCE] = presence
-            record[replay_kernel.IS_ENABLED] = 1
+            presence = replay_block.MAY_BE_ABSENT if may_be_absent else replay_block.PRESENT
+            record[replay_block.PRESENCE] = presence
+            record[replay_block.IS_ENABLED] = 1
             for index, span in enumerate(member.spans):
-                first = replay_kernel.SPANS + 3 * index
+                first = replay_block.SPANS + 3 * index
                 record[first : first + 3] = span
 
     @property
     def gradient_switches(self) -> tuple[int, int]:
         """Address of the first gradient's flag (1: variable is updated), bytes between flags."""
         return (
-            self.gradients.ctypes.data + 8 * replay_kernel.IS_ENABLED,
-            replay_kernel.GRADIENT_BYTES,
+            self.gradients.ctypes.data + 8 * replay_block.IS_ENABLED,
+            replay_block.GRADIENT_BYTES,
         )
 
     def set_column(self, index: int, number: Any, expected: Any = None) -> None:
@@ -457,8 +457,8 @@ class GuardTable:
             expected: Optional. The number that all elements must have before the next step.
                 `replay` returns a difference for other values.
         """
-        # Words 3, 4 and 5 of the record; see `COLUMN_BYTES` of `replay_kernel`.
-        numbers, first = self._column_words[index], replay_kernel.COLUMN_BYTES // 8 * index
+        # Words 3, 4 and 5 of the record; see `COLUMN_BYTES` of `replay_block`.
+        numbers, first = self._column_words[index], replay_block.COLUMN_BYTES // 8 * index
         numbers[first + 3] = number
         if expected is not None:
             numbers[first + 4] = expected
@@ -469,12 +469,12 @@ class GuardTable:
 
         Args:
             index: The index of the number in `GuardedStep.watched_numbers`.
-            kind: `replay_kernel.FLOAT32`, `replay_kernel.FLOAT64` or `replay_kernel.INT64`.
+            kind: `replay_block.FLOAT32`, `replay_block.FLOAT64` or `replay_block.INT64`.
         """
         float32, float64 = self._as_floats
-        if kind == replay_kernel.FLOAT32:
+        if kind == replay_block.FLOAT32:
             float32[index, 4] = number
-        elif kind == replay_kernel.FLOAT64:
+        elif kind == replay_block.FLOAT64:
             float64[index, 2] = number
         else:
             self._watch_records[index, 2] = number
@@ -491,10 +491,10 @@ class GuardTable:
             rows: The largest number of rows; there is one for each coming step.
         """
         width = int(spans[:, 1].sum()) + len(self.columns)
-        table = np.zeros(replay_kernel.TABLE_HEAD_BYTES // 8 + width * rows, np.int64)
+        table = np.zeros(replay_block.TABLE_HEAD_BYTES // 8 + width * rows, np.int64)
         # A signal handler may allocate a table, too: all are kept, and the block has the last one.
         self._tables[table.ctypes.data] = table, spans
-        self.block[replay_kernel.STEP_TABLE : replay_kernel.STEP_TABLE_ROW_BYTES + 1] = (
+        self.block[replay_block.STEP_TABLE : replay_block.STEP_TABLE_ROW_BYTES + 1] = (
             table.ctypes.data,
             len(spans),
             spans.ctypes.data,
@@ -504,7 +504,7 @@ class GuardTable:
     @property
     def _table(self) -> Int64:
         """Return the table of coming steps whose address is in the block."""
-        return self._tables[int(self.block[replay_kernel.STEP_TABLE])][0]
+        return self._tables[int(self.block[replay_block.STEP_TABLE])][0]
 
     def set_reads(self, reads: Sequence[tuple[Tensor, int, bool]]) -> None:
         """Make `TABLED` replays copy scalars from tensors to the registers of scalar programs.
@@ -514,9 +514,9 @@ class GuardTable:
                 True to round the value to float32.
         """
         rows = [(x.data_ptr(), KINDS[x.dtype], register, narrow) for x, register, narrow in reads]
-        records = _records(rows, replay_kernel.READ_BYTES)
+        records = _records(rows, replay_block.READ_BYTES)
         self._references.append(records)
-        self.block[replay_kernel.READS : replay_kernel.READS + 2] = len(rows), records.ctypes.data
+        self.block[replay_block.READS : replay_block.READS + 2] = len(rows), records.ctypes.data
 
     def set_register_columns(self, rows: Sequence[tuple[int, int]]) -> None:
         """Make each replay fill columns with numbers that scalar programs have computed.
@@ -524,9 +524,9 @@ class GuardTable:
         Args:
             rows: Pairs of a register's address and an index in `GuardedStep.columns`.
         """
-        records = _records(rows, replay_kernel.REGISTER_COLUMN_BYTES)
+        records = _records(rows, replay_block.REGISTER_COLUMN_BYTES)
         self._references.append(records)
-        first = replay_kernel.REGISTER_COLUMNS
+        first = replay_block.REGISTER_COLUMNS
         self.block[first : first + 2] = len(rows), records.ctypes.data
 
     def set_step_table(self, first: int, rows: Sequence[bytes]) -> None:
@@ -552,22 +552,22 @@ class GuardTable:
         layout = self._layout
         impl = _word(id(tensor), layout.impl)
         storage = _word(impl, layout.storage)
-        record[replay_kernel.OBJECT], record[replay_kernel.CLASS] = id(tensor), id(type(tensor))
-        record[replay_kernel.IMPL], record[replay_kernel.STORAGE] = impl, storage
-        record[replay_kernel.DATA], record[replay_kernel.BYTES] = (
+        record[replay_block.OBJECT], record[replay_block.CLASS] = id(tensor), id(type(tensor))
+        record[replay_block.IMPL], record[replay_block.STORAGE] = impl, storage
+        record[replay_block.DATA], record[replay_block.BYTES] = (
             _word(storage, layout.data),
             _word(storage, layout.nbytes),
         )
-        record[replay_kernel.DELETER] = _word(storage, layout.deleter)
-        record[replay_kernel.CONTEXT] = _word(storage, layout.context)
+        record[replay_block.DELETER] = _word(storage, layout.deleter)
+        record[replay_block.CONTEXT] = _word(storage, layout.context)
         dims = tensor.dim()
-        record[replay_kernel.SHAPE] = dims
-        record[replay_kernel.SHAPE + 1 : replay_kernel.SHAPE + 1 + dims] = tuple(tensor.shape)
-        record[replay_kernel.SHAPE + 6 : replay_kernel.SHAPE + 6 + dims] = tensor.stride()
-        record[replay_kernel.OFFSET] = tensor.storage_offset()
-        record[replay_kernel.COUNT] = tensor.numel()
-        record[replay_kernel.FLAGS] = _word(impl, layout.flags) & layout.flags_mask
-        record[replay_kernel.KEYS] = _word(impl, layout.keys)
+        record[replay_block.SHAPE] = dims
+        record[replay_block.SHAPE + 1 : replay_block.SHAPE + 1 + dims] = tuple(tensor.shape)
+        record[replay_block.SHAPE + 6 : replay_block.SHAPE + 6 + dims] = tensor.stride()
+        record[replay_block.OFFSET] = tensor.storage_offset()
+        record[replay_block.COUNT] = tensor.numel()
+        record[replay_block.FLAGS] = _word(impl, layout.flags) & layout.flags_mask
+        record[replay_block.KEYS] = _word(impl, layout.keys)
         self._references.append(type(tensor))
 
     def _write_gradient_record(
@@ -582,18 +582,18 @@ class GuardTable:
             cell: The address to which each replay writes the gradient's address for kernels.
         """
         layout = self._layout
-        record[replay_kernel.OWNER] = owner
+        record[replay_block.OWNER] = owner
         # A missing gradient is a null pointer or an undefined TensorImpl, which has keys, too.
         if grad is None:
             autograd = _word(_word(id(param), layout.impl), layout.autograd)
             undefined = _word(autograd, layout.grad) if autograd else 0
-            record[replay_kernel.GRADIENT_KEYS] = _word(undefined, layout.keys) if undefined else 0
+            record[replay_block.GRADIENT_KEYS] = _word(undefined, layout.keys) if undefined else 0
             return
-        record[replay_kernel.PRESENCE], record[replay_kernel.CELL] = replay_kernel.PRESENT, cell
-        record[replay_kernel.EXTENT] = grad.numel() * grad.element_size()
-        record[replay_kernel.ELEMENT_BYTES] = grad.element_size()
-        record[replay_kernel.GRADIENT_FLAGS] = _word(grad._cdata, layout.flags) & layout.flags_mask
-        record[replay_kernel.GRADIENT_KEYS] = _word(grad._cdata, layout.keys)
+        record[replay_block.PRESENCE], record[replay_block.CELL] = replay_block.PRESENT, cell
+        record[replay_block.EXTENT] = grad.numel() * grad.element_size()
+        record[replay_block.ELEMENT_BYTES] = grad.element_size()
+        record[replay_block.GRADIENT_FLAGS] = _word(grad._cdata, layout.flags) & layout.flags_mask
+        record[replay_block.GRADIENT_KEYS] = _word(grad._cdata, layout.keys)
 
     def _has_threads(self) -> bool:
         """Return True if a kernel of the step runs on several threads."""
@@ -607,7 +607,7 @@ class GuardTable:
         size = openmp.team_size() if self._has_threads() else 1
         caller = openmp.parallel_address() if size > 1 else 0
         team = (caller, parts_routine(), size) if caller else (0, 0, 0)
-        self.block[replay_kernel.TEAM : replay_kernel.TEAM + 3] = team
+        self.block[replay_block.TEAM : replay_block.TEAM + 3] = team
 
     @property
     def replay_count(self) -> int:
@@ -616,7 +616,7 @@ class GuardTable:
 
     def set_pass(self, launches: Int64) -> None:
         """Set the launches of the next `RUN_PASS`; the caller keeps the array."""
-        self.block[replay_kernel.PASS : replay_kernel.PASS + 2] = (
+        self.block[replay_block.PASS : replay_block.PASS + 2] = (
             len(launches),
             launches.ctypes.data,
         )
@@ -624,8 +624,8 @@ class GuardTable:
     def replay(
         self,
         pairs: list[Any] | None = None,
-        replay_count: int = replay_kernel.ANY_STEP,
-        part: int = replay_kernel.FULL_STEP,
+        replay_count: int = replay_block.ANY_STEP,
+        part: int = replay_block.FULL_STEP,
         end_calls: Sequence[Call] = (),
         flags: int = 0,
     ) -> int:
@@ -635,22 +635,22 @@ class GuardTable:
             pairs: Optional. A list of (gradient, variable) tuples, used in place of `param.grad`.
             replay_count: Optional. The number of replayed steps when this step began. Another
                 number is a difference: a signal handler has replayed a step since then.
-            part: A constant of `replay_kernel`. `FULL_STEP` or `CLIPPED` runs a whole step. A step
+            part: A constant of `replay_block`. `FULL_STEP` or `CLIPPED` runs a whole step. A step
                 in parts runs `MEASURE`, or `RUN_PASS` for each pass, and then `UPDATE`.
             end_calls: C functions that complete the step and return None. They run directly after a
                 replay without a difference.
-            flags: `replay_kernel.TABLED` and `replay_kernel.UNRECORDED`, or 0; `PREPARED` is added.
+            flags: `replay_block.TABLED` and `replay_block.UNRECORDED`, or 0; `PREPARED` is added.
 
         Returns:
-            0 if the step was replayed. Otherwise a constant of `replay_kernel` for the first
+            0 if the step was replayed. Otherwise a constant of `replay_block` for the first
             difference, such as `OTHER_TENSOR`; nothing was written then.
         """
         if self._is_long:
             self._set_team()
         if self.releases_lock:
             kernels = openmp.call_on_team(kernels_routine(), self._address, 1)
-            end_calls = [kernels, partial(self._call, None, 0, replay_kernel.FINISH), *end_calls]
-            flags |= replay_kernel.PREPARED
+            end_calls = [kernels, partial(self._call, None, 0, replay_block.FINISH), *end_calls]
+            flags |= replay_block.PREPARED
         if not end_calls:
             return self._call(pairs, replay_count, part | flags)
         # No Python instruction runs between the calls, so that a signal handler cannot interrupt

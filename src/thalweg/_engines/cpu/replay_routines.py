@@ -12,7 +12,9 @@ from typing import Any
 from thalweg._engines.cpu import (
     kernel_cache,
     leaf_sums,
+    replay_block,
     replay_global_norm,
+    replay_guards,
     replay_kernel,
     replay_reductions,
     scalar_program,
@@ -57,15 +59,17 @@ def FUNCTION_NAME(argument):
     set_rule_scalars(int64_pointer(address_of(argument)))
 """
 _PYTHON_FUNCTIONS = {
-    replay_kernel.PY_LIST_SIZE: "PyList_Size",
-    replay_kernel.PY_LIST_GET_ITEM: "PyList_GetItem",
-    replay_kernel.PY_DICT_SIZE: "PyDict_Size",
-    replay_kernel.PY_DICT_NEXT: "PyDict_Next",
-    replay_kernel.PY_TUPLE_SIZE: "PyTuple_Size",
-    replay_kernel.PY_TUPLE_GET_ITEM: "PyTuple_GetItem",
-    replay_kernel.PY_LONG_AS_LONG: "PyLong_AsLongLong",
-    replay_kernel.PY_LONG_FROM_LONG: "PyLong_FromLongLong",
+    replay_block.PY_LIST_SIZE: "PyList_Size",
+    replay_block.PY_LIST_GET_ITEM: "PyList_GetItem",
+    replay_block.PY_DICT_SIZE: "PyDict_Size",
+    replay_block.PY_DICT_NEXT: "PyDict_Next",
+    replay_block.PY_TUPLE_SIZE: "PyTuple_Size",
+    replay_block.PY_TUPLE_GET_ITEM: "PyTuple_GetItem",
+    replay_block.PY_LONG_AS_LONG: "PyLong_AsLongLong",
+    replay_block.PY_LONG_FROM_LONG: "PyLong_FromLongLong",
 }
+_GUARD_FILES = replay_block.__file__, replay_guards.__file__
+_KERNEL_FILES = *_GUARD_FILES, replay_kernel.__file__
 
 
 def _compiled_address(entry_function: str, *files: str) -> int:
@@ -96,7 +100,7 @@ class _MethodDefinition(ctypes.Structure):
 def _method_address() -> int:
     """Compile the replay; return the address of its PyMethodDef, which is never freed."""
     entry_function = _REPLAY_FUNCTION.replace("IN_BYTES", str(_IN_BYTES))
-    address = _compiled_address(entry_function, replay_kernel.__file__, scalar_program.__file__)
+    address = _compiled_address(entry_function, *_KERNEL_FILES, scalar_program.__file__)
     method = _MethodDefinition(b"look", address, _FASTCALL, None)
     # Built-in functions refer to the definition until the interpreter exits.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
@@ -106,7 +110,7 @@ def _method_address() -> int:
 def bind_replay(block: int) -> Callable[[list[Any] | None, int, int], int]:
     """Return a built-in function of Python that replays the step of the guard table at `block`.
 
-    `function(pairs, replay_count, part | flags)` returns 0, or a constant of `replay_kernel` for
+    `function(pairs, replay_count, part | flags)` returns 0, or a constant of `replay_block` for
     the first difference. The arguments are as in `GuardTable.replay`.
     """
     return _builtin_maker()(_method_address(), block.to_bytes(8, sys.byteorder), None)
@@ -123,14 +127,14 @@ def _builtin_maker() -> Callable[[int, bytes, None], Any]:
 
 @cache
 def parts_routine() -> int:
-    """Return the address of the compiled `replay_kernel.check_parts`."""
-    return _compiled_address(_CHECK_PARTS_FUNCTION, replay_kernel.__file__)
+    """Return the address of the compiled `replay_guards.check_parts`."""
+    return _compiled_address(_CHECK_PARTS_FUNCTION, *_GUARD_FILES)
 
 
 @cache
 def kernels_routine() -> int:
     """Return the address of the compiled `replay_kernel.run_kernels`."""
-    return _compiled_address(_KERNELS_FUNCTION, replay_kernel.__file__)
+    return _compiled_address(_KERNELS_FUNCTION, *_KERNEL_FILES)
 
 
 @cache

@@ -19,7 +19,7 @@ from thalweg._base.execution_context import is_ours, resolve
 from thalweg._core.commit import note_not_applied
 from thalweg._core.hyperparameters import as_read, is_function, is_number
 from thalweg._core.plan_cache import CachedPlan, PlanCache
-from thalweg._core.replay import ERRORS, is_repeatable, replay_kernel
+from thalweg._core.replay import ERRORS, is_repeatable, replay_block
 from thalweg._core.replay_apply import FAILED, ReplayedApply, has_own_methods
 from thalweg._core.replay_pairs import ComingStep, ReplayedPairs
 from thalweg._core.step_adapter import Dtype
@@ -190,7 +190,7 @@ class KerasReplay(ReplayedApply):
             mismatch = self._take_coming(optimizer, pairs, optimizer._clipping)
             if not mismatch:
                 return True
-            if mismatch not in (replay_kernel.NOT_TABLED, replay_kernel.FOREIGN_WRITE):
+            if mismatch not in (replay_block.NOT_TABLED, replay_block.FOREIGN_WRITE):
                 self._drop(optimizer, cache, mismatch)
                 return False
         if (
@@ -210,7 +210,7 @@ class KerasReplay(ReplayedApply):
                 mismatch = self._retry_after_reading(optimizer, pairs, self._take_as_known)
         else:
             mismatch = self._take_as_known(optimizer, pairs)
-            if mismatch == replay_kernel.FOREIGN_WRITE:
+            if mismatch == replay_block.FOREIGN_WRITE:
                 mismatch = self._retry_after_reading(optimizer, pairs, self._take_as_known)
         if mismatch:
             self._drop(optimizer, cache, mismatch)
@@ -276,7 +276,7 @@ class KerasReplay(ReplayedApply):
         mismatch = attempt(optimizer, pairs)
         # First read only scalars with new versions, then all of them.
         for read in (self._read_written, self._read):
-            if mismatch == replay_kernel.FOREIGN_WRITE:
+            if mismatch == replay_block.FOREIGN_WRITE:
                 read(optimizer)
                 mismatch = attempt(optimizer, pairs)
         return mismatch

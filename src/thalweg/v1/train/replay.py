@@ -22,7 +22,7 @@ from thalweg._core.commit import note_not_applied
 from thalweg._core.gradient_transforms import GradientTransforms
 from thalweg._core.hyperparameters import as_hyper
 from thalweg._core.plan_cache import CachedPlan, PlanCache
-from thalweg._core.replay import ERRORS, is_repeatable, replay_kernel
+from thalweg._core.replay import ERRORS, is_repeatable, replay_block
 from thalweg._core.replay_apply import FAILED, ReplayedApply, has_own_methods
 from thalweg._core.replay_pairs import ComingStep, ReplayedPairs, can_read
 from thalweg._core.step_adapter import Dtype
@@ -210,7 +210,7 @@ class V1Replay(ReplayedApply):
         if self._is_foreseen and is_as_read:
             status = self._retry(self._take_coming, optimizer, pairs, transforms)
             # These two mean that this step's scalars must be computed now, as below.
-            if status not in (replay_kernel.NOT_TABLED, replay_kernel.DENORMAL):
+            if status not in (replay_block.NOT_TABLED, replay_block.DENORMAL):
                 return self._is_done(cache, pairs, status)
         if values is None:
             values = self._values
@@ -232,7 +232,7 @@ class V1Replay(ReplayedApply):
 
         Removes the replay from `cache` if the next step has to be planned.
         """
-        is_stale = status not in (0, FAILED, replay_kernel.FOREIGN_WRITE, replay_kernel.TRACING)
+        is_stale = status not in (0, FAILED, replay_block.FOREIGN_WRITE, replay_block.TRACING)
         if self.read is not None or (is_stale and self._is_over_pairs(pairs)):
             cache.replay = None
         return not status
@@ -272,7 +272,7 @@ class V1Replay(ReplayedApply):
         If the guard of the counters fails, read the counters and call `attempt` once more.
         """
         status = attempt(*args)
-        if status == replay_kernel.FOREIGN_WRITE:
+        if status == replay_block.FOREIGN_WRITE:
             self._read_counters()
             status = attempt(*args)
         return status
