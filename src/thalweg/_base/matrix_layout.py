@@ -103,7 +103,7 @@ class MatrixLayout:
             if value is True:
                 clauses.append(field.name)
             elif value != field.default:
-                sizes = value if isinstance(value, tuple) else (value,)
+                sizes = cast("tuple[int, ...]", value) if isinstance(value, tuple) else (value,)
                 clauses.append(f"{field.name}={'+'.join(map(str, sizes))}")
         return " ".join(clauses) or "rows=1"
 
